@@ -120,13 +120,12 @@ class CallingConvention:
                 raise self._other_arguments(bound)
         tensors = []
         rows, whole = self._rows(values)
-        if rows == whole or (rows > whole and not more):
-            rows = 0
+        other = None if rows == whole or (rows > whole and not more) else rows
         for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
             if (value is None) != (example is None):
                 raise self._other_arguments(bound)
-            if self._checked(index, value, example, rows):
-                tensors.append(self._filled(index, value) if 0 < rows < whole else value)
+            if self._checked(index, value, example, other):
+                tensors.append(self._filled(index, value) if other is not None and rows < whole else value)
         return tensors
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -180,16 +179,14 @@ class CallingConvention:
 
     def _rows(self, values: list[Any]) -> tuple[int, int]:
         """Return the number of rows of a batch, and of the plan's; 0 twice if tensors differ in theirs."""
-        found, wanted = set(), set()
+        found, wanted = set[int | None](), set[int]()
         for index, name in self.name_of.items():
             if name in self.batch:
                 value = values[index]
-                found.add(len(value) if isinstance(value, torch.Tensor) and value.dim() else 0)
+                found.add(len(value) if isinstance(value, torch.Tensor) and value.dim() else None)
                 wanted.add(self.shape(index)[0])
-        if len(found) != 1 or len(wanted) != 1:
-            return 0, 0
-        (rows,), (whole,) = found, wanted
-        return rows, whole
+        (rows, *others), (whole, *more) = found or {None}, wanted or {0}
+        return (0, 0) if rows is None or others or more else (rows, whole)
 
     def _filled(self, index: int, value: torch.Tensor, start: int = 0) -> torch.Tensor:
         name = self.name_of[index]
@@ -230,13 +227,13 @@ class CallingConvention:
             f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"
         )
 
-    def _checked(self, index: int, value: Any, example: Any, rows: int) -> bool:
+    def _checked(self, index: int, value: Any, example: Any, rows: int | None) -> bool:
         """Return whether a value is a tensor; refuse tensors of another shape or type, and other
         constants.
 
         Args:
             rows: the number of rows of a batch that has fewer than the plan's, or more where that is allowed;
-                0 for any other.
+                None for any other.
         """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):
@@ -255,7 +252,7 @@ class CallingConvention:
             )
         shape = self.shape(index)
         fits = value.shape == shape
-        if rows and self.name_of[index] in self.batch:
+        if rows is not None and self.name_of[index] in self.batch:
             fits = value.shape[1:] == shape[1:] and not isinstance(self.ignored(), str)
         if not fits or value.dtype != example.dtype:
             raise PlanError(

@@ -20,12 +20,13 @@ import torch
 from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
+from tensoropt.engine.lowered_call import CallGraph, LoweredCall
 from tensoropt.engine.other_batches import joined_loss
 from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
-from tensoropt.graph import Operator
+from tensoropt.graph import Operator, Tensor
 from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
@@ -192,6 +193,14 @@ class Engine(ABC, Generic[S]):
     ) -> tuple[torch.Tensor, ...]:
         """Return the model's results on a global batch, with a backward if ``training``."""
 
+    @abstractmethod
+    def lowered_call(self, call: CallGraph) -> LoweredCall:
+        """Return a call in evaluation as this rank runs it, by the plan where its graph is like the plan's.
+
+        Raises:
+            PlanError: the call uses parameters otherwise than the plan has them.
+        """
+
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
         """Return the value that the ranks of a place have: in place if ``value`` is contiguous, as
         collectives require; with one place, ``value`` itself."""
@@ -323,17 +332,19 @@ class Engine(ABC, Generic[S]):
         # losses add up.
         return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
 
-    def _on_all_ranks(self, name: str, value: torch.Tensor | None, place: int) -> torch.Tensor:
+    def _on_all_ranks(self, tensor: Tensor, value: torch.Tensor | None, place: int) -> torch.Tensor:
         """Return a result of the model, which is made at one place: a script computes with it on each
         rank.
 
         Args:
             value: the result at that place; None elsewhere.
         """
+        dtype = getattr(torch, tensor.dtype)
         if value is None:
-            tensor = self.source.tensors[name]
-            value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
-        return self._broadcast(value, place)
+            value = torch.empty(tensor.shape, dtype=dtype, device=self.runtime.device)
+        # Not all backends send booleans.
+        sent = value.to(torch.uint8) if dtype == torch.bool else value
+        return self._broadcast(sent, place).to(dtype)
 
     @torch.no_grad()
     def _send_buffer(self, name: str, place: int) -> None:

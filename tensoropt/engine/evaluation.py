@@ -1,9 +1,9 @@
-"""Evaluation by a sharded plan: all that the model returns, for calls of any shape.
+"""Evaluation by a plan: all that the model returns, for calls of any shape.
 
 The plan's own graph makes the loss alone, of batches of one shape. Here a call in evaluation without
 gradients is captured as it is, once for each of its forms: its arguments, and the shapes of its tensors
-without their rows. It is lowered by the plan's configurations, over the parameters where the plan has them
-(:mod:`tensoropt.sharding.evaluating`). So it is right for every model. Filling up to the plan's length would
+without their rows. It is lowered as the plan says, over the parameters where the plan has them
+(:mod:`~tensoropt.engine.lowered_call`). So it is right for every model. Filling up to the plan's length would
 be so for causal models only whose constants do not depend on it, and a graph of one length does not show
 that.
 
@@ -26,17 +26,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import Capture, WithResults, capture
-from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine, TargetCounts
-from tensoropt.engine.lower import lower
+from tensoropt.engine.lowered_call import CallGraph
 from tensoropt.engine.other_batches import filled, joined_loss
 from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
-from tensoropt.engine.runtime import Runtime, content_hash, gathered, text_hash
+from tensoropt.engine.runtime import content_hash, gathered, text_hash
 from tensoropt.engine.script_values import JobRanks
 from tensoropt.errors import CaptureError, PlanError
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.evaluating import evaluating_strategy, results_by_rows, rows_are_apart
+from tensoropt.sharding.evaluating import results_by_rows, rows_are_apart
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.strategy import Strategy
 
@@ -150,65 +149,55 @@ class _Form:
         *,
         everything: bool,
     ):
-        engine, plan = parallel.engine, parallel.engine.strategy
-        assert isinstance(plan, Strategy)
+        engine = parallel.engine
         self.rows, self.device = rows, parallel.device
-        axes = () if engine.share is None else engine.share.axes
+        world = 1 if engine.share is None else engine.share.world
         subject = WithResults(_on_meta(parallel), loss, parallel.captured.returned, everything=everything)
-        args, kwargs = call.example(rows * engine.runtime.parts(axes))
+        args, kwargs = call.example(rows * world)
         dtype = engine.source.compute_dtype
         graph = capture(subject, args, kwargs, mode="inference", dtype=dtype, compare=False).graph
-        groups = group_operators(refine_graph(graph))
-        divided = {name for i, name in zip(call.tensors, graph.inputs, strict=True) if i in call.divided}
-        by_rows = results_by_rows(groups) - ({*graph.inputs} - divided)
+        if returned := [str(t.key) for t in graph.parameters if t.name in graph.outputs]:
+            raise PlanError(
+                f"the model returns its parameter {returned[0].removeprefix(_PREFIX)}, of which ranks have "
+                "parts; return what is computed with it, pass outputs='loss' to parallelize, or evaluate the "
+                "module that `with tensoropt.whole(model) as plain:` gives"
+            )
+        self.groups = group_operators(refine_graph(graph))
+        inputs = zip(call.tensors, graph.inputs, strict=True)
+        divided = frozenset(name for i, name in inputs if i in call.divided)
+        by_rows = results_by_rows(self.groups) - ({*graph.inputs} - divided)
         self.results = subject.results
         self.by_rows = [name in by_rows for name in graph.outputs]
         others = (has_rows for i, has_rows in enumerate(self.by_rows) if i != self.results.loss)
-        self.fills = rows_are_apart(groups) and all(others)
+        self.fills = rows_are_apart(self.groups) and all(others)
         keys = {name: str(t.key).removeprefix(_PREFIX) for name, t in graph.tensors.items() if t.key}
         planned = {
             t.name: parallel.names[keys[t.name]] for t in graph.parameters if keys[t.name] in parallel.names
         }
-        self.strategy = evaluating_strategy(plan, groups, planned, axes)
-        self.runtime = Runtime(self.strategy.mesh, seed=engine.runtime.seed, device=self.device)
-        self.share = BatchShare(self.strategy, self.runtime, axes, divided) if axes else None
-        self.lowered = lower(self.strategy, self.runtime, share=self.share)
-        self.lowered.module.to(self.device)
-        self._arguments = [
-            _reader(parallel, keys[name], getattr(torch, graph.tensors[name].stored_dtype))
-            for name in (*self.lowered.program.parameters, *self.lowered.program.buffers)
-        ]
+        self.lowered = engine.lowered_call(CallGraph(self.groups, planned, divided, by_rows))
+        self._readers = {
+            name: _reader(parallel, keys[name], getattr(torch, tensor.stored_dtype))
+            for name, tensor in graph.tensors.items()
+            if tensor.kind in ("parameter", "buffer")
+        }
 
     @cached_property
     def _targets(self) -> TargetCounts:
-        return TargetCounts(self.strategy.graph, self.device)
+        return TargetCounts(self.groups, self.device)
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._readers[name]()
 
     def count(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return how many targets of these rows, those of all ranks, count in each loss."""
-        if self.share is not None:
-            inputs = self.share.with_whole(inputs, self._targets.reads)
-        program = self.lowered.program
-        values = (read() for read in self._arguments[len(program.parameters) :])
-        return self._targets.count(inputs, dict(zip(program.buffers, values, strict=True)))
+        inputs = self.lowered.whole(inputs, self._targets.reads)
+        tensors = self.groups.atoms.graph.tensors.values()
+        buffers = {tensor.name: self._read(tensor.name) for tensor in tensors if tensor.kind == "buffer"}
+        return self._targets.count(inputs, buffers)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results; of this rank's rows, where they have a part for each row."""
-        if self.share is not None:
-            inputs = self.share.with_whole(inputs, self.share.gathered)
-        made = self.lowered.module(*inputs, *(read() for read in self._arguments))
-        names = self.lowered.program.outputs
-        return [self._own_rows(name, made[i]) if self.by_rows[i] else made[i] for i, name in enumerate(names)]
-
-    def _own_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        # Of the inputs, those that were not gathered are this rank's rows as they were passed.
-        if (
-            self.share is None
-            or name in self.strategy.leaving
-            or name in self.share.divided - self.share.gathered
-        ):
-            return value
-        size = len(value) // self.share.world
-        return value[self.share.index * size :][:size]
+        return self.lowered(inputs, self._read)
 
 
 def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
@@ -240,7 +229,7 @@ def _on_meta(parallel: EvaluatedModel) -> nn.Module:
 
 
 class CallEvaluator:
-    """Evaluates a model that runs by a sharded plan.
+    """Evaluates a model that runs by a plan.
 
     Args:
         parallel: the model.
@@ -256,10 +245,14 @@ class CallEvaluator:
         compare_ranks: bool = True,
     ):
         self.parallel, self.loss, self.compare_ranks = parallel, loss, compare_ranks
+        # Ranks of other plans may pass zeros for what the plan's own graph does not read there.
+        self.alike = isinstance(parallel.engine.strategy, Strategy)
         share = parallel.engine.share
         self.index, self.world = (0, 1) if share is None else (share.index, share.world)
-        # The rows of a rank in one of the plan's micro-batches.
-        self.rows = parallel.global_rows // parallel.engine.strategy.micro_batches // self.world
+        # The rows of a rank in one of the plan's micro-batches; of a single row no tensor shows that it has
+        # any (`batch_inputs`).
+        rows = parallel.global_rows // parallel.engine.strategy.micro_batches // self.world
+        self.rows = 2 if rows * self.world == 1 else rows
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
@@ -297,13 +290,15 @@ class CallEvaluator:
             PlanError: the ranks pass unlike calls, or rows that this form of a call cannot have.
             CaptureError: the call cannot be captured.
         """
-        rows, fits = self._agreed(call)
+        rows, fits = self._agreed(call, everything)
         if fits and not everything:
             return None
+        self.parallel.engine.sync_buffers()
         form, targets = self._form_for(call, rows, everything)
         size, most = form.rows, max(rows)
         made, counts = [], []
-        for start in range(0, most, size) if size else (0,):
+        # A batch without any row is a piece of rows that are filled up.
+        for start in range(0, max(most, 1), size) if size else (0,):
             inputs = call.piece(start, size, targets)
             made.append(form(inputs))
             if most > size and form.results.loss is not None:
@@ -372,7 +367,7 @@ class CallEvaluator:
                 )
         return self._forms[key]
 
-    def _agreed(self, call: _Call) -> tuple[list[int], bool]:
+    def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
         """Return the rows of each rank, and whether the plan's own graph takes the call on all of them.
 
         Raises:
@@ -382,7 +377,7 @@ class CallEvaluator:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]
         content = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
-        if self.compare_ranks:
+        if self.compare_ranks and (self.alike or everything or not call.fits):
             for number, place in enumerate(call.tensors):
                 content = content + (2 * number + 1) * content_hash(call.values[place])
         row = torch.cat([torch.tensor(own, device=self.parallel.device), content.view(1)])
@@ -405,5 +400,5 @@ class CallEvaluator:
                     "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
                 )
         counts = [count for _, count, _, _, _ in rows]
-        pieces = {ceil(count / max(self.rows, 1)) for count in counts}
+        pieces = {max(ceil(count / max(self.rows, 1)), 1) for count in counts}
         return counts, all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1

@@ -142,9 +142,11 @@ def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, to
 
 def filled(value: torch.Tensor, rows: int, target: int | None, start: int = 0) -> torch.Tensor:
     """Return this many rows of a tensor, from a certain one on; where there are no more, the last one is
-    repeated, or an ignored target."""
+    repeated (zeros, if there is none at all), or an ignored target."""
     part = value[start : start + rows]
     if len(part) == rows:
         return part
-    last = value[-1:] if target is None else torch.full_like(value[-1:], target)
+    last = value[-1:] if len(value) else value.new_zeros((1, *value.shape[1:]))
+    if target is not None:
+        last = torch.full_like(last, target)
     return torch.cat([part, last.expand(rows - len(part), *value.shape[1:])])

@@ -34,7 +34,6 @@ from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.errors import PlanError
 from tensoropt.sharding.groups import batch_inputs
-from tensoropt.sharding.strategy import Strategy
 
 _Read = TypeVar("_Read")
 _LISTED = 3
@@ -125,7 +124,7 @@ class ParallelModel:
         dtypes: state-dict key -> the type of the model's own parameter.
         parameters: graph name -> the parameter that represents it in the model.
         evaluator: makes what the plan's own graph does not, in evaluation without gradients; None for plans
-            that are no sharded plans for training.
+            for inference.
         outputs: what the model returns there: ``all``, or its ``loss`` alone.
         attributes, hooks: the model's attributes before it was parallelized, and the hooks that it got then.
     """
@@ -151,7 +150,7 @@ class ParallelModel:
         self.parameters: dict[str, nn.Parameter] = {}
         self.evaluator: CallEvaluator | None = None
         self.outputs: Literal["all", "loss"] = "all"
-        self._compiled = self._warned = self._told = False
+        self._compiled = self._warned = False
 
     def install(
         self, *, compare_ranks: bool = True, loss: Callable[[Any], torch.Tensor] | None = None
@@ -168,7 +167,7 @@ class ParallelModel:
         self._same = SameCalls(names, self.engine.reads(), self.device, self._shares()) if compare else None
         # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
-        if self.source.training and isinstance(self.engine.strategy, Strategy):
+        if self.source.training:
             self.evaluator = CallEvaluator(self, loss, compare_ranks=compare_ranks)
         self._evaluated = torch.compiler.disable(self._evaluate)
         refuse_requests()
@@ -396,39 +395,14 @@ class ParallelModel:
         """Whether the model returns more than its loss."""
         return self.captured.returned is not None and self.captured.returned.container is not None
 
-    def check_outputs(self, instead: str) -> None:
-        """Refuse what needs more than the loss in evaluation, under a plan that gives no more.
-
-        Args:
-            instead: what to do with the plain module.
-
-        Raises:
-            PlanError: the plan is a pipeline or a placed plan for training.
-        """
-        if self.source.training and self.evaluator is None:
-            raise PlanError(
-                f"under a {self.engine.strategy.kind} plan a model that is evaluated returns its loss and "
-                f"no logits; {instead} and the module that `with tensoropt.whole(model) as plain:` gives, or "
-                "choose a sharded plan"
-            )
-
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the model returns in evaluation without gradients; None if the plan's own graph gives
         it, or as much of it as there is."""
-        everything = self.returns_more and self.outputs == "all"
         if self.evaluator is None:
-            if everything and not self._told:
-                self._told = True
-                warnings.warn(
-                    f"under a {self.engine.strategy.kind} plan a model that is evaluated returns its loss, "
-                    "and None in place of all else; use the module that `with tensoropt.whole(model) as "
-                    "plain:` gives, or pass outputs='loss' to parallelize",
-                    stacklevel=4,
-                )
             return None
         evaluator, mode = self.evaluator, mode_of(training=False, gradients=False)
         call = self._begun(mode, lambda: evaluator.read(args, kwargs), lambda _: [])
-        return evaluator(call, everything=everything)
+        return evaluator(call, everything=self.returns_more and self.outputs == "all")
 
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[torch.Tensor]]:
         """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks; for

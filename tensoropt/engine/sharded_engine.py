@@ -17,6 +17,7 @@ from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Pending, whole_gradient
 from tensoropt.engine.lower import Lowered, lower
+from tensoropt.engine.lowered_call import CallGraph, LoweredCall, ShardedCall
 from tensoropt.engine.parameters import ParameterShards, has_own_shape
 from tensoropt.engine.requested_gradients import mark_loss
 from tensoropt.engine.runtime import Runtime
@@ -67,6 +68,10 @@ class ShardedEngine(Engine[Pending]):
 
     def _lower(self, *, evaluating: bool) -> Lowered:
         return lower(self.strategy, self.runtime, evaluating=evaluating, share=self.share)
+
+    def lowered_call(self, call: CallGraph) -> LoweredCall:
+        axes = () if self.share is None else self.share.axes
+        return ShardedCall(self.strategy, call, self.runtime, axes)
 
     def share_batch(self) -> BatchShare:
         self.share = BatchShare(self.strategy, self.runtime)

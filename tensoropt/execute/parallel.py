@@ -277,9 +277,9 @@ def parallelize(
             place in the plan asks for: the share ``model.data_rank`` of ``model.data_world``, as
             :func:`tensoropt.sampler` gives them. Inputs without a batch dim are the same on all ranks. Under
             pipelines and placed plans there is one share, the global batch.
-        outputs: what the model returns in evaluation (``model.eval()``, without gradients) by a sharded plan:
-            ``all``, as it did before, for the rows that the rank passes; or its ``loss`` alone, so that no
-            logits are made or sent. Pipelines and placed plans return the loss alone.
+        outputs: what the model returns in evaluation (``model.eval()``, without gradients): ``all``, as it
+            did before, for the rows that the rank passes; or its ``loss`` alone, so that no logits are made
+            or sent.
         tune: time some of the script's training steps, for ``tensoropt tune DIR --job``, which runs the
             script with one plan after another (:mod:`tensoropt.execute.own_steps`).
 

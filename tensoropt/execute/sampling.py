@@ -7,6 +7,7 @@ where ranks share their rows (tensor parallelism), and continues at any step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,9 @@ class PlanSampler(Sampler[int]):
     """The indices of a data set for this rank, one global batch after the other.
 
     With ``DataLoader(dataset, sampler.batch_size, sampler=sampler)`` all ranks together read the batches of a
-    single process that shuffles with the same seed. The last batch may have fewer rows: its rows are spread
-    over the ranks, and what does not give every rank at least one is left out. Without shuffling, a rank's
-    rows of a batch follow one another, so that those of all ranks, joined, are in the data's order.
+    single process that shuffles with the same seed. The last batch may have fewer rows, which are spread over
+    the ranks. Without shuffling, a rank's rows of a batch follow one another, so that those of all ranks,
+    joined, are in the data's order.
 
     Args:
         model: the parallelized model.
@@ -120,8 +121,38 @@ def sampler(
     """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`.
 
     Raises:
-        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
-            rows than there are shares.
+        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch, or the last
+            one, has fewer rows than there are shares.
+    """
+    return rows_of_rank(
+        model,
+        dataset,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        batch_size=batch_size,
+        remedy="drop_last=True",
+    )
+
+
+def rows_of_rank(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    shuffle: bool,
+    seed: int,
+    drop_last: bool,
+    remedy: str,
+    batch_size: int | None = None,
+) -> PlanSampler:
+    """Return :func:`sampler`'s result.
+
+    Args:
+        remedy: how a smaller last batch is left out.
+
+    Raises:
+        PlanError: as :func:`sampler` does; some ranks would get no row, and so make no call, for which the
+            others would wait.
     """
     if not parallel_of(model).global_rows:
         raise PlanError(
@@ -130,9 +161,16 @@ def sampler(
     order = PlanSampler(
         model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, batch_size=batch_size
     )
+    world, rows = order.num_replicas, order.global_batch_size
     if not order.batch_size:
         raise PlanError(
-            f"batches of {batch_size} rows cannot be divided among the {order.num_replicas} ranks that pass "
-            f"other rows than each other; pass batch_size={order.num_replicas} or more"
+            f"batches of {rows} rows cannot be divided among the {world} ranks that pass other rows than "
+            f"each other; pass batch_size={world} or more"
+        )
+    last = 0 if drop_last else len(dataset) % rows
+    if 0 < last < world:
+        raise PlanError(
+            f"the last of the batches of {rows} rows from {len(dataset)} samples has {last}, which cannot be "
+            f"divided among {world} ranks; pass {remedy}, or other samples"
         )
     return order

@@ -22,7 +22,8 @@ from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_o
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader, rows_of_rank
+from tensoropt.execute.sampling import rows_of_rank
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader
 from tensoropt.plan.plan import Plan
 
 import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
@@ -212,8 +213,6 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def setup(self, trainer: Any) -> None:
         # Not the base class's, which asks for a `configure_model` that parallelizes.
         super(ModelParallelStrategy, self).setup(trainer)
-        if trainer.state.fn == TrainerFn.PREDICTING:
-            self.parallel.check_outputs("predict with a plain Trainer")
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)

@@ -19,38 +19,7 @@ from torch.utils.data import (
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
-from tensoropt.execute import sampler
-from tensoropt.execute.sampling import PlanSampler
-
-
-def rows_of_rank(
-    model: nn.Module,
-    dataset: Any,
-    *,
-    shuffle: bool,
-    seed: int,
-    drop_last: bool,
-    remedy: str,
-    batch_size: int | None = None,
-) -> PlanSampler:
-    """Return a sampler of this rank's rows.
-
-    Args:
-        remedy: how the library leaves out a smaller last batch.
-        batch_size: the rows of a global batch, if they are not the plan's.
-
-    Raises:
-        PlanError: a batch, or the last one, has too few rows for all ranks.
-    """
-    order = sampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, batch_size=batch_size)
-    last = len(dataset) % order.global_batch_size
-    if 0 < last < order.num_replicas and not drop_last:
-        raise PlanError(
-            f"the last of the batches of {order.global_batch_size} rows from {len(dataset)} samples has "
-            f"{last}, which cannot be divided among {order.num_replicas} ranks; pass {remedy}, or other "
-            "samples"
-        )
-    return order
+from tensoropt.execute.sampling import PlanSampler, rows_of_rank
 
 
 def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> PlanSampler | None:

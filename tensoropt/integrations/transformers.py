@@ -24,7 +24,8 @@ from tensoropt.execute import (
     save_checkpoint,
     save_pretrained,
 )
-from tensoropt.integrations.rows import prepared_by, rows_of_all, rows_of_rank
+from tensoropt.execute.sampling import rows_of_rank
+from tensoropt.integrations.rows import prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 
@@ -94,9 +95,6 @@ class PlanTrainer(Trainer):
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
         self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
-        for name in ("compute_metrics", "preprocess_logits_for_metrics"):
-            if more.get(name) is not None:
-                self._parallel.check_outputs(f"leave {name} out, or use a plain Trainer")
         self._rows = 0
 
     @property
@@ -229,10 +227,6 @@ class PlanTrainer(Trainer):
             return value[: self._rows] if value.dim() else value
 
         return rows_of_all(self._parallel.model, tree_map_only(torch.Tensor, own, values))
-
-    def predict(self, *args: Any, **more: Any) -> Any:
-        self._parallel.check_outputs("use a plain Trainer")
-        return super().predict(*args, **more)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 

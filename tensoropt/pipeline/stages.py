@@ -315,7 +315,15 @@ class Cutter:
             for n in group.reads
             if n in duplicated and self.place[self.maker[n].name] < start
         }
-        return _StageBuilder(self.graph, [*self.makers_of(before), *own], arriving, departing).build()
+        return stage_of(self.graph, [*self.makers_of(before), *own], arriving, departing)
+
+
+def stage_of(
+    graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
+) -> Stage:
+    """Return some groups of a graph as a stage, given what they read of others and what others read of
+    them."""
+    return _StageBuilder(graph, groups, arriving, departing).build()
 
 
 def cutter_of(graph: GroupGraph) -> Cutter:

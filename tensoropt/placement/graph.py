@@ -13,7 +13,7 @@ split then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -229,13 +229,17 @@ def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int
 
 
 def placed_graph(
-    graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
+    graph: GroupGraph,
+    splits: Mapping[str, tuple[str, int]] | None = None,
+    micro_batches: int = 1,
+    apart: Collection[str] = (),
 ) -> PlacedGraph:
     """Return the placed graph of a model, with some groups split, or with the batch in micro-batches.
 
     Args:
         splits: group name -> (label, number of pieces), as :class:`GroupSplit` or as plain tuples.
         micro_batches: the number of micro-batches; their samples follow one another.
+        apart: parameters that are operators of their own, although only one operator reads them.
 
     Raises:
         TensorOptError: there is no such group, or it cannot be split so; the message says how it can.
@@ -255,7 +259,8 @@ def placed_graph(
         if each.normalised in given:
             cut[each.sums] = given[each.normalised]
     micro = _batch_strategies(graph, micro_batches)
-    return replace(_GraphBuilder(graph, cut, micro, micro_batches).build(), splits=given, steps=steps)
+    builder = _GraphBuilder(graph, cut, micro, micro_batches, apart)
+    return replace(builder.build(), splits=given, steps=steps)
 
 
 def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
@@ -292,7 +297,12 @@ class _GraphBuilder:
     """A builder of the operators, one after another, which keeps track of the values that exist."""
 
     def __init__(
-        self, graph: GroupGraph, splits: Splits, micro: Mapping[str, AxisStrategy], micro_batches: int
+        self,
+        graph: GroupGraph,
+        splits: Splits,
+        micro: Mapping[str, AxisStrategy],
+        micro_batches: int,
+        apart: Collection[str],
     ):
         self.graph, self.splits = graph, splits
         self.micro, self.micro_batches = micro, micro_batches
@@ -311,7 +321,9 @@ class _GraphBuilder:
         # A parameter that several operators read, or pieces of one, can lie with only one of them: it becomes
         # an operator that hands it out to all.
         self.variables = {
-            p for p, groups in users.items() if len(groups) > 1 or any(g.name in splits for g in groups)
+            p
+            for p, groups in users.items()
+            if p in apart or len(groups) > 1 or any(g.name in splits for g in groups)
         }
         self.wanted = self._wanted(users)
 

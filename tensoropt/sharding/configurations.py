@@ -307,7 +307,8 @@ class _BatchFollowing:
             if any(group is waiting for waiting in self.waiting.values()):
                 self._decide(group, {})
         for name in self.graph.atoms.graph.outputs:
-            if self.everywhere and self.tensors[name].elements > 1 and self.known[name] != 0:
+            # Nothing makes a parameter or a buffer that is a result.
+            if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
                 raise MicroBatchRefused(f"output {name} has no batch dim in front")
         return self.chosen
 

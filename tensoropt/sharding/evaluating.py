@@ -9,6 +9,7 @@ divide it, or stay whole. Any choice is right, because edges bring tensors to wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import REPLICATE, Layout
@@ -48,7 +49,11 @@ def rows_are_apart(graph: GroupGraph) -> bool:
 
 
 def evaluating_strategy(
-    plan: Strategy, graph: GroupGraph, planned: Mapping[str, str], along: tuple[int, ...]
+    plan: Strategy,
+    graph: GroupGraph,
+    planned: Mapping[str, str],
+    along: tuple[int, ...],
+    given: Mapping[str, Configuration] = MappingProxyType({}),
 ) -> Strategy:
     """Return the strategy for a call's graph on the parameters as the plan stores them.
 
@@ -58,6 +63,7 @@ def evaluating_strategy(
         graph: the graph of the call, for inference.
         planned: the plan's name of each parameter that it stores; the others are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
+        given: the configurations of some groups.
 
     Raises:
         PlanError: a parameter is used in other parts than the plan splits it into.
@@ -65,7 +71,8 @@ def evaluating_strategy(
     mesh = (1, *plan.mesh[1:])
     followed = batch_strategies(graph, everywhere=False)
     configurations = {
-        group.name: _configuration(plan, graph, group, mesh, followed.get(group.name, group.unsplit), along)
+        group.name: given.get(group.name)
+        or _configuration(plan, graph, group, mesh, followed.get(group.name, group.unsplit), along)
         for group in graph.groups
     }
     made = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tensoropt.execute.parallel import parallelize
+from tensoropt.execute.sampling import sampler
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.reference import difference
@@ -25,7 +25,7 @@ def batch_of(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
     labels = ids.clone()
     for row in range(rows):
         labels[row, : row % length] = -100
-    first = "ids" if name in ("scored", "tagged", "tokens") else "input_ids"
+    first = "input_ids" if name in ("bert", "gpt2", "gpt2_ignored", "llama") else "ids"
     return {first: ids, "labels": labels}
 
 
@@ -42,8 +42,8 @@ def pair(name: str, mesh: Mesh, seed: int | None, **how: Any) -> tuple[Any, nn.M
     plain, args, kwargs = build(name)
     if hasattr(plain, "config"):
         plain.config.use_cache = False  # a plan makes no caches
-    if seed is not None:
-        return parallel(name, mesh, seed, **how)[0].eval(), plain.eval()
+    if seed is not None or isinstance(mesh[0], str):
+        return parallel(name, mesh, seed or 0, **how)[0].eval(), plain.eval()
     graph = captured_model(name).graph
     along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
     given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
@@ -75,6 +75,8 @@ def compared(model: Any, plain: nn.Module, batch: dict[str, torch.Tensor]) -> tu
         assert a.shape == b.shape, (a.shape, b.shape)
         assert a.dtype == b.dtype
         count += 1
+        if not b.dtype.is_floating_point:
+            assert a.equal(b)
         far = max(far, difference(a.double(), b.double()))
     return far, count
 
@@ -92,14 +94,14 @@ def evaluated(
     return found
 
 
-def trained_between(rank: int, world: int, mesh: Mesh) -> list[float]:
-    """Evaluations before and after a step see the weights as they are then."""
-    model, plain = pair("tagged", mesh, None, batch="share")
+def trained_between(rank: int, world: int, name: str, mesh: Mesh) -> list[float]:
+    """Evaluations before and after a step see the weights, and the buffers, as they are then."""
+    model, plain = pair(name, mesh, None, batch="share")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
     far = []
     for _ in range(2):
-        far.append(compared(model, plain, batch_of("tagged", 8, 9))[0])
-        batch = batch_of("tagged", 8, 6)
+        far.append(compared(model, plain, batch_of(name, 8, 9))[0])
+        batch = batch_of(name, 8, 6)
         _, own = own_part(model, batch)
         for each, call, optimizer in zip((model, plain), (own, batch), optimizers, strict=True):
             each.train()(**call)["loss"].backward()
@@ -153,15 +155,80 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return said
 
 
-def other_kinds(rank: int, world: int, mesh: Mesh) -> tuple[float, list[str], str]:
-    """What other kinds of plans evaluate, what they say about outputs, and about another length."""
-    model, plain = pair("gpt2_ignored", mesh, 3)
+def few_rows(
+    rank: int, world: int, name: str, mesh: Mesh, outputs: str, counts: list[int]
+) -> list[tuple[float, bool]]:
+    """How far evaluations of a few rows are from the plain model's, of which some ranks may have none; and
+    whether only one of the losses is not a number."""
+    model, plain = pair(name, mesh, None, batch="share", outputs=outputs)
+    found = []
+    for rows in counts:
+        batch = batch_of(name, rows, 6 if name != "gpt2_ignored" else 16)
+        part, own = own_part(model, batch)
+        with torch.no_grad():
+            ours, theirs = model(**own), plain(**batch)
+        far = difference(ours["loss"].nan_to_num(), theirs["loss"].nan_to_num())
+        for key in ("scores", "logits"):
+            if key in theirs and outputs == "all":
+                assert ours[key].shape == theirs[key][part].shape
+                far = max(far, difference(ours[key], theirs[key][part]) if len(ours[key]) else 0.0)
+        found.append((far, bool(ours["loss"].isnan() ^ theirs["loss"].isnan())))
+    return found
+
+
+def refused_rows(rank: int, world: int) -> dict[str, str]:
+    """What is said where some ranks have no rows, and a batch cannot be filled up."""
+    scored, _ = pair("scored", (1, 2), None, batch="share")
+    tagged, _ = pair("tagged", (1, 2), None, batch="share")
+    _, own = own_part(scored, batch_of("scored", 1, 6))
+    with torch.no_grad():
+        return {
+            "scored": refusal(lambda: scored(**own)),
+            "sampler": refusal(lambda: sampler(tagged, range(9), shuffle=False)),
+            "left out": refusal(lambda: sampler(tagged, range(9), drop_last=True)),
+        }
+
+
+def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
+    """The loss alone, of ranks that pass zeros for inputs that they do not read."""
+    model, plain = pair("gpt2_ignored", mesh, 3, outputs="loss")
     batch = batch_of("gpt2_ignored", 4, 16)
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ours, _ = model(**batch), model(**batch)
-        said = [str(w.message) for w in caught if "evaluated" in str(w.message)]
-        theirs = plain(**batch)
-        longer = refusal(lambda: model(**batch_of("gpt2_ignored", 4, 20)))
-    assert ours.logits is None
-    return difference(ours.loss, theirs.loss), said, longer
+    names = zip(model._tensoropt.convention.input_names(), model._tensoropt.engine.reads(), strict=True)
+    given = {name: batch[name] if read else torch.zeros_like(batch[name]) for name, read in names}
+    with torch.no_grad():
+        return difference(model(**given).loss, plain(**batch).loss)
+
+
+def in_inference_mode(rank: int, world: int, mesh: Mesh) -> float:
+    """As Lightning evaluates: no tensor of it may be used for training, but a training may follow."""
+    model, plain = pair("tagged", mesh, 1)
+    batch = batch_of("tagged", 5, 7)
+    with torch.inference_mode():
+        ours = model(**batch)
+    theirs = plain(**batch)
+    loss = model.train()(**batch_of("tagged", 8, 6))["loss"]
+    loss.backward()
+    return max(difference(ours["scores"], theirs["scores"]), difference(ours["loss"], theirs["loss"]))
+
+
+def returned_parameter(rank: int, world: int, mesh: Mesh) -> str:
+    """What is said of a model that returns a parameter."""
+    model, _ = pair("with_parameter", mesh, 1)
+    with torch.no_grad():
+        return refusal(lambda: model(**batch_of("with_parameter", 8, 6)))
+
+
+def trained_without_rows(rank: int, world: int, mesh: Mesh) -> list[float]:
+    """How far the losses and the weights of a training are from the plain model's whose batch has one row."""
+    model, plain = pair("tagged", mesh, None, batch="share")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model.train(), plain.train())]
+    batch, far = batch_of("tagged", 1, 6), []
+    _, own = own_part(model, batch)
+    for _ in range(2):
+        losses = [model(**own)["loss"], plain(**batch)["loss"]]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        far.append(difference(*(loss.detach() for loss in losses)))
+    return [*far, compared(model.eval(), plain.eval(), batch_of("tagged", 8, 6))[0]]

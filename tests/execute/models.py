@@ -414,3 +414,65 @@ class Tagged(Scored):
 def tagged() -> Recipe:
     ids = torch.randint(0, 32, (8, 6))
     return Tagged(), (ids, ids.clone()), {}
+
+
+class Normed(nn.Module):
+    """A tagger with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(16), nn.BatchNorm1d(16)])
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        first, second = self.norms
+        hidden = first(self.embed(ids).transpose(1, 2)).transpose(1, 2)
+        hidden = second(torch.tanh(self.mix(hidden)).transpose(1, 2)).transpose(1, 2)
+        scores = self.head(hidden)
+        if labels is None:
+            return {"scores": scores}
+        return {"loss": F.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
+
+
+def normed() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return Normed(), (ids, ids.clone()), {}
+
+
+class LookingBack(Scored):
+    """A tagger whose last result is made with the first parameter, and not for its loss; and one that is an
+    input, and one that is true or false."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().forward(ids, labels)
+        back = found["scores"].flatten(1)[:, :16] @ self.embed.weight.t()
+        return {"loss": found["loss"], "back": back, "sure": back.argmax(-1) > 3, "labels": labels}
+
+
+def looking_back() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return LookingBack(), (ids, ids.clone()), {}
+
+
+class WithTable(Scored):
+    """A tagger that returns a buffer, or a parameter."""
+
+    def __init__(self, *, parameter: bool) -> None:
+        super().__init__()
+        self.register_buffer("kinds", torch.arange(3.0))
+        self.parameter = parameter
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        table = self.embed.weight if self.parameter else self.kinds
+        return {"loss": super().forward(ids, labels)["loss"], "table": table}
+
+
+def with_parameter() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return WithTable(parameter=True), (ids, ids.clone()), {}
+
+
+def with_buffer() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return WithTable(parameter=False), (ids, ids.clone()), {}

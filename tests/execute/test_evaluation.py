@@ -64,8 +64,13 @@ def test_calls_without_targets(ranks: RankPool, name: str) -> None:
         assert losses == 0
 
 
-def test_weights_are_those_of_the_moment(ranks: RankPool) -> None:
-    for far in ranks.run(jobs.trained_between, (1, 2)):
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("tagged", (1, 2)), ("tagged", ("1f1b", 2, 2)), ("normed", ("gpipe", 1, 2)), ("normed", ("placed", 1))],
+    ids=str,
+)
+def test_weights_are_those_of_the_moment(ranks: RankPool, name: str, mesh: Any) -> None:
+    for far in ranks.run(jobs.trained_between, name, mesh):
         assert max(far) < NEAR
 
 
@@ -87,12 +92,85 @@ def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
         assert "rank 1 passed another batch than rank 0" in said["values"]
 
 
-@pytest.mark.parametrize("mesh", [("1f1b", 2, 2), ("placed", 1)], ids=str)
-def test_other_kinds_of_plans_evaluate_the_loss(ranks: RankPool, mesh: Any) -> None:
-    for far, said, longer in ranks.run(jobs.other_kinds, mesh):
+OTHER_KINDS = [("1f1b", 2, 2), ("placed", 2)]
+
+
+@pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
+def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:
+    """All ranks get all rows."""
+    found = ranks.run(jobs.evaluated, "tagged", mesh, "share", [0, 1, 2], SHAPES)
+    check(found, 4)
+    assert found[0][0][2] == 1
+    check(ranks.run(jobs.evaluated, "scored", mesh, "share", [0], [(8, 6), (6, 9)]), 5)
+
+
+@pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
+def test_results_go_where_parameters_are(ranks: RankPool, mesh: Any) -> None:
+    """From the last stage back to the first, to a parameter that is not used there for the loss."""
+    check(ranks.run(jobs.evaluated, "looking_back", mesh, "share", [0, 1], SHAPES), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("gpipe", 2, 2), ("interleaved_1f1b", 2, 2), ("placed", 1)], ids=str)
+@pytest.mark.parametrize("name", ["gpt2_ignored", "bert", "llama"])
+def test_models_by_pipelines_and_placed_plans(ranks: RankPool, name: str, mesh: Any) -> None:
+    check(ranks.run(jobs.evaluated, name, mesh, "share", [0, 1], [(4, 16), (6, 20), (3, 7)]), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("1f1b", 2, 2, 2), ("gpipe", 2, 2, 2), ("placed", 1)], ids=str)
+@pytest.mark.parametrize("name", ["tagged", "gpt2_ignored"])
+def test_pipelines_and_placed_plans_on_four_ranks(four_ranks: RankPool, name: str, mesh: Any) -> None:
+    shapes, tensors = (SHAPES, 4) if name == "tagged" else ([(4, 16), (6, 20), (3, 7)], 2)
+    check(four_ranks.run(jobs.evaluated, name, mesh, "share", [0, 1, 2], shapes), tensors)
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), *OTHER_KINDS], ids=str)
+def test_results_that_nothing_makes(ranks: RankPool, mesh: Any) -> None:
+    check(ranks.run(jobs.evaluated, "with_buffer", mesh, "share", [0], [(8, 6), (6, 9)]), 2)
+    for said in ranks.run(jobs.returned_parameter, mesh):
+        assert "returns its parameter embed.weight, of which ranks have parts; return what" in said
+
+
+@pytest.mark.parametrize("mesh", OTHER_KINDS, ids=str)
+def test_calls_of_other_kinds_without_targets(ranks: RankPool, mesh: Any) -> None:
+    for far, losses in ranks.run(jobs.without_labels, "tagged", mesh):
         assert far < NEAR
-        (once,) = said
-        assert "returns its loss, and None in place of all else" in once
-        assert "(4, 16)" in longer
-        assert "(4, 20)" in longer
-        assert "with tensoropt.whole(model) as plain" in longer
+        assert losses == 0
+
+
+@pytest.mark.parametrize("mesh", OTHER_KINDS, ids=str)
+def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> None:
+    for far in ranks.run(jobs.without_what_is_not_read, mesh):
+        assert far < NEAR
+    for far in ranks.run(jobs.in_inference_mode, mesh):
+        assert far < NEAR
+
+
+@pytest.mark.parametrize("outputs", ["all", "loss"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS], ids=str)
+def test_ranks_without_rows(ranks: RankPool, mesh: Any, outputs: str) -> None:
+    """A last batch has fewer rows than there are ranks; an empty one is a mean of nothing."""
+    for found in ranks.run(jobs.few_rows, "tagged", mesh, outputs, [1, 0]):
+        assert max(far for far, _ in found) < NEAR
+        assert not any(differs for _, differs in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outputs", ["all", "loss"])
+def test_ranks_without_rows_of_four(four_ranks: RankPool, outputs: str) -> None:
+    for found in four_ranks.run(jobs.few_rows, "tagged", (1, 4), outputs, [1, 2, 3, 5]):
+        assert max(far for far, _ in found) < NEAR
+
+
+def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks: RankPool) -> None:
+    for said in ranks.run(jobs.refused_rows):
+        assert "ranks evaluate 0 and 1 rows, and a smaller batch cannot be filled up" in said["scored"]
+        assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["sampler"]
+        assert said["left out"] == ""
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
+def test_training_of_ranks_without_rows(ranks: RankPool, mesh: Any) -> None:
+    for far in ranks.run(jobs.trained_without_rows, mesh):
+        assert max(far) < NEAR

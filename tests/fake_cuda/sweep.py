@@ -146,7 +146,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
             (torch.cuda, "set_device", lambda _: None),
             (runtime, "init_device_mesh", real_mesh),
             # What ranks pass is compared by values, which fake tensors lack too; all pass the same.
-            (CallEvaluator, "_agreed", lambda _, call: ([call.rows] * RANKS, call.fits)),
+            (CallEvaluator, "_agreed", lambda _, call, __: ([call.rows] * RANKS, call.fits)),
             # From here on, after the capture, tensors are fake.
             (
                 parallel,

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 from torch.utils.data import DataLoader
 
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
 from tests.integrations.lightning_jobs import groups, how, loaders, refusal, samples, warmed_up
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import GLOBAL, Stream, build
+from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
 
 SEED = 3
 """Of the one process's loader (:func:`loaders`), which accelerate is told."""
@@ -24,17 +25,20 @@ def made(plan: str | None) -> Accelerator:
     settings: dict[str, Any] = {"cpu": True, "gradient_accumulation_steps": 2}
     if plan is None:
         return Accelerator(**settings)
-    return PlanAccelerator(plan=None if plan == "pipeline" else plan, **settings)
+    return PlanAccelerator(plan=None if plan in UNWRITTEN else plan, **settings)
+
+
+def model_for(plan: str | None) -> nn.Module:
+    """The model, parallelized already by a plan that is in no file."""
+    model = build()
+    return tensoropt.parallelize(model, **how(str(plan)), batch="share") if plan in UNWRITTEN else model
 
 
 def trained(folder: Path, plan: str | None, epochs: int = 8) -> dict[str, Any]:
     """A loop that is saved in its middle; then from the middle again."""
     found: dict[str, Any] = {}
     for part in ("first", "again"):
-        accelerator, model = made(plan), build()
-        if plan == "pipeline":
-            settings = how(plan)
-            tensoropt.parallelize(model, **settings, batch="share")
+        accelerator, model = made(plan), model_for(plan)
         if plan is not None:
             accelerator.dataloader_config.data_seed = SEED
         optimizer = groups(model)
@@ -94,7 +98,7 @@ def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
 
 def measured(folder: Path, plan: str | None) -> dict[str, Any]:
     """What is found for the rows of an evaluation by batches of another size than the plan's."""
-    accelerator, model = made(plan), build()
+    accelerator, model = made(plan), model_for(plan)
     model, loader = accelerator.prepare(model, DataLoader(samples(10), 6))
     model.eval()
     losses, found, labels = [], [], []

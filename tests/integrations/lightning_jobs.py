@@ -24,7 +24,7 @@ import tensoropt
 from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import GLOBAL, Samples, build, pipelined, recipe
+from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
 
 STEPS, EPOCH = 24, 3
 """Steps of the optimizer; those of an epoch of 22 samples, two batches each."""
@@ -55,8 +55,8 @@ def loaders(plan: str | None) -> tuple[Any, Any]:
 
 
 def how(plan: str) -> dict[str, Any]:
-    if plan == "pipeline":
-        return {"plan": pipelined(), "args": (), "kwargs": recipe()[2]}
+    if plan in UNWRITTEN:
+        return {"plan": UNWRITTEN[plan](), "args": (), "kwargs": recipe()[2]}
     return {"plan": plan}
 
 

@@ -50,7 +50,7 @@ def ran_by(
 ) -> Any:
     """What two ranks found in a job of ``file`` under a plan: real processes, or those of the pool, which
     start sooner."""
-    plan = kind if kind == "pipeline" else write_plan(folder, kind, source)
+    plan = kind if kind in ("pipeline", "placed") else write_plan(folder, kind, source)
     words = [file, what, str(folder), plan]
     if ranks is None:
         code, output = finished(torchrun(*words))

@@ -45,7 +45,10 @@ def test_data_without_a_length(ranks: RankPool, alone: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", pytest.param("tensor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    ["data", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tensor", "pipeline", "placed"))],
+)
 def test_metrics_of_an_evaluation(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
     close(ran("measured", tmp_path, kind, ranks), alone("measured"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,11 @@ from lightning.fabric import Fabric
 from torch import nn
 
 import tensoropt
-from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
 from tensoropt.ranks.pool import RankPool
 from tests.integrations import lightning_jobs as jobs
-from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
-from tests.placement.execute.random_placed import random_placed
+from tests.integrations.planned import KINDS, close, ran_by, write_plan
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
@@ -63,7 +60,10 @@ def test_continues_under_another_plan(ranks: RankPool, alone: Any, tmp_path: Pat
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", pytest.param("tensor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    ["data", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tensor", "pipeline", "placed"))],
+)
 def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
     close(ran("measured", tmp_path, kind, ranks), alone("measured"))
 
@@ -147,10 +147,6 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
     assert "also trains other.weight, other.bias" in said
     said = refused(tmp_path, PlanStrategy(plan), Twofold(), gradient_clip_val=None, accumulate_grad_batches=1)
     assert "configure_optimizers returned 2" in said
-    placed = random_placed(load_model(ModelSpec(SOURCE)).graph, 1, random.Random(0))
-    made = jobs.trainer(tmp_path, None, 2, strategy=PlanStrategy(placed, args=(), kwargs=jobs.recipe()[2]))
-    with pytest.raises(PlanError, match=r"no logits; predict with a plain Trainer"):
-        made.predict(jobs.Tuning(), jobs.loaders(None)[1])
     with pytest.raises(PlanError, match="FabricPlanStrategy cannot follow precision='bf16-true'"):
         Fabric(
             strategy=FabricPlanStrategy(plan), accelerator="cpu", devices=1, precision="bf16-true"

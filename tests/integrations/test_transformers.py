@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
-import tensoropt
-from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.transformers import PlanTrainer
 from tensoropt.ranks.pool import RankPool
 from tests.integrations import trainer_jobs as jobs
 from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
-from tests.placement.execute.random_placed import random_placed
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
@@ -116,23 +112,12 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[1:3])])
+@pytest.mark.parametrize(
+    "kind", ["data", "pipeline", *(pytest.param(k, marks=pytest.mark.slow) for k in (*KINDS[1:3], "placed"))]
+)
 def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
     """By batches of another size, in the order of the data, with and without labels."""
     close(ran("measured", tmp_path, kind, ranks), alone("measured"))
-
-
-def test_plans_without_logits_refuse_metrics(tmp_path: Path) -> None:
-    model = jobs.build()
-    graph = load_model(ModelSpec(SOURCE)).graph
-    placed = random_placed(graph, 1, random.Random(0))
-    tensoropt.parallelize(model, placed, (), jobs.recipe()[2])
-    args = jobs.arguments(tmp_path, 1, eval_strategy="no")
-    with pytest.raises(PlanError, match=r"no logits; leave compute_metrics out.*tensoropt.whole\(model\)"):
-        PlanTrainer(model, args, compute_metrics=print)
-    trainer = PlanTrainer(model, args)
-    with pytest.raises(PlanError, match="no logits; use a plain Trainer"):
-        trainer.predict(jobs.Samples(4))
 
 
 # -- what is refused --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.integrations.planned import SOURCE, take_part
+from tests.placement.execute.random_placed import random_placed
 
 GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 20
 
@@ -62,6 +63,15 @@ def pipelined(source: str = SOURCE) -> ParallelStrategy:
     """A strategy of two stages and two micro-batches."""
     graph = load_model(ModelSpec(source)).graph
     return random_pipeline(graph, (2, 2), "1f1b", random.Random(0))
+
+
+def placed() -> ParallelStrategy:
+    """A strategy of operators on two devices."""
+    return random_placed(load_model(ModelSpec(SOURCE)).graph, 2, random.Random(0))
+
+
+UNWRITTEN: dict[str | None, Callable[[], ParallelStrategy]] = {"pipeline": pipelined, "placed": placed}
+"""The plans that are in no file, by their kind."""
 
 
 class Samples(Dataset[dict[str, Any]]):
@@ -126,7 +136,7 @@ def trainer(
     **more: Any,
 ) -> Trainer:
     """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
-    plan is a file, or ``pipeline``; None for a plain trainer."""
+    plan is a file, or one of :data:`UNWRITTEN`; None for a plain trainer."""
     passed: dict[str, Any] = {"train_dataset": data or Samples(22), "eval_dataset": Samples(10)}
     if "compute_metrics" in more:
         passed["compute_metrics"] = more.pop("compute_metrics")
@@ -135,8 +145,8 @@ def trainer(
     from tensoropt.integrations.transformers import PlanTrainer
 
     model, world = make(), 1
-    if plan == "pipeline":
-        tensoropt.parallelize(model, pipelined(), (), recipe()[2], batch="share")
+    if plan in UNWRITTEN:
+        tensoropt.parallelize(model, UNWRITTEN[plan](), (), recipe()[2], batch="share")
     else:
         world, passed["plan"] = int(Path(plan).stem[-1]), plan
     return PlanTrainer(model, arguments(folder, world, **more), **passed)
@@ -219,7 +229,7 @@ def measured(folder: Path, plan: str | None) -> dict[str, Any]:
         right = (found.predictions.argmax(-1) == found.label_ids)[found.label_ids != -100]
         return {"right": float(right.mean()), "count": float(right.size)}
 
-    world = 1 if plan in (None, "pipeline") else int(Path(plan or "").stem[-1])
+    world = 1 if plan is None or plan in UNWRITTEN else int(Path(plan).stem[-1])
     rows = 6 // world
     made = trainer(folder, plan, per_device_eval_batch_size=rows, compute_metrics=compute)
     evaluated = made.evaluate()

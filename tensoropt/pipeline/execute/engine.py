@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gradients import Pending
 from tensoropt.engine.lower import Lowered
+from tensoropt.engine.lowered_call import CallGraph, LoweredCall
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.stage import (
@@ -29,6 +30,7 @@ from tensoropt.pipeline.execute.stage import (
     TiedParameters,
     TrailingGradients,
 )
+from tensoropt.pipeline.execute.staged_call import StagedCall
 from tensoropt.pipeline.memory import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
@@ -136,6 +138,9 @@ class PipelinedEngine(Engine[Pending]):
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
         return [stage.module for stage in self.stages.values()]
 
+    def lowered_call(self, call: CallGraph) -> LoweredCall:
+        return StagedCall(self.strategy, call, self.runtime, self._on_all_ranks)
+
     # -- calls --------------------------------------------------------------------------------------------
 
     def _call(
@@ -183,7 +188,8 @@ class PipelinedEngine(Engine[Pending]):
                 number = stage.source.outputs.index(name)
                 parts = [stage.outputs[i][number] for i in range(self.strategy.micro_batches)]
                 value = self._of_batch(parts)
-            outputs.append(self._on_all_ranks(name, value, self.strategy.place_of(maker)))
+            tensor = self.source.tensors[name]
+            outputs.append(self._on_all_ranks(tensor, value, self.strategy.place_of(maker)))
         return tuple(outputs)
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine, TargetCounts, device_of
 from tensoropt.engine.lower import Lowered
+from tensoropt.engine.lowered_call import CallGraph, LoweredCall, given_result
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.lower import (
@@ -20,6 +21,7 @@ from tensoropt.placement.execute.lower import (
     lower_placed,
 )
 from tensoropt.placement.execute.operators import Cut
+from tensoropt.placement.execute.placed_call import PlacedCall
 from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
 from tensoropt.placement.program import schedule_of
 from tensoropt.placement.strategy import PlacedStrategy
@@ -93,6 +95,9 @@ class PlacedEngine(Engine[TapedStep]):
     def _lower(self, *, evaluating: bool) -> Lowered:
         return lower_placed(self.schedule.forward, self.runtime, self.context, evaluating=evaluating)
 
+    def lowered_call(self, call: CallGraph) -> LoweredCall:
+        return PlacedCall(self.strategy, call, self.local, self.transport, self.runtime, self._on_all_ranks)
+
     # -- forward ----------------------------------------------------------------------------------
 
     def _call(
@@ -162,29 +167,14 @@ class PlacedEngine(Engine[TapedStep]):
         """
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
-            return self._whole_input(name, inputs)
+            return given_result(self.source, name, inputs, self.buffers.__getitem__)
         parts = [results[name] for results in made if name in results]
         own = None
         if parts:
             own = (parts[0] if len(parts) == 1 else self._of_batch(parts)).to(self.runtime.device)
         maker = self.strategy.maker(name)
         assert maker is not None, "results are made whole"
-        return self._on_all_ranks(name, own, maker)
-
-    def _whole_input(self, name: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return an output of the model that is no operator's result."""
-        available = {
-            **dict(zip(self.source.inputs, inputs, strict=True)),
-            **self.buffers,
-            **self.source.constants,
-        }
-        if name not in available:
-            raise PlanError(
-                f"the model returns its parameter {name}, which a placed plan keeps on one device"
-            )
-        tensor = self.source.tensors[name]
-        result: torch.Tensor = available[name].expand(tensor.shape)
-        return result
+        return self._on_all_ranks(tensor, own, maker)
 
     # -- backward ---------------------------------------------------------------------------------
 

@@ -1,0 +1,131 @@
+"""A call of a model in evaluation as a rank runs it: the graph of the call, lowered by the plan.
+
+Each kind of plan lowers such graphs in its own way. Here is what all of them have in common, and the way of
+sharded plans.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tensoropt.engine.batch_share import BatchShare
+from tensoropt.engine.lower import lower
+from tensoropt.engine.runtime import Runtime
+from tensoropt.errors import PlanError
+from tensoropt.graph import OperatorGraph, Tensor
+from tensoropt.sharding.evaluating import evaluating_strategy
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.strategy import Strategy
+
+Read = Callable[[str], torch.Tensor]
+"""Gives this rank's part of a parameter that it has, or a buffer, by its name in the graph of a call."""
+Collect = Callable[[Tensor, torch.Tensor | None, int], torch.Tensor]
+"""Gives every rank a result that one place makes: that tensor of the graph, its value there (elsewhere None),
+and the place."""
+
+
+@dataclass(frozen=True)
+class CallGraph:
+    """The graph of a call in evaluation.
+
+    Attributes:
+        groups: the graph, for inference.
+        planned: the plan's name of each parameter that the plan stores; the others are whole on every rank.
+        divided: the inputs with a part for each row of the batch.
+        by_rows: the results with a part for each row.
+    """
+
+    groups: GroupGraph
+    planned: Mapping[str, str]
+    divided: frozenset[str]
+    by_rows: frozenset[str]
+
+    @property
+    def source(self) -> OperatorGraph:
+        """The graph's operators."""
+        return self.groups.atoms.graph
+
+
+class LoweredCall(ABC):
+    """The graph of a call, lowered for this rank."""
+
+    @abstractmethod
+    def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
+        """Return the results, those with a part for each row for the rows that this rank passes; all ranks
+        must call it."""
+
+    def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
+        """Return the inputs, of which those with these names are those of all ranks; all ranks must call
+        it."""
+        return inputs
+
+
+class ShardedCall(LoweredCall):
+    """A call by a sharded plan.
+
+    Args:
+        plan: the plan.
+        call: the graph of the call.
+        engine: where the engine runs; the call has a mesh of its own.
+        axes: the mesh axes along which ranks pass different rows.
+    """
+
+    def __init__(self, plan: Strategy, call: CallGraph, engine: Runtime, axes: tuple[int, ...]):
+        self.by_rows = call.by_rows
+        self.strategy = evaluating_strategy(plan, call.groups, call.planned, axes)
+        runtime = Runtime(self.strategy.mesh, seed=engine.seed, device=engine.device)
+        self.share = BatchShare(self.strategy, runtime, axes, call.divided) if axes else None
+        self.lowered = lower(self.strategy, runtime, share=self.share)
+        self.lowered.module.to(engine.device)
+
+    def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
+        return inputs if self.share is None else self.share.with_whole(inputs, names)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
+        program = self.lowered.program
+        if self.share is not None:
+            inputs = self.share.with_whole(inputs, self.share.gathered)
+        made = self.lowered.module(*inputs, *map(read, (*program.parameters, *program.buffers)))
+        return [
+            self._own_rows(name, made[i]) if name in self.by_rows else made[i]
+            for i, name in enumerate(program.outputs)
+        ]
+
+    def _own_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        # Of the inputs, those that were not gathered are this rank's rows as they were passed.
+        if (
+            self.share is None
+            or name in self.strategy.leaving
+            or name in self.share.divided - self.share.gathered
+        ):
+            return value
+        size = len(value) // self.share.world
+        return value[self.share.index * size :][:size]
+
+
+def given_result(
+    source: OperatorGraph, name: str, inputs: Sequence[torch.Tensor], buffer: Read
+) -> torch.Tensor:
+    """Return a result of a graph that no operator makes: an input, a buffer or a constant.
+
+    Args:
+        buffer: gives a buffer by its name.
+
+    Raises:
+        PlanError: it is a parameter.
+    """
+    tensor = source.tensors[name]
+    if tensor.kind == "parameter":
+        raise PlanError(
+            f"the model returns its parameter {tensor.key}, which a placed plan keeps on one device; return "
+            "what is computed with it, or choose a sharded plan"
+        )
+    if tensor.kind == "input":
+        value = inputs[source.inputs.index(name)]
+    else:
+        value = buffer(name) if tensor.kind == "buffer" else source.constants[name]
+    return value.expand(tensor.shape)

@@ -105,8 +105,8 @@ def explore(
     settings, where = _settings_of(settings, chosen), load_cluster(cluster)
     settings = with_dtype(settings, loaded.source, [where])
     session = Session(where, settings, store, heard(progress), keep=keep)
-    # An unknown name is refused before anything is computed.
-    entries = requested_planners(planners, planner_options)
+    # What cannot be is refused before anything is computed.
+    entries = _entries(settings, planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
@@ -262,7 +262,7 @@ def recost(
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, heard(progress), keep=keep)
-    entries = requested_planners(planners)
+    entries = _entries(settings, planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     imported = exploration.report.get("imported", ())
     updated = _evaluated(session, searched, exploration.model, imported)
@@ -328,6 +328,23 @@ def explore_changed(
     )  # fmt: skip
 
 
+def _entries(
+    settings: Settings, planners: str | Sequence[str], options: Sequence[str] = ()
+) -> tuple[Entry, ...]:
+    """Return the published planners that are asked for.
+
+    Raises:
+        TensorOptError: there is no such planner or option, or the settings leave out what planners need.
+    """
+    entries = requested_planners(planners, options)
+    if entries and settings.space != ANY_SPACE:
+        raise TensorOptError(
+            f"published planners are compared on the tables of all plans, and space={settings.space} has "
+            "none; leave out one of the two"
+        )
+    return entries
+
+
 def _explored(
     session: Session,
     captured: KeptCapture,
@@ -345,11 +362,6 @@ def _explored(
         InfeasibleError: no point fits the budget.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
-    if entries and settings.space != ANY_SPACE:
-        raise TensorOptError(
-            f"published planners are compared on the tables of all plans, and space={settings.space} has "
-            "none; leave out one of the two"
-        )
     keep = session.keep and not entries
     if keep:
         with session.open_store() as store:

@@ -44,7 +44,7 @@ class AnswerWords:
         devices: ``each of 8 H100-80GB``.
         plan: the plan's name; "" if none fits.
         costs: its figures, or that none fits.
-        beside: sentences about the baselines and about more memory.
+        beside: sentences about the baselines, more memory and the jobs that run today.
         baselines: all of them.
     """
 
@@ -83,6 +83,6 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
         devices_words(data.exploration),
         found.name,
         found.costs(memory, time) if len(asked) else "no point passes the filters",
-        " ".join(found.beside(memory)),
+        " ".join([*found.beside(memory), *found.jobs_words()]),
         rows,
     )

@@ -130,7 +130,7 @@ class FrontierData:
 
     def label(self, row: int) -> str:
         """Return the title, without the count."""
-        title = self.title(row).rpartition(" of ")[0]
+        title = self.title(row).partition(" of ")[0]
         return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
 
     def allowed(self, view: View) -> np.ndarray:

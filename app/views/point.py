@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, point_fit, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, point_fit, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
@@ -70,7 +70,7 @@ def assumptions(
         fault: why that cannot be read, "" if it can.
     """
     exploration = data.exploration
-    settings, report = exploration.settings, exploration.report
+    settings = exploration.settings
     whole = unit_for(data.capacity_bytes)
     price = price_of(data, view)
     facts = [
@@ -90,7 +90,7 @@ def assumptions(
     ]
     if settings.get("constraints"):
         facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
-    facts += [Fact(NOTE, str(text)) for text in report.get("notes", [])]
+    facts += [Fact(NOTE, text) for text in noted(exploration)]
     return tuple(facts)
 
 

@@ -271,12 +271,8 @@ def writable_folder(path: str) -> Iterator[Path]:
         raise
 
 
-def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
-    """Add the model, the cluster and all settings.
-
-    Args:
-        but: settings for which the verb has no flag.
-    """
+def add_question(verb: argparse.ArgumentParser, *, comparing: bool = False) -> None:
+    """Add the model, the cluster and all settings; for ``compare``, those that it has."""
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
@@ -308,7 +304,7 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
     )
     groups: dict[str, Any] = {}
     for setting in settings_fields():
-        if setting.name not in but:
+        if setting.compared or not comparing:
             group = groups.get(setting.group) or verb.add_argument_group(setting.group)
             groups[setting.group] = group
             group.add_argument(f"--{setting.flag}", **_flag(setting))

@@ -12,7 +12,7 @@ from tensoropt.console import ProgressDisplay
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    add_question(verb, but=("memory_bytes",))
+    add_question(verb, comparing=True)
     verb.add_argument(
         "--planners",
         default="all",

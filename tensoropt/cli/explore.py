@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.arguments import (
     Answer,
     Verb,
+    add_amount,
     add_headroom,
     add_question,
+    amount_option,
     computing_on,
     explored,
     question_option,
+    tariff_option,
     writable_folder,
 )
 from tensoropt.cli.shop import offers_answer
@@ -53,15 +58,29 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         metavar="CLUSTER,...",
         help="explore on these clusters too, a folder in DIR for each, and compare; presets: all of them",
     )
+    add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the frontier of a model on a cluster, or on several."""
-    return explore(question_option(options), progress, options.out)
+    from tensoropt.exploration.rates import CLUSTERS_OWN
+
+    amount, tariff = amount_option(options), tariff_option(options)
+    asked = {} if amount is None else {"amount": amount}
+    asked |= {} if tariff == CLUSTERS_OWN else {"tariff": tariff}
+    return explore(question_option(options), progress, options.out, asked)
 
 
-def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """Return the answer to a question about a model; the exploration is saved in ``out``."""
+def explore(
+    question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any] | None = None
+) -> Answer:
+    """Return the answer to a question about a model; the exploration is saved in ``out``.
+
+    Args:
+        asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
+    """
+    asked = asked or {}
+    _check_prices(question, asked)
     if question.also_on and question.devices:
         raise TensorOptError(
             "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
@@ -73,9 +92,9 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             "several; leave out one of the two"
         )
     if question.batches:
-        return _over_batches(question, progress, out)
+        return _over_batches(question, progress, out, asked)
     if question.also_on or question.devices:
-        return _over_clusters(question, progress, out)
+        return _over_clusters(question, progress, out, asked)
     if any(Path(out).glob("batch-*/exploration.json")):
         raise TensorOptError(f"{out} holds explorations of several batches; choose another --out")
     exploration, folder = explored(question, progress, out), Path(out)
@@ -99,6 +118,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     text = "\n".join(
         [
             within.sentence(),
+            *_rates(exploration, within.row, asked),
             *(line for job in jobs for line in job.sentences()),
             "",
             frontier_text(exploration),
@@ -110,7 +130,30 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     return Answer(data, text)
 
 
-def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
+    """Return what a training by a point takes and costs; nothing if nobody asked, or nothing fits."""
+    from tensoropt.exploration.facts import rate_facts
+    from tensoropt.exploration.figure_rows import FigureRow
+    from tensoropt.exploration.rates import CLUSTERS_OWN
+    from tensoropt.plan.facts_table import fact_lines
+
+    if not asked or row is None:
+        return []
+    priced = FigureRow.of(exploration, row, asked.get("tariff", CLUSTERS_OWN))
+    return fact_lines(rate_facts(priced, asked.get("amount")))
+
+
+def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
+    """Refuse a price of devices that no cluster has, before anything is explored."""
+    if "tariff" in asked:
+        from tensoropt.cluster import load_cluster
+        from tensoropt.shopping import named_clusters
+
+        clusters = map(load_cluster, named_clusters([question.cluster, *question.also_on]))
+        asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
+
+
+def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
     """Return the answer for several clusters, or several device counts of one; the model is captured once."""
     from tensoropt.cluster import load_cluster
     from tensoropt.shopping import named_clusters
@@ -128,6 +171,9 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
     question = computing_on(question, tuple(loaded), progress)
     question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
     _check_for_several(out)
+    # A budget only says which points fit: without it, what does not fit is saved too, and says what it needs.
+    limits = {"memory_bytes": question.settings.memory_bytes, **asked}
+    question = question.model_copy(update={"settings": replace(question.settings, memory_bytes=None)})
     with writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
@@ -136,13 +182,13 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
             return explored(question, progress, None, cluster, alike, within=out)
 
         explorations = explore_each(clusters, on, out=folder, progress=progress)
-    answer = offers_answer(explorations, {})
+    answer = offers_answer(explorations, limits)
     refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
     saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` compares them"
     return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
 
 
-def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
     """Return the answer at several batches, each of which is captured on its own: operators have the batch in
     their shapes."""
     from tensoropt.cluster import load_cluster
@@ -174,7 +220,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         sweep = explore_each(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
-    answer = offers_answer(sweep, {"memory_bytes": memory})
+    answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
     from tensoropt.exploration.batch_sweep import throughput_frontier
 
     points = len(throughput_frontier(sweep.explorations))

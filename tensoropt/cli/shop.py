@@ -44,7 +44,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) -> Answer:
-    """Return the tables and sentences about explorations on several clusters, or device counts.
+    """Return the sentences and tables about explorations on several clusters, or device counts.
 
     Args:
         saved: :data:`tensoropt.shopping.SavedOnClusters`.
@@ -55,7 +55,8 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     explorations = OnClusters.of(saved)
     offers, profile = shop(explorations, **limits), explorations.profile
     per_device = explorations.batch_per_device
-    lines = [_profile_table(profile, explorations.explorations), "", _table(offers), "", *offers.sentences()]
+    tables = _profile_table(profile, explorations.explorations), "", _table(offers)
+    lines = [*offers.sentences(), "", *tables]
     if csv:
         write_offers_csv(offers, csv)
         lines.append(f"{len(offers.rows)} clusters written to {csv}")

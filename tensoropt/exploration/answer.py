@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brief_name, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
@@ -127,6 +128,10 @@ class Budgeted:
         do = "does" if len(over) == 1 else "do"
         sentences = [f"{_listed(over)} {do} not fit."] if over else []
         return [*sentences, *([f"{'; '.join(said)}."] if said else []), self.more_words(memory)]
+
+    def jobs_words(self) -> list[str]:
+        """Return a sentence for each job that somebody runs today, and what a better plan would bring it."""
+        return [job.sentences()[0] for job in your_jobs(self.findings)]
 
     def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""

@@ -26,6 +26,7 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import write_rows
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
+from tensoropt.plan.plan_names import brief_name
 from tensoropt.plan.point_table import PointTable
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import format_bytes, format_number, format_seconds
@@ -37,7 +38,7 @@ class ClusterOffer:
 
     Attributes:
         cluster: its name.
-        devices: the kinds of its devices, in words.
+        devices: the kinds of its devices, in words. count: their number; 0 if unknown.
         batch: the samples of a step; None if unknown.
         index: the place of the fastest point that fits; None if none does.
         rates: the rates of that point.
@@ -58,6 +59,7 @@ class ClusterOffer:
     cost: float | None = None
     name: str = ""
     reason: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,13 @@ class Offers:
         return self.weak and len({(row.cluster, row.devices) for row in self.rows if row.devices}) == 1
 
     @property
+    def of_counts(self) -> bool:
+        """Whether the rows are one kind of devices in several numbers."""
+        known = [row for row in self.rows if row.count]
+        kinds = {row.devices.partition(" x ")[2] for row in known}
+        return len(kinds) == 1 and len({row.count for row in known}) > 1
+
+    @property
     def cheapest(self) -> ClusterOffer | None:
         """The cheapest offer within the limits whose price is known; of equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
@@ -137,6 +146,8 @@ class Offers:
         fastest, cheapest = self.fastest, self.cheapest
         if self.of_batches:
             yield from self._largest()
+        if self.of_counts:
+            yield from self._fewest()
         if fastest is None:
             one = "batch" if self.of_batches else "cluster"
             yield f"No {one} is {said}." if limits else f"No {one} has a plan that fits."
@@ -164,6 +175,22 @@ class Offers:
     def _label(self, row: ClusterOffer) -> str:
         """Return what tells a row from the others."""
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
+
+    def _fewest(self) -> Iterator[str]:
+        """Say which is the smallest number of devices that fits, and the largest of those that are fewer."""
+        fitting = [row for row in self.rows if row.index is not None]
+        if not fitting:
+            return
+        least = min(fitting, key=lambda row: row.count)
+        assert least.memory_bytes is not None
+        needs = f"{brief_name(least.name)}, {format_bytes(least.memory_bytes)} of each"
+        said = f"Fewest devices that fit: {least.devices} ({needs})"
+        below = [row for row in self.rows if row.index is None and 0 < row.count < least.count]
+        if not below:
+            yield f"{said}; fewer were not explored." if least.count > 1 else f"{said}."
+            return
+        most = max(below, key=lambda row: row.count)
+        yield f"{said}; {most.devices} {'do' if most.count > 1 else 'does'} not ({most.reason})."
 
     def _largest(self) -> Iterator[str]:
         """Say which is the largest batch that fits, and the least that does not and is larger."""
@@ -299,7 +326,7 @@ def offer_of(
         rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
     """
     devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
-    row = ClusterOffer(curve.cluster, devices, work.samples)
+    row = ClusterOffer(curve.cluster, devices, work.samples, count=sum(some.count for some in curve.devices))
     fitting = np.flatnonzero(curve.fitting(question))
     if not len(fitting):
         room = format_bytes(question.room(curve.smallest.memory_bytes))

@@ -17,6 +17,7 @@ from tensoropt.costs.process_memory import CONTEXT, memory_of_process, terms_of_
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
+from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
 from tensoropt.plan.findings import Findings
@@ -39,6 +40,13 @@ from tensoropt.units import (
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
 """The names of the facts that are figures with a line of their own."""
+
+
+def noted(findings: Findings) -> list[str]:
+    """Return what is not part of the prediction of jobs that somebody runs today, and the sentences that an
+    exploration noted."""
+    said = [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
+    return [*said, *map(str, findings.report.get("notes", []))]
 
 
 FIT = "on a device"

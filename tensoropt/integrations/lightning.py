@@ -33,6 +33,7 @@ from lightning.fabric.strategies import ModelParallelStrategy as FabricModelPara
 from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading  # noqa: E402
 from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
 from lightning.fabric.utilities.types import _Stateful  # noqa: E402
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging  # noqa: E402
 from lightning.pytorch.overrides.distributed import (  # noqa: E402
     UnrepeatedDistributedSamplerWrapper,
     _IndexBatchSamplerWrapper,
@@ -40,6 +41,7 @@ from lightning.pytorch.overrides.distributed import (  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
+_AVERAGING = (StochasticWeightAveraging, WeightAveraging)
 _STATE = "plan"
 """The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes; Lightning's rest is beside it."""
 
@@ -208,7 +210,19 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         self._begin(self.precision_plugin.precision)
+        self._check_callbacks()
         super().setup_environment()
+
+    def _check_callbacks(self) -> None:
+        """Refuse callbacks that average a copy of the module, before they make it."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        for callback in trainer.callbacks:
+            if isinstance(callback, _AVERAGING) and trainer.state.fn == TrainerFn.FITTING:
+                raise PlanError(
+                    f"{type(callback).__name__} averages a copy of the whole module, but a plan leaves each "
+                    "rank parts of it; average by lerp_ over the model's parameters, in an own callback"
+                )
 
     def setup(self, trainer: Any) -> None:
         # Not the base class's, which asks for a `configure_model` that parallelizes.

@@ -38,6 +38,11 @@ class ModelParts:
     lookups: tuple[str, ...] = ()
     refusal: str = ""
 
+    @property
+    def reductions_more(self) -> int:
+        """How many layers read what another layer of the same module has read."""
+        return len(self.columns) - len({name.rpartition(".")[0] for name in self.columns})
+
 
 def refusal(job: LaunchedJob) -> str:
     """Return what of a job the script cannot do; "" if it can do everything."""
@@ -204,9 +209,10 @@ def step(model, args, kwargs, rank, ranks):
     for number in range(MICRO_BATCHES):
         last = number == MICRO_BATCHES - 1
         # Gradients are reduced once per step (stages 0 and 1) or in every micro-batch; parameters stay
-        # gathered between micro-batches, but for stage 3.
+        # gathered between micro-batches, of stage 3 only those outside of blocks.
         model.set_requires_gradient_sync(last or STAGE >= 2)
         model.set_reshard_after_backward(last or STAGE == 3)
+        model.set_reshard_after_backward(last, recurse=False)
         # A micro-batch is a part of the whole batch, and each rank takes its rows of that.
         part, parts = number * ranks + rank, MICRO_BATCHES * ranks
         own = [rows_of(value, part, parts) for value in args]

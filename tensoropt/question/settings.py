@@ -64,6 +64,7 @@ class Setting:
         width: of its control in a form, pixels.
         choices: the values that a form offers; by default those of the field.
         others: what stands for values that only a command line and Python take.
+        compared: whether ``compare`` has it, too.
         name, default: of the field; filled in by :func:`settings_fields`.
     """
 
@@ -86,6 +87,7 @@ class Setting:
     default: Any = None
     choices: tuple[str, ...] = ()
     others: str = ""
+    compared: bool = True
 
     @property
     def key(self) -> str:
@@ -232,6 +234,25 @@ def _constraints(value: Any) -> Any:
     return constraints_of(value)
 
 
+def _check_space(settings: Settings) -> None:
+    """Refuse what no plan of a launcher can keep to."""
+    name, flag = settings.space, f"--space {settings.space}"
+    if name == ANY_SPACE:
+        return
+    if settings.constraints is not None:
+        raise TensorOptError(
+            f"{flag} tries every plan that {name} can be told, and constraints pin others; leave out one of "
+            "the two"
+        )
+    if settings.mode != "train":
+        raise TensorOptError(f"{flag} is about training, and the mode is {settings.mode}; leave it out")
+    if settings.optimizer not in OPTIMIZERS:
+        raise TensorOptError(
+            f"{name} is not told of {short_optimizer(settings.optimizer)}; explore with --optimizer adam, or "
+            f"without {flag}"
+        )
+
+
 STEP = "what a step does"
 SEARCH = "what is searched"
 COSTS = "where costs come from"
@@ -247,6 +268,7 @@ def _refused_in_words(of: type) -> type:
             checked(self, *values, **chosen)
         except ValidationError as error:
             raise _refusal(error) from None
+        _check_space(self)
 
     of.__init__ = wraps(checked)(initialise)  # type: ignore[misc]
     return of
@@ -258,7 +280,7 @@ class Settings:
     """The settings of an exploration; the defaults are the command line's.
 
     Raises:
-        TensorOptError: a value is invalid; names the valid ones.
+        TensorOptError: a value is invalid; names the valid ones; or two do not go together.
         ConstraintError: constraints cannot be read.
     """
 
@@ -292,7 +314,7 @@ class Settings:
         int | float | None,
         Setting(
             "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
-            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
+            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150, compared=False,
         ),
     ] = None  # fmt: skip
     epsilon: Annotated[
@@ -400,7 +422,7 @@ class Settings:
         Literal["any", "torchtitan", "megatron", "deepspeed", "fsdp2"],
         Setting(
             "any: all plans; or only those that a launcher's config, or a script of PyTorch's FSDP2, can "
-            "say, as `export` writes them", "Plans", SEARCH, title="plans of {}", width=120,
+            "say, as `export` writes them", "Plans", SEARCH, title="plans of {}", width=120, compared=False,
         ),
     ] = ANY_SPACE  # fmt: skip
 

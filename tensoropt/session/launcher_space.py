@@ -23,7 +23,6 @@ from tensoropt.pipeline.costs import degrees_of
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import FRONTIER, reduce_points
-from tensoropt.profiling.optimizers import OPTIMIZERS, short_optimizer
 from tensoropt.session.evaluation import open_costs
 from tensoropt.session.launched import JobPrices, PricedJob
 from tensoropt.session.pipelines import MOST_PLACES, MULTIPLES
@@ -48,11 +47,11 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
     """Return the exploration of all plans that the settings' launcher can be told: those that none beats.
 
     Raises:
-        TensorOptError: other settings ask for plans that it cannot be told.
+        TensorOptError: the model is one that it cannot be told of.
         InfeasibleError: it can be told none for this model on these devices; the message says why.
     """
     launcher = LAUNCHERS[session.settings.space]
-    _check(session, searched, launcher, model)
+    _check(searched, launcher, model)
     # A budget only says which points fit; which blocks are recomputed is for the launcher's recipes.
     settings = replace(session.settings, memory_bytes=None, recompute="auto")
     exploration = Exploration(
@@ -109,24 +108,12 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
     )
 
 
-def _check(session: Session, searched: Searched, launcher: Launcher, model: ModelInfo) -> None:
-    """Refuse what no plan of a launcher can keep to."""
-    settings, flag = session.settings, f"--space {launcher.name}"
-    if settings.constraints is not None:
-        raise TensorOptError(
-            f"{flag} tries every plan that {launcher.name} can be told, and constraints pin others; leave "
-            "out one of the two"
-        )
-    if settings.mode != "train":
-        raise TensorOptError(f"{flag} is about training, and the mode is {settings.mode}; leave it out")
-    if settings.optimizer not in OPTIMIZERS:
-        raise TensorOptError(
-            f"{launcher.name} is not told of {short_optimizer(settings.optimizer)}; explore with --optimizer "
-            f"adam, or without {flag}"
-        )
+def _check(searched: Searched, launcher: Launcher, model: ModelInfo) -> None:
+    """Refuse a model that no plan of a launcher can run."""
     if model.adapters:
         raise TensorOptError(
-            f"{launcher.name} is not told of adapters ({model.adapters}); explore without {flag}"
+            f"{launcher.name} is not told of adapters ({model.adapters}); explore without --space "
+            f"{launcher.name}"
         )
     if searched.refusal:
         raise InfeasibleError(f"{launcher.name} can be told no plan: {searched.refusal}")

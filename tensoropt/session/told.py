@@ -28,7 +28,7 @@ from tensoropt.profiling.optimizers import OPTIMIZERS, short_optimizer
 from tensoropt.session.launched import JobPrices, PricedJob
 from tensoropt.sharding.recipes import recipe_name
 from tensoropt.sharding.regions import find_regions
-from tensoropt.units import format_bytes, format_seconds, share_words
+from tensoropt.units import counted, format_bytes, format_seconds, share_words
 
 ALIKE = 0.01
 """The share by which memory and time of a job may differ from a point's that it is said to be; an
@@ -137,12 +137,20 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
 
 def done_otherwise(priced: PricedJob, parts: ModelParts | None) -> tuple[str, ...]:
     """Return what a script does otherwise than the job's figures count."""
-    if parts is None or priced.job.tensor == 1 or not parts.gathered:
+    if parts is None or priced.job.tensor == 1:
         return ()
-    return (
-        f"the figures count a loss that is split as {', '.join(parts.gathered)} is; the script gathers its "
-        "results before the loss, which takes more memory and one more collective",
-    )
+    said = []
+    if parts.gathered:
+        said.append(
+            f"the figures count a loss that is split as {', '.join(parts.gathered)} is; the script gathers "
+            "its results before the loss, which takes more memory and one more collective"
+        )
+    if more := parts.reductions_more * (priced.job.micro_batches or 1):
+        said.append(
+            "the figures count one reduction of the gradient of what several layers read; parallelize_module "
+            f"reduces that of each layer, which is {counted(more, 'all-reduce')} more in a step"
+        )
+    return tuple(said)
 
 
 def _writer(launcher: str) -> Launcher:

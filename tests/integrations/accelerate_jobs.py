@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
-from tests.integrations.lightning_jobs import groups, how, loaders, refusal, samples, warmed_up
+from tests.integrations.averages import Average
+from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, refusal, samples, warmed_up
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
 
@@ -34,8 +35,8 @@ def model_for(plan: str | None) -> nn.Module:
     return tensoropt.parallelize(model, **how(str(plan)), batch="share") if plan in UNWRITTEN else model
 
 
-def trained(folder: Path, plan: str | None, epochs: int = 8) -> dict[str, Any]:
-    """A loop that is saved in its middle; then from the middle again."""
+def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, Any]:
+    """A loop that averages, and is saved in its middle; then from the middle again."""
     found: dict[str, Any] = {}
     for part in ("first", "again"):
         accelerator, model = made(plan), model_for(plan)
@@ -45,9 +46,10 @@ def trained(folder: Path, plan: str | None, epochs: int = 8) -> dict[str, Any]:
         scheduler = warmed_up(optimizer)
         prepared = accelerator.prepare(*loaders(plan), optimizer, scheduler, model)
         training, evaluation, optimizer, scheduler, model = prepared
-        begun = 0
+        begun, average = 0, Average(model)
         if part == "again" and plan is not None:
             begun = tensoropt.load_checkpoint(folder / "middle", model, optimizer, scheduler)["epoch"]
+            average.load(folder / "average")
         losses, norms, rates = [], [], []
         for epoch in range(begun, epochs):
             training.set_epoch(epoch)
@@ -60,19 +62,24 @@ def trained(folder: Path, plan: str | None, epochs: int = 8) -> dict[str, Any]:
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()
+                    if accelerator.sync_gradients:
+                        average.update()
                 losses.append(float(loss.detach()))
                 rates.append(scheduler.get_last_lr()[0])
             if part == "first" and epoch + 1 == epochs // 2 and plan is not None:
                 tensoropt.save_checkpoint(
                     folder / "middle", model, optimizer, scheduler, {"epoch": epoch + 1}
                 )
+                average.save(folder / "average")
         model.eval()
         with torch.no_grad():
             evaluated = [float(model(**batch).loss) for batch in evaluation]
+            with average.in_place():
+                averaged = [float(model(**batch).loss) for batch in evaluation]
         of_part = {"losses": losses, "norms": norms, "rates": rates}
         if part == "again" and plan is None:
             of_part = {name: values[len(values) // 2 :] for name, values in of_part.items()}
-        found[part] = of_part | {"evaluated": evaluated}
+        found[part] = of_part | {"evaluated": evaluated, "averaged": averaged}
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric, seed_everything
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler
@@ -23,11 +23,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 import tensoropt
 from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
+from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
 
-STEPS, EPOCH = 24, 3
-"""Steps of the optimizer; those of an epoch of 22 samples, two batches each."""
+EPOCH, EPOCHS = 3, 18
+"""Steps of the optimizer in an epoch of 22 samples, two batches each; epochs."""
+STEPS = EPOCH * EPOCHS
 
 
 def samples(count: int) -> list[dict[str, torch.Tensor]]:
@@ -122,7 +124,7 @@ def trainer(folder: Path, plan: str | None, steps: int, **more: Any) -> Trainer:
 def found_by(module: Tuning, made: Trainer) -> dict[str, Any]:
     return {
         "losses": module.losses,
-        "evaluated": module.evaluated,
+        "evaluated": list(module.evaluated),
         "rates": module.rates,
         "logged": float(made.callback_metrics["eval_loss"]),
     }
@@ -135,17 +137,48 @@ def loss_of(model: nn.Module) -> float:
         return float(model(**{name: torch.stack([row[name] for row in batch]) for name in batch[0]}).loss)
 
 
+class Averaging(Callback):
+    """The average of a module's model, which is saved in the middle of training, or goes on from there."""
+
+    def __init__(self, path: Path, resumed: bool = False):
+        self.path, self.resumed, self.steps = path, resumed, 0
+
+    def on_train_start(self, made: Trainer, module: Any) -> None:
+        self.average, self.steps = Average(module.model), made.global_step
+        if self.resumed:
+            self.average.load(self.path)
+
+    def on_train_batch_end(self, made: Trainer, *_: Any) -> None:
+        if made.global_step > self.steps:
+            self.steps = made.global_step
+            self.average.update()
+            if self.steps == made.max_steps // 2:
+                self.average.save(self.path)
+
+    def loss(self, made: Trainer, module: Any, plan: str | None) -> float:
+        with self.average.in_place():
+            (found,) = made.validate(module, loaders(plan)[1], verbose=False)
+        return float(found["eval_loss"])
+
+
 def fitted(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
-    """Training that is evaluated, and saved in the middle; then from the middle again, and the weights."""
+    """Training that is averaged, evaluated, and saved in the middle; then from the middle again, and the
+    weights."""
     seed_everything(3)
     module, made = Tuning(), trainer(folder, plan, steps)
+    averaging = Averaging(folder / "average")
+    made.callbacks.append(averaging)
     made.fit(module, *loaders(plan))
     found = found_by(module, made)
     made.save_checkpoint(folder / "weights.ckpt", weights_only=True)
+    found["averaged"] = averaging.loss(made, module, plan)
     again = Tuning()
     continued = trainer(folder, plan, steps)
+    averaging = Averaging(folder / "average", resumed=True)
+    continued.callbacks.append(averaging)
     continued.fit(again, *loaders(plan), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
     found["resumed"] = found_by(again, continued)
+    found["averaged again"] = averaging.loss(continued, again, plan)
     found["validated"] = continued.validate(
         again, loaders(plan)[1], ckpt_path=folder / "weights.ckpt", verbose=False
     )[0]["eval_loss"]
@@ -176,7 +209,7 @@ def moved(folder: Path, plan: str | None) -> dict[str, Any]:
 
 
 def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
-    """A loop with Fabric, saved in the middle and at its end; then from the middle again."""
+    """A loop with Fabric that averages, saved in the middle; then from the middle again."""
     seed_everything(3)
     strategy = "auto" if plan is None else FabricPlanStrategy(**how(plan))
     fabric = Fabric(strategy=strategy, **place(plan))
@@ -192,8 +225,10 @@ def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]
         model, optimizer = fabric.setup(plain, optimizer)
         training, evaluation = fabric.setup_dataloaders(*loaders(plan))
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
+        average = Average(plain)
         if part == "again":
             fabric.load(folder / "middle", state)
+            average.load(folder / "average")
             training._num_iter_calls = state["epoch"]
         losses, norms, rates, evaluated = [], [], [], []
         for epoch in range(state["epoch"], steps // EPOCH):
@@ -206,14 +241,19 @@ def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]
                     norms.append(float(fabric.clip_gradients(model, optimizer, max_norm=0.5)))
                     optimizer.step()
                     optimizer.zero_grad()
+                    average.update()
                     rates.append(scheduler.get_last_lr()[0])
                     scheduler.step()
             if epoch + 1 == steps // EPOCH // 2 and part == "first":
                 fabric.save(folder / "middle", state | {"epoch": epoch + 1})
+                average.save(folder / "average")
         model.eval()
         with torch.no_grad():
             evaluated = [float(model(**batch).loss) for batch in evaluation]
+            with average.in_place():
+                averaged = [float(model(**batch).loss) for batch in evaluation]
         found[part] = {"losses": losses, "norms": norms, "rates": rates, "evaluated": evaluated}
+        found[part]["averaged"] = averaged
     return found
 
 

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 
 import tensoropt
@@ -40,9 +41,10 @@ def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_
 def test_trains_and_continues_as_one_process_does(
     what: str, kind: str, ranks: RankPool, alone: Any, tmp_path: Path
 ) -> None:
-    """Losses, rates, evaluations and saved weights of 24 steps, and a run from the middle again."""
+    """Losses, rates, evaluations and weights of 54 steps, an average, and a run from the middle again."""
     found = ran(what, tmp_path, kind, ranks)
-    assert len(found["losses" if what == "fitted" else "first"]) == (48 if what == "fitted" else 4)
+    losses = found["losses"] if what == "fitted" else found["first"]["losses"]
+    assert len(losses) == 2 * jobs.STEPS
     close(found, alone(what))
 
 
@@ -147,6 +149,8 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
     assert "also trains other.weight, other.bias" in said
     said = refused(tmp_path, PlanStrategy(plan), Twofold(), gradient_clip_val=None, accumulate_grad_batches=1)
     assert "configure_optimizers returned 2" in said
+    said = refused(tmp_path, PlanStrategy(plan), jobs.Tuning(), callbacks=[EMAWeightAveraging()])
+    assert "EMAWeightAveraging averages a copy of the whole module" in said
     with pytest.raises(PlanError, match="FabricPlanStrategy cannot follow precision='bf16-true'"):
         Fabric(
             strategy=FabricPlanStrategy(plan), accelerator="cpu", devices=1, precision="bf16-true"

@@ -55,7 +55,8 @@ def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path)
 def test_trains_and_continues_as_one_process_does(
     kind: str, ranks: RankPool, alone: Any, tmp_path: Path
 ) -> None:
-    """Losses, norms, rates, tokens and validation of 10 steps of two batches, and a run from the middle."""
+    """Losses, norms, rates, tokens and validation of 50 steps of two batches by groups, an average, and a run
+    from the middle."""
     found = ran("trained", tmp_path, kind, ranks)
     assert (len(found["losses"]), len(found["resumed"]["losses"])) == (jobs.STEPS, jobs.STEPS // 2)
     close(found, alone("trained"))

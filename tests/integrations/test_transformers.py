@@ -42,7 +42,8 @@ def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
 def test_trains_and_continues_as_one_process_does(
     kind: str, ranks: RankPool, alone: Any, tmp_path: Path
 ) -> None:
-    """Losses, norms and rates of 20 steps, evaluations, saved models, and a run from the middle again."""
+    """Losses, norms and rates of 50 steps, evaluations, an average of the parameters, saved models, and a run
+    from the middle again."""
     found = ran("trained", tmp_path, kind, ranks)
     assert len(found["loss"]) == len(found["resumed"]["loss"]) == jobs.STEPS
     assert len(found["eval_loss"]) == 2

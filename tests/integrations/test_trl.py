@@ -41,9 +41,10 @@ def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
 def test_trains_and_continues_as_one_process_does(
     kind: str, ranks: RankPool, alone: Any, tmp_path: Path
 ) -> None:
-    """Losses, norms, rates, tokens and evaluations of 20 steps, what is saved, and a run from the middle."""
+    """Losses, norms, rates, tokens and evaluations of 50 steps, an average, what is saved, and a run from the
+    middle."""
     found = ran("trained", tmp_path, kind, ranks)
-    assert len(found["loss"]) == len(found["num_tokens"]) == 20
+    assert len(found["loss"]) == len(found["num_tokens"]) == jobs.STEPS
     close(found, alone("trained"))
 
 

@@ -23,7 +23,7 @@ from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import TrainingConfig
@@ -36,11 +36,12 @@ from tensoropt.errors import PlanError
 from tensoropt.integrations import torchtitan
 from tensoropt.integrations.torchtitan import by_plan, explored
 from tensoropt.integrations.torchtitan_model import document_mask, explored_spec
+from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import pipelined
 
 SOURCE = "tests.integrations.titan_jobs:recipe"
-GLOBAL, LENGTH, STEPS = 4, 8, 10
+GLOBAL, LENGTH, STEPS = 4, 8, 50
 
 
 class NoTokenizer(BaseTokenizer):
@@ -105,6 +106,19 @@ class Texts(BaseDataLoader):
         self.number = state["number"]
 
 
+def groups() -> OptimizersContainer.Config:
+    """AdamW, which decays all but norms."""
+    decayed = {"lr": 1e-3, "weight_decay": 0.1}
+    return OptimizersContainer.Config(
+        param_groups=[
+            ParamGroupConfig(
+                pattern=r"norm", optimizer_name="AdamW", optimizer_kwargs=decayed | {"weight_decay": 0.0}
+            ),
+            ParamGroupConfig(pattern=r".*", optimizer_name="AdamW", optimizer_kwargs=decayed),
+        ]
+    )
+
+
 def config(folder: Path = Path("out"), steps: int = STEPS) -> Trainer.Config:
     """Two batches a step; torchtitan's smallest Llama, of one layer."""
     spec = model_registry("debugmodel")
@@ -114,7 +128,7 @@ def config(folder: Path = Path("out"), steps: int = STEPS) -> Trainer.Config:
         loss=CrossEntropyLoss.Config(),
         tokenizer=NoTokenizer.Config(),
         dataloader=Texts.Config(),
-        optimizer=default_adamw(lr=1e-3),
+        optimizer=groups(),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=3),
         training=TrainingConfig(
             local_batch_size=GLOBAL,
@@ -126,7 +140,7 @@ def config(folder: Path = Path("out"), steps: int = STEPS) -> Trainer.Config:
             disable_cuda_graphs=True,
         ),
         metrics=MetricsProcessor.Config(log_freq=1),
-        validator=Validator.Config(enable=True, freq=2, steps=3, dataloader=Texts.Config()),
+        validator=Validator.Config(enable=True, freq=steps // 2, steps=3, dataloader=Texts.Config()),
         debug=DebugConfig(seed=3, enable_structured_logging=False),
         dump_folder=str(folder),
     )
@@ -180,20 +194,26 @@ def _in_stages(model: nn.Module, _: str, **settings: Any) -> nn.Module:
 
 
 def history(trainer: Trainer) -> dict[str, list[float]]:
-    """Train; what torchtitan would log."""
+    """Train, and average the parameters; what torchtitan would log, and last the loss of the average."""
     found: dict[str, list[float]] = {"losses": [], "norms": [], "rates": [], "tokens": [], "validated": []}
 
     def log(step: int, loss: float, largest: float, norm: float, extra_metrics: dict[str, float]) -> None:
         found["losses"].append(loss)
         found["norms"].append(norm)
-        found["rates"].append(extra_metrics["lr/AdamW"])
+        found["rates"] += [rate for name, rate in extra_metrics.items() if name.startswith("lr/")]
         found["tokens"].append(extra_metrics["n_tokens_seen"])
 
+    average = Average(trainer.model_parts[0])
+    if trainer.config.checkpoint.enable:
+        trainer.checkpointer.states["average"] = average
+    trainer.optimizers.register_step_post_hook(lambda *_: average.update())
     trainer.metrics_processor.log = log
     trainer.metrics_processor.log_validation = lambda loss, step: found["validated"].append(loss)
     try:
         with mock.patch("time.sleep"):
             trainer.train()
+            with average.in_place():
+                trainer.validator.validate(trainer.model_parts, trainer.step)
     finally:
         trainer.close()
         gc.enable()  # which its trainer stopped, for each rank to collect at the same step

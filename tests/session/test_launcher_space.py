@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from torch import nn
 
 import tensoropt
+from tensoropt.cli.parser import main
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.launchers.registry import LAUNCHERS
@@ -86,14 +88,27 @@ def test_it_is_saved_and_exported_like_any_other(
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"mode": "inference"}, "about training"),
+        ({"mode": "inference"}, "about training, and the mode is inference; leave it out"),
         ({"planners": "megatron"}, "leave out one of the two"),
         ({"space": "horovod"}, "unknown space 'horovod'"),
+        ({"constraints": {"together": [["a", "b"]]}}, "and constraints pin others"),
     ],
 )
-def test_what_cannot_be_is_refused(store: ProfileStore, asked: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused_before_the_model_is_captured(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(TensorOptError, match=words):
-        explored(store, **{"space": "deepspeed", **asked})
+        tensoropt.explore(nn.Identity(), cluster="dgx-a100[4]", **{"space": "deepspeed", **asked})
+
+
+def test_planners_are_not_run_beside_it(
+    space_of: Callable[[str], Exploration], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TensorOptError, match="space=deepspeed has none"):
+        tensoropt.recost(space_of("deepspeed"), planners="megatron", progress=False)
+    assert main(["compare", "zoo:mlp", "--cluster", "dgx-a100", "--space", "deepspeed"]) == 2
+    assert "--space" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "--space" not in capsys.readouterr().out
 
 
 def test_a_launcher_that_can_be_told_nothing_says_why(store: ProfileStore) -> None:

@@ -33,8 +33,17 @@ def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tup
     memory_is_as_predicted(spec, mesh)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "nf4-double"])
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("scheme", "mesh"),
+    [
+        ("nf4-double", (1, 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("nf4-double", (2, 2, 2)), ("int8", (1, 2)), ("int8", (2, 2, 2)))
+        ),
+    ],
+    ids=str,
+)
 def test_weights_of_bytes_stay_bytes(scheme: str, mesh: tuple[int, ...]) -> None:
     spec = ModelSpec(IN_BYTES + scheme, compute_dtype="bfloat16")
     graph = load_model(spec).graph.atoms.graph

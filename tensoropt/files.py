@@ -266,6 +266,9 @@ def _module(place: str, source: str) -> Any:
             path = Path(place)
             if not path.is_file():
                 raise TensorOptError(f"{source}: there is no file {place}; check the path")
+            # As ``python path/file.py`` does, so that it can import the files beside it.
+            if (folder := str(path.resolve().parent)) not in sys.path[:1]:
+                sys.path.insert(0, folder)
             spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)

@@ -41,7 +41,7 @@ def test_a_page_works_from_top_to_bottom(
 ) -> None:
     lend_ranks(monkeypatch, ranks)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.syspath_prepend(tmp_path)
     onnx.save(perceptron(), "model.onnx")  # what a reader brings along
     names: dict[str, Any] = {"__name__": "__page__"}

@@ -81,6 +81,7 @@ def test_stages_are_sent_the_buffers_that_they_read(
     agree(loaded, drawn, ranks)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["queue", "codebook", "teacher", "decay", "running_scale", "instance_norms"])
 def test_memory_and_collectives_are_predicted(name: str) -> None:
     loaded, rng = load_model(spec(name)), random.Random(0)

@@ -147,6 +147,7 @@ def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> Non
         assert far < NEAR
 
 
+@pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("outputs", ["all", "loss"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS], ids=str)
 def test_ranks_without_rows(ranks: RankPool, mesh: Any, outputs: str) -> None:

@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots test test-all test-nojit test-oldest dist lint clean \
+.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-nojit test-oldest dist lint clean \
 	bench mutants notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
@@ -70,6 +70,9 @@ bench-search: $(STAMP) ## the search against published methods, about 10 minutes
 
 bench-planners: $(STAMP) ## seconds of the placing planners on large graphs (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.planners.bench_planners $(ARGS)
+
+gate: $(STAMP) ## answer thirty fixed questions: what moved? (ARGS=--keep accepts today's answers)
+	$(BIN)/python -m tests.gate $(ARGS)
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)

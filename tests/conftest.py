@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,7 @@ TIMEOUT_S = 600.0
 MANY_MODULES = 200
 _created = pytest.StashKey[str]()
 _modules = pytest.StashKey[int]()
+_swept = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +83,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _created in config.stash:
         shutil.rmtree(config.stash[_created], ignore_errors=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Make all but the first parameters of a sweep slow."""
+    mark = item.get_closest_marker("sweep")
+    if mark is not None and item.get_closest_marker("slow") is None:
+        before = item.config.stash.setdefault(_swept, Counter())
+        test = item.nodeid.partition("[")[0]
+        before[test] += 1
+        if before[test] > mark.kwargs.get("quick", 1):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

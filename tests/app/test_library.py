@@ -52,15 +52,24 @@ def test_the_shipped_ones_show_what_more_devices_would_gain() -> None:
     assert devices_by_memory(Library(), View(exploration="gpt2-dgx-h100")) is not None
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_details_of_shipped_points_have_their_figures(every: bool) -> None:
+SHIPPED = [path.name for path in sorted(READY_MADE.iterdir())]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_details_of_shipped_points_have_their_figures(name: str) -> None:
     """Data older than the code contradict themselves: `make ready-made`."""
-    library = Library()
-    for entry in library.entries():
-        found = library.load(entry.key)
-        some = {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}
-        for row in range(len(found.all_points)) if every else some:
-            _check_figures(found, row)
+    found = load(READY_MADE / name)
+    for row in {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}:
+        _check_figures(found, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_details_of_every_shipped_point_have_their_figures(name: str) -> None:
+    found = load(READY_MADE / name)
+    for row in range(len(found.all_points)):
+        _check_figures(found, row)
 
 
 def _check_figures(found: Exploration, row: int) -> None:

@@ -30,12 +30,22 @@ from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
 from tests.docs.programs import CHECKED_ELSEWHERE, run_job, run_python
 from tests.lent_ranks import lend_ranks
 
-RUN = [page for page in pages() if any(b.language != "text" for b in blocks(page))]
+LONG = ("tensoropt/cli", "tensoropt/execute", "tensoropt/integrations")
+"""Folders whose pages explore and train for minutes; README.md does both in the quick suite."""
+RUN = [
+    pytest.param(
+        page,
+        id=str(page.relative_to(ROOT)),
+        marks=[pytest.mark.slow] * (str(page.parent.relative_to(ROOT)) in LONG),
+    )
+    for page in pages()
+    if any(b.language != "text" for b in blocks(page))
+]
 
 
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUN)
 def test_a_page_works_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
 ) -> None:

@@ -50,6 +50,7 @@ def test_micro_batches_are_refused(name: str) -> None:
         micro_strategies(load_model(spec(name)).graph, 2)
 
 
+@pytest.mark.sweep(quick=4)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "micro_batches"), [*((n, 4) for n in ANY[:4]), *((n, 1) for n in BATCH_ALONE)]
@@ -60,6 +61,7 @@ def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int,
     agree(loaded, [random_strategy(loaded.graph, mesh, micro, rng, recompute=0.3) for _ in range(2)], ranks)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "micro_batches", "schedule"),
@@ -81,6 +83,7 @@ def test_stages_are_sent_the_buffers_that_they_read(
     agree(loaded, drawn, ranks)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["queue", "codebook", "teacher", "decay", "running_scale", "instance_norms"])
 def test_memory_and_collectives_are_predicted(name: str) -> None:
     loaded, rng = load_model(spec(name)), random.Random(0)

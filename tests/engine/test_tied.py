@@ -168,6 +168,7 @@ def inputs() -> torch.Tensor:
     return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -35,6 +35,7 @@ def check(name: str, step: AskedStep, wanted: list[UsualStrategy] = USUAL, least
     assert not [row for row in found if abs(row.off) > MOST_OFF]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
 def test_tiny_models_with_every_usual_strategy(name: str, dtype: str) -> None:
@@ -52,6 +53,7 @@ def test_gradients_of_several_micro_batches_and_other_optimizers(optimizer: str)
     check("gpt2-tiny", AskedStep(batch=16, sequence=32, micro_batches=2, optimizer=optimizer), stages)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["qwen3", "gemma", "gemma3_text", "qwen2_moe", "phi3"])
 def test_families_that_the_zoo_does_not_have(name: str) -> None:
     config, built = tiny(name)

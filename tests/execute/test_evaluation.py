@@ -64,6 +64,7 @@ def test_calls_without_targets(ranks: RankPool, name: str) -> None:
         assert losses == 0
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [("tagged", (1, 2)), ("tagged", ("1f1b", 2, 2)), ("normed", ("gpipe", 1, 2)), ("normed", ("placed", 1))],
@@ -95,6 +96,7 @@ def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
 OTHER_KINDS = [("1f1b", 2, 2), ("placed", 2)]
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
 def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:
     """All ranks get all rows."""
@@ -104,6 +106,7 @@ def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:
     check(ranks.run(jobs.evaluated, "scored", mesh, "share", [0], [(8, 6), (6, 9)]), 5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
 def test_results_go_where_parameters_are(ranks: RankPool, mesh: Any) -> None:
     """From the last stage back to the first, to a parameter that is not used there for the loss."""
@@ -125,6 +128,7 @@ def test_pipelines_and_placed_plans_on_four_ranks(four_ranks: RankPool, name: st
     check(four_ranks.run(jobs.evaluated, name, mesh, "share", [0, 1, 2], shapes), tensors)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", [(1, 2), *OTHER_KINDS], ids=str)
 def test_results_that_nothing_makes(ranks: RankPool, mesh: Any) -> None:
     check(ranks.run(jobs.evaluated, "with_buffer", mesh, "share", [0], [(8, 6), (6, 9)]), 2)
@@ -132,6 +136,7 @@ def test_results_that_nothing_makes(ranks: RankPool, mesh: Any) -> None:
         assert "returns its parameter embed.weight, of which ranks have parts; return what" in said
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", OTHER_KINDS, ids=str)
 def test_calls_of_other_kinds_without_targets(ranks: RankPool, mesh: Any) -> None:
     for far, losses in ranks.run(jobs.without_labels, "tagged", mesh):
@@ -139,6 +144,7 @@ def test_calls_of_other_kinds_without_targets(ranks: RankPool, mesh: Any) -> Non
         assert losses == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", OTHER_KINDS, ids=str)
 def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> None:
     for far in ranks.run(jobs.without_what_is_not_read, mesh):
@@ -147,6 +153,7 @@ def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> Non
         assert far < NEAR
 
 
+@pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("outputs", ["all", "loss"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS], ids=str)
 def test_ranks_without_rows(ranks: RankPool, mesh: Any, outputs: str) -> None:
@@ -170,6 +177,7 @@ def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks: RankPo
         assert said["left out"] == ""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
 def test_training_of_ranks_without_rows(ranks: RankPool, mesh: Any) -> None:
     for far in ranks.run(jobs.trained_without_rows, mesh):

@@ -12,6 +12,7 @@ from tests.execute import jobs
 ROUNDING = 2e-4
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("mesh", "seed"),

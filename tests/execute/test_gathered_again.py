@@ -10,6 +10,7 @@ from tests.execute import gathering_jobs
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "mesh", "seed", "recompute"),
     [

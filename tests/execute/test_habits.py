@@ -72,6 +72,7 @@ def test_weights_that_differ_are_refused_or_sent(ranks: RankPool, mesh: Any) -> 
         assert far < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -153,6 +154,7 @@ def test_what_is_followed(ranks: RankPool, mesh: Any) -> None:
         assert all(far < 1e-5 for far in found.values()), found
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "seed"),
     [
@@ -188,6 +190,7 @@ def test_a_penalty_beside_the_loss(ranks: RankPool, mesh: Any, seed: int) -> Non
         assert all(far < 1e-5 for far in found.values()), found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mesh", "seed"),
     [
@@ -206,6 +209,7 @@ def test_what_is_read_with_a_penalty_is_what_one_process_reads(ranks: RankPool, 
         assert all(far < 1e-4 for far in found.values()), found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mesh", [("placed", 1), ("1f1b", 2, 2)], ids=str)
 def test_a_penalty_that_parts_of_parameters_cannot_give(ranks: RankPool, mesh: Any) -> None:
     for said in ranks.run(jobs.refused_penalties, mesh):
@@ -214,6 +218,7 @@ def test_a_penalty_that_parts_of_parameters_cannot_give(ranks: RankPool, mesh: A
         assert "is combined with a tensor of shape" in said[5]
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("mesh", "what", "says"),
     [
@@ -236,6 +241,7 @@ FUSED = ("transformer", (1, 2), 7)
 """A plan that stores a fused projection split on heads."""
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "seed"),
     [FUSED, ("transformer", (2, 2), 2), ("odd", ("1f1b", 2, 2), 3), ("odd", ("placed", 1), 3)],
@@ -245,6 +251,7 @@ def test_groups_by_shape_are_those_of_the_model(ranks: RankPool, name: str, mesh
         assert all(found)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("meshes", "by_pytorch"),
     [(((1, 2), (2, 2)), False), (((2, 2), ("1f1b", 2, 2)), False), (((1, 2), (1, 2)), True)],
@@ -270,6 +277,7 @@ def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
     assert sizes[0] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "mesh", "seed", "lacks"),
     [
@@ -287,6 +295,7 @@ def test_a_state_dict_that_lacks_parts_says_so_when_it_is_written(
         assert all(lacks in line for line in said)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("mesh", KINDS, ids=str)
 def test_gradients_requested_of_autograd(ranks: RankPool, mesh: Any) -> None:
     for said in ranks.run(jobs.requested, mesh):

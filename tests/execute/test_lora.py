@@ -23,6 +23,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("base", SOURCES)
 def test_losses_are_those_of_one_process_and_adapters_are_saved(
     base: str, ranks: RankPool, tmp_path: Path
@@ -44,6 +45,7 @@ def test_losses_are_those_of_one_process_and_adapters_are_saved(
             assert trained["rank"] == 4
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("mesh", "seed"),
     [((1, 2), 0), ((1, 2), 1), ((2, 2), 0), (("1f1b", 2, 2), 0), (("placed", 1), 0)],

@@ -28,12 +28,14 @@ pytestmark = pytest.mark.distributed
 ROUNDING = 2e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "micro"), [("gpt2_small", 1), ("transformer", 2), ("vgg_norm_plain", 1)])
 def test_usual_loop(ranks: RankPool, name: str, micro: int) -> None:
     for found in ranks.run(jobs.train_alike, name, (micro, 2), 3):
         assert all(value < ROUNDING for value in found.values()), found
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(("micro", "seed"), [(1, 5), (1, 14), (2, 14), (1, 122), (2, 122)])
 def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
     strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), (micro, 2), seed)
@@ -46,6 +48,7 @@ def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
         assert all(value < ROUNDING for value in found.values()), found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "seed", "fused"), [("transformer", 7, True), ("bert_small", 3, False)])
 def test_state_dict(ranks: RankPool, name: str, seed: int, fused: bool) -> None:
     for found in ranks.run(jobs.state_dicts, name, (1, 2), seed):
@@ -134,6 +137,7 @@ def test_killed_while_saving(tmp_path: Path, delay_s: float) -> None:
     assert values in ({float(last)}, {float(last + 1)})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "micro"), [("vgg_norm", 1), ("vgg_dropout", 2)])
 def test_evaluation(ranks: RankPool, name: str, micro: int) -> None:
     for found in ranks.run(jobs.evaluated, name, (micro, 2)):
@@ -170,6 +174,7 @@ def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
         assert "parallelized already" in again
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["mlp", "odd"])
 def test_any_optimizer(ranks: RankPool, name: str) -> None:
     for found in ranks.run(jobs.optimizers, name, (1, 2), 5):

@@ -23,6 +23,7 @@ def check(found: dict[str, Any]) -> None:
     assert found.get("called", 0.0) < ROUNDING, found
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "seed"),
     [

@@ -20,6 +20,7 @@ def check(found: list[dict[str, Any]]) -> None:
         assert each["covers"] == list(range(each["rows"])), each
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mesh"), [("mlp", (1, 2)), ("gpt2_ignored", (2, 2))])
 def test_shares_of_random_plans(ranks: RankPool, name: str, mesh: Any) -> None:
     for found in ranks.run(jobs.shares, name, mesh, list(range(8))):
@@ -95,6 +96,7 @@ def test_accumulated_gradients(ranks: RankPool) -> None:
         assert max(ranks.run(jobs.accumulated, micro)) < ROUNDING
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("mesh", "batch"),
     [

@@ -38,6 +38,7 @@ def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"dcp": str(folder / "dcp"), "files": str(folder / "files")}
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("placed", [False, True], ids=["sharded", "placed"])
 @pytest.mark.parametrize(

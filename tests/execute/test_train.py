@@ -125,6 +125,7 @@ def gpu_plan(path: Path, mesh: tuple[int, ...]) -> Path:
     return write_plan(path, mesh, cluster=load_cluster(f"dgx-h100[{math.prod(mesh[1:])}]").to_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> None:
     """Not by every rank: the others wait until torchrun ends them."""

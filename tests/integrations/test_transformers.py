@@ -112,6 +112,7 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
     assert made.model.config.pad_token_id == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "kind", ["data", "pipeline", *(pytest.param(k, marks=pytest.mark.slow) for k in (*KINDS[1:3], "placed"))]

@@ -382,6 +382,7 @@ def test_sends_are_counted() -> None:
     assert split.sent_by(3)[Collective("all_reduce", (1,), 2 * WEIGHT)] == 1
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "schedule"),
     [
@@ -409,6 +410,7 @@ def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
         assert compare_collectives(rows_of(found.sent_by(rank)), shown) == [], rank
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("build", [four, skip, tied])
 def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
@@ -456,6 +458,7 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "schedule", "seed"),
     [
@@ -479,6 +482,7 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [

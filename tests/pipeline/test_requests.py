@@ -81,6 +81,7 @@ def test_stages_of_one_place_ask_for_what_is_counted(schedule: str, optimizer: s
     check_requests(evaluated(strategy, optimizer=optimizer))
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [

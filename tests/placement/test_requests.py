@@ -79,6 +79,7 @@ def variants(problem: PlacementProblem, seed: int) -> PlacementProblem:
     return replace(problem, micro_batches=3 if seed % 4 == 0 else 1)
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_placements_ask_for_what_is_counted(seed: int) -> None:
     training = seed % 5 > 0

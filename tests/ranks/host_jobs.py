@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -58,23 +59,23 @@ def measure() -> int:
     return 0
 
 
-def lose() -> int:
-    """Use ranks of both hosts, lose some of them, and say what was found."""
+def lose(how: str) -> int:
+    """Use ranks of both hosts, lose some of them in one way, and say what was found."""
     hosts = job_hosts()
     assert hosts is not None
     found: dict[str, object] = {"hosts": len(hosts), "own": os.getpid()}
     with RankPool(4, timeout_s=60.0, hosts=hosts) as pool:
         found["first"] = pool.run(where)
-        for function, timeout_s in ((fails, 60.0), (dies, 60.0), (hangs, 4.0)):
-            try:
-                pool.run(function, 3, timeout_s=timeout_s)
-            except RankError as error:
-                found[function.__name__] = {"rank": error.rank, "kind": error.kind, "text": str(error)}
-            found[f"after {function.__name__}"] = [one[1] for one in pool.run(where)]
+        function, timeout_s = {"fails": (fails, 60.0), "dies": (dies, 60.0), "hangs": (hangs, 4.0)}[how]
+        try:
+            pool.run(function, 3, timeout_s=timeout_s)
+        except RankError as error:
+            found["lost"] = {"rank": error.rank, "kind": error.kind, "text": str(error)}
+        found["after"] = [one[1] for one in pool.run(where)]
         found["ranks"] = [one[3] for one in pool.run(where)]
     print(json.dumps(found), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_in_job({"measure": measure, "lose": lose}[sys.argv[1]]))
+    sys.exit(run_in_job(measure if sys.argv[1] == "measure" else partial(lose, sys.argv[1])))

@@ -78,8 +78,15 @@ def two_hosts(
             one.kill()
 
 
-def test_a_pool_has_ranks_on_all_hosts_and_stays_usable_when_some_are_lost(tmp_path: Path) -> None:
-    first, second = two_hosts(["tests.ranks.host_jobs", "lose"], tmp_path)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [("fails", "raised", "refused"), ("dies", "died", "last words"), ("hangs", "hung", "in hangs")],
+)
+def test_a_pool_has_ranks_on_all_hosts_and_stays_usable_when_some_are_lost(
+    tmp_path: Path, how: str, kind: str, says: str
+) -> None:
+    first, second = two_hosts(["tests.ranks.host_jobs", how], tmp_path)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert second.stdout == ""
     found = json.loads(first.stdout)
@@ -88,11 +95,9 @@ def test_a_pool_has_ranks_on_all_hosts_and_stays_usable_when_some_are_lost(tmp_p
     parents = [parent for *_, parent, _ in found["first"]]
     assert parents[:2] == [found["own"]] * 2
     assert parents[2] == parents[3] != found["own"]
-    for name, kind in (("fails", "raised"), ("dies", "died"), ("hangs", "hung")):
-        assert (found[name]["rank"], found[name]["kind"]) == (3, kind)
-        assert found[f"after {name}"] == [6.0] * 4
-    assert "last words" in found["dies"]["text"]
-    assert "in hangs" in found["hangs"]["text"]
+    assert (found["lost"]["rank"], found["lost"]["kind"]) == (3, kind)
+    assert found["after"] == [6.0] * 4
+    assert says in found["lost"]["text"]
     until = time.monotonic() + 10
     while any(map(runs, found["ranks"])) and time.monotonic() < until:
         time.sleep(0.1)

@@ -290,6 +290,7 @@ def test_works_from_a_script_without_a_guard_and_leaves_nothing(tmp_path):
     assert wait_until_gone(int(lines[1].split(" ")[1]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_an_interrupted_or_killed_parent(tmp_path, sent):
     script = run_script(tmp_path, "time.sleep(600)")

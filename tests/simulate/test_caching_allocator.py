@@ -58,6 +58,7 @@ def random_strategies(loaded, mesh, count):
     return [random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5) for _ in range(count)]
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["mlp", "transformer", "bert_small"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_at_the_peak_as_much_is_asked_for_as_the_simulator_counts(name, optimizer):

@@ -190,6 +190,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sweep(quick=12)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("build", [two_layers, gates, gpt2, llama], ids=lambda b: b.__name__)

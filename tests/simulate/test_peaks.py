@@ -16,6 +16,7 @@ from tests.costs.models import facts_of
 from tests.execute import jobs
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "meshes", "count", "more"),
     [

@@ -107,6 +107,7 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
     assert at[2][BEGIN_BEFORE].transient == SENT
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])

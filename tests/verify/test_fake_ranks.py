@@ -23,6 +23,7 @@ from tests.execute import jobs
 from tests.verify.test_verify import around, facts_by_group, predicted, predicted_order
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "recompute"),
     [

@@ -13,6 +13,7 @@ from tests.profiling import own_optimizers
 from tests.verify.test_verify import facts_by_group
 
 
+@pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("name", ["adamw", "rmsprop", "amsgrad", "lion"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
 def test_their_memory_is_predicted(name: str, mesh: tuple[int, ...]) -> None:

@@ -71,6 +71,7 @@ def captured(name: str, dtype: str, settings: tuple[tuple[str, int], ...] = ()) 
     return load_model(ModelSpec(f"zoo:{name}", compute_dtype=dtype, settings=settings, device="meta"))
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize(
     ("name", "dtype", "count", "settings"),
     [
@@ -111,6 +112,7 @@ def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], 
     assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "build",

@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(("name", "mesh", "within"), CASES)
 def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float) -> None:
     """The judge, this project's tracker and PyTorch's; a step counter here and there is 4 bytes."""

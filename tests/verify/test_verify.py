@@ -94,6 +94,7 @@ def facts_of(work: Workload) -> Facts:
     return _facts[work.key]
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "mesh", "count"),
     [
@@ -172,6 +173,7 @@ def test_keys_in_narrow_numbers_go_around(ranks: RankPool) -> None:
     check_strategies(jobs.spec("llama_small", **narrow), [around("llama_small", (1, 2), **narrow)], ranks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("also", [RING, "queries", "heads", pytest.param("batch0", marks=pytest.mark.slow)])
 def test_keys_go_around_beside_another_axis(four_ranks: RankPool, also: str) -> None:
     check_strategies(jobs.spec("llama_small"), [around("llama_small", (1, 2, 2), also)], four_ranks)
@@ -311,6 +313,7 @@ def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
     assert not spoilt.numerics_ok
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mode"), [("perceptron_outputs", "inference"), ("mlp", "train")])
 def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> None:
     """NaN was no difference: ``max(0.0, nan)`` is 0.0."""
@@ -335,6 +338,7 @@ def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
     return any(strategy.steps(edge)[0] for edge in strategy.edges())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mode"), [("undefined_outputs", "inference"), ("undefined_loss", "train")])
 def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: str, mode: str) -> None:
     spec = jobs.spec(name, mode=mode)

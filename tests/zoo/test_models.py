@@ -107,6 +107,7 @@ def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
 
 # ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum. Quoted from
 # memory, as is GPipe's 82 M below: to be read against the papers before either is shown to anyone.
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("depth", "width", "figure"),
     [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),

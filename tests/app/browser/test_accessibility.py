@@ -59,6 +59,7 @@ def test_every_page_can_be_the_first(site: Site, opened: Callable[..., Any], fir
         page.wait_for_selector(READY[name])
 
 
+@pytest.mark.slow
 def test_a_click_before_the_form_is_made_is_not_lost(site: Site, opened: Callable[..., Any]) -> None:
     page = opened("about:blank")
     # The browser is never idle: the form is made when its page is asked for.

@@ -48,6 +48,7 @@ def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_shown_exploration_fills_the_form(quick: Site, opened: Callable[..., Any]) -> None:
     page = opened(quick.url(query="x=opened-small"))
     page.wait_for_selector("#card-title")
@@ -57,6 +58,7 @@ def test_the_shown_exploration_fills_the_form(quick: Site, opened: Callable[...,
     filled(page, model="gpt2-tiny", cluster="dgx-h100", kind="H100-80GB", per_node="8")
 
 
+@pytest.mark.slow
 def test_a_cluster_file_is_checked_at_once_and_named_in_the_list(
     quick: Site, opened: Callable[..., Any], tmp_path: Path
 ) -> None:

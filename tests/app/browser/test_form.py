@@ -75,6 +75,7 @@ def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
     assert "batch=8" in quick.jobs.jobs()[0].arguments
 
 
+@pytest.mark.slow
 def test_other_fields_are_closed_until_something_in_them_is_set(
     quick: Site, opened: Callable[..., Any]
 ) -> None:
@@ -90,6 +91,7 @@ def test_other_fields_are_closed_until_something_in_them_is_set(
     page.wait_for_function("document.querySelector('#more').open")
 
 
+@pytest.mark.slow
 def test_typing_into_a_select_begins_anew_and_planners_say_that_they_will_refuse(
     quick: Site, opened: Callable[..., Any]
 ) -> None:

@@ -113,6 +113,7 @@ def test_keys_walk_and_compare_and_clicks_faster_than_answers_all_count(
     page.wait_for_function("location.search.includes('other=6')")
 
 
+@pytest.mark.slow
 def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=501")), "Point 501 of")
     page.focus("#plot")
@@ -160,6 +161,7 @@ def test_a_budget_selects_and_greys_and_axes_and_lines_are_in_the_url(
     assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
 
 
+@pytest.mark.slow
 def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
     site: Any, opened: Callable[..., Any]
 ) -> None:
@@ -219,6 +221,7 @@ def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> N
     page.wait_for_function("!location.search.includes('budget=')")
 
 
+@pytest.mark.slow
 def test_answers_that_come_late_do_not_move_the_slider_back(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&budget=55GiB")), "Point 5 of 8")
     page.evaluate(
@@ -249,6 +252,7 @@ def test_answers_that_come_late_do_not_move_the_slider_back(site: Any, opened: C
     assert page.inner_text("#card-title").startswith("Point 2 of 8")
 
 
+@pytest.mark.slow
 def test_filters_and_addresses_that_lead_nowhere_are_said(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url(query="x=opened-small&point=999&budget=lots&mesh=9x9"))
     said = page.locator("#frontier-notes")
@@ -288,6 +292,7 @@ def test_the_table_begins_with_notable_points_and_the_selected_one(
     page.wait_for_function(f"{ROWS} === {few}")
 
 
+@pytest.mark.slow
 def test_the_budget_is_among_the_first_ten_stops_of_the_tab_key(
     site: Any, opened: Callable[..., Any]
 ) -> None:
@@ -341,6 +346,7 @@ def zoom_in(page: Any, x: float, y: float) -> None:
     raise AssertionError("a box that is dragged zooms in")
 
 
+@pytest.mark.slow
 def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=1")))
     box = page.locator("#graph").bounding_box()
@@ -455,6 +461,7 @@ def test_back_goes_one_choice_back_and_forward_returns(site: Any, opened: Callab
     page.wait_for_selector(f"#card-title:text-matches('{SHIPPED}')")
 
 
+@pytest.mark.slow
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url(query="x=job-gone&point=4"))
     page.wait_for_selector("text=This exploration cannot be shown")
@@ -486,6 +493,7 @@ def remaining(page: Any, script: str) -> Any:
     return page.evaluate(script)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
@@ -524,6 +532,7 @@ NAMES = """() => {
 }"""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "width", [390, 1280, *(pytest.param(width, marks=pytest.mark.slow) for width in (768, 1920))]
 )

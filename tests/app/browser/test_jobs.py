@@ -15,6 +15,7 @@ from tests.app.browser.conftest import is_notice
 REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
 
 
+@pytest.mark.slow
 def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
     for _ in range(2):
         ticking.jobs.submit(REQUEST)
@@ -55,6 +56,7 @@ def test_jobs_go_on_after_another_page_was_loaded_whole(
         words = page.inner_text(".job .at-work .small")
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     ticking: Site, opened: Callable[..., Any]
 ) -> None:

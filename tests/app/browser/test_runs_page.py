@@ -92,6 +92,7 @@ def reads(page: Any, key: str, column: str, text: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_link_may_be_wrong(runs: Site, opened: Callable[..., Any]) -> None:
     page = drawn(opened(runs.url("runs", "runs=opened-a,gone,%252&runaxes=sample,nonsense")), 1)
     page.wait_for_selector("text=2 of the runs in this link are not here.")
@@ -182,6 +183,7 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     assert again.locator("#runs-said .note").count() == 0
 
 
+@pytest.mark.slow
 def test_keys_alone_reach_everything(runs: Site, opened: Callable[..., Any]) -> None:
     page = drawn(opened(runs.url("runs", "runs=opened-a,opened-c")), 2)
     page.focus("#runs-plot")
@@ -210,6 +212,7 @@ def test_the_page_fits_a_phone_and_can_be_read_in_the_dark(runs: Site, opened: C
     check_readable(drawn(opened(runs.url("runs"), **options), COUNT))
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, opened: Callable[..., Any]) -> None:
     exploration().save(tmp_path / "lib" / "a")
     (tmp_path / "home").mkdir()

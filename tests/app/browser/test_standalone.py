@@ -50,6 +50,7 @@ def opened(browser: Any, tmp_path: Path) -> Any:
         assert not watch.faults
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_is_drawn_at_any_width_and_follows_the_scheme(opened: Any, width: int) -> None:
     html = standalone.frontier_page(FrontierData.of(exploration(), "gpt2"), View(point=2))
@@ -61,6 +62,7 @@ def test_the_page_is_drawn_at_any_width_and_follows_the_scheme(opened: Any, widt
     page.wait_for_function(f"{GROUND} === '{rgb(LIGHT.surface)}'")
 
 
+@pytest.mark.slow
 def test_all_outputs_of_a_notebook_are_drawn_with_the_script_of_one(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_an_amount_a_currency_and_axes_in_the_card_the_plot_and_the_link(
     again.wait_for_function(f"{UP} === 'throughput, tokens/s'")
 
 
+@pytest.mark.slow
 def test_a_budget_dragged_over_other_axes_is_answered_by_the_server(
     shops: Site, opened: Callable[..., Any]
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_budget_dragged_over_other_axes_is_answered_by_the_server(
     )
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_and_a_click_opens_the_point(shops: Site, opened: Callable[..., Any]) -> None:
     page = opened(shops.url("clusters", "x=opened-fast"))
     page.wait_for_selector("text=No price is known, so the plot shows device-hours")

@@ -133,6 +133,7 @@ def test_a_term_that_is_left_out_is_reported():
     assert "products 8.0" in shares_yaml(fit(found)) == result["fit"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", [{}, PIPED, {"recompute": "full", "framework": "NeMo", "date": "2025-01"}])
 def test_parts_add_up_to_the_simulated_step(how, tmp_path):
     models = {"small": {name: getattr(GPT, name) for name in Architecture.__slots__}}

@@ -66,6 +66,7 @@ def kept_by_a_block(run: Measured, of: Architecture) -> float:
     return more - fewer
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("parallel", "recompute"), [("no", "none"), ("yes", "selective (attention core)")])
 def test_a_block_keeps_what_the_paper_counts(tmp_path, parallel, recompute):
     # On a small model scattering takes longer than keeping all of the sequence.

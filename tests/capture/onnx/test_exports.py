@@ -247,6 +247,7 @@ EXPORTS.remove(("torchscript", "gpt2"))
 """It has no ``aten::diff``, which the model's mask needs."""
 
 
+@pytest.mark.sweep(quick=6)
 @pytest.mark.parametrize(("exporter", "name"), EXPORTS)
 def test_outputs_and_gradients_are_those_of_the_original(exporter: str, name: str, tmp_path: Path) -> None:
     if (exporter, name) == ("torchscript", "bert"):

@@ -55,12 +55,14 @@ def pipelines(
     return found
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_on_two_ranks(ranks: RankPool, schedule: str) -> None:
     compare(ranks, "frozen", pipelines("frozen", (4, 2), schedule, 2))
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "name", ["adapted", "frozen_but_the_last", pytest.param("frozen_encoder", marks=pytest.mark.slow)]
@@ -70,6 +72,7 @@ def test_other_models_on_two_ranks(ranks: RankPool, name: str) -> None:
     compare(ranks, name, drawn)
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(("mesh", "behind"), [((4, 4), True), ((4, 2, 2), False)])
 def test_on_four_ranks(four_ranks: RankPool, mesh: tuple[int, ...], behind: bool) -> None:

@@ -20,6 +20,7 @@ PLAIN = ("1f1b", 2, 2)
 SPLIT = ("1f1b", 2, 2, 2)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("mesh", [PLAIN, ("gpipe", 1, 2), ("interleaved_1f1b", 2, 2), ("zero_bubble", 4, 2)])
 def test_usual_loop(ranks: RankPool, mesh: tuple[Any, ...]) -> None:
@@ -49,6 +50,7 @@ def test_evaluation_where_stages_that_follow_one_another_share_a_place(ranks: Ra
         assert max(found) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("one", "other"),

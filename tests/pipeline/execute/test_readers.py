@@ -40,6 +40,7 @@ def check(pool: RankPool, build: str, count: int, schedules: tuple[str, ...] = t
     return len(drawn)
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize("build", ["build_momentum_target", "build_detached_later"])
 def test_branches_without_gradient_are_cut(ranks: RankPool, build: str) -> None:

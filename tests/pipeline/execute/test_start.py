@@ -18,6 +18,7 @@ def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "dcp")
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("source", "schedule"),
@@ -42,6 +43,7 @@ def test_a_rank_starts_with_its_stages_and_one_layer(
         assert found["peak"] <= found["kept"] + jobs.LAYER + jobs.SMALL
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize("source", ["drawn", "stored"])
 def test_a_rank_never_holds_more_than_its_stages_and_a_layer(

@@ -41,6 +41,7 @@ MODELS = ["mlp", "vgg_norm", "transformer", "transformer_dropout", "odd"]
 IN_MICRO_BATCHES = ["mlp", "transformer_dropout", "vgg_dropout", "odd"]
 
 
+@pytest.mark.sweep(quick=12)
 @pytest.mark.parametrize(
     ("name", "count", "seed"),
     [

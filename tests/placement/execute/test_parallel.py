@@ -20,6 +20,7 @@ PLACED = ()
 ROUNDING = 2e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "plan"), [("transformer", PLACED), ("vgg_norm_plain", PLACED), ("transformer", ("placed", 4))]
@@ -51,6 +52,7 @@ def test_state_dict(ranks: RankPool) -> None:
         assert all(found.values()), found
 
 
+@pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("one", "other"),

@@ -63,6 +63,7 @@ def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
     return compare_collectives(prediction.collectives, [row | {"axes": shown_axes(row)} for row in issued])
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("source", "counts"),
@@ -94,6 +95,7 @@ def test_on_two_ranks(
         assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -159,7 +159,7 @@ def test_results_of_a_call_are_given_to_all_devices(tmp_path: Path) -> None:
     alone = Placement.in_order([0] * problem.size, 2)
     priced, free = (simulate_placement(p, alone) for p in (problem, replace(problem, results=())))
     assert priced.time_s == pytest.approx(free.time_s + result.seconds)
-    assert priced.communication_s == pytest.approx(result.seconds)
+    assert priced.communication_s(1) == pytest.approx(result.seconds)
     # The device that computes nothing has the result, too.
     assert (priced.peak_bytes[1], free.peak_bytes[1]) == (result.bytes, 0)
 

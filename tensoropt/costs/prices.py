@@ -239,10 +239,8 @@ class DevicePrices:
 
     @property
     def message_end(self) -> Queues:
-        """The seconds of issuing one end of a message: those of a step of an edge, which autograd need not
-        pass."""
-        device_s, host_s = self._both(lambda overheads: overheads.issuing_s(("send",)))
-        return Queues(device_s - self.passing.device_s, host_s - self.passing.host_s)
+        """The seconds of issuing one end of a message: one direction of an edge with a single step."""
+        return self._both(lambda overheads: overheads.issuing_s(("send",)))
 
     def again(self, work: Workload, forward: Queues) -> Queues:
         """Return the seconds that recomputing adds to a group: its second forward, and the overhead of

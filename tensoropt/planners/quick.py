@@ -92,7 +92,7 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
         return ""
     if parallelism is not None and parallelism < PARALLEL:
         return (
-            f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.2g} times those "
+            f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.1f} times those "
             f"of its longest chain of operators (tried from {PARALLEL:g} on); --placements always tries them"
         )
     if operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS:

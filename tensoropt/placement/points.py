@@ -260,6 +260,7 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
         "exposed_s": exposed,
         "hidden_s": hidden,
         "idle_s": max(total - compute - exposed, 0.0),
+        "host_s": simulated.host_s[busiest],
     }
 
 

@@ -114,7 +114,7 @@ class SimulatedPlacement:
     placement: Placement
     timeline: Timeline
     transfers: tuple[TensorTransfer, ...]
-    host_s: tuple[float, ...] = ()
+    host_s: tuple[float, ...]
 
     @property
     def micro_batches(self) -> int:

@@ -309,7 +309,9 @@ def _seconds(
         back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
     # The step of a stage that waits for its host is longer by what the host takes to issue messages.
     issuing_s = _issuing_s(strategy, number, prices)
-    longer = max((float(stage.metrics.host_s[0]) + issuing_s) / float(stage.metrics.time_s[0]), 1.0)
+    longer = 1.0
+    if issuing_s:
+        longer = max((float(stage.metrics.host_s[0]) + issuing_s) / float(stage.metrics.time_s[0]), 1.0)
     seconds = StageSeconds(
         forward=_three(longer * parts.forward_s[0]),
         backward=_three(longer * parts.backward_s[0]),

@@ -31,7 +31,7 @@ from tensoropt.costs.effects import (
     part_of,
 )
 from tensoropt.costs.parameter_effects import ParameterEffects, StoredUse, Use
-from tensoropt.costs.prices import Prices, Queues
+from tensoropt.costs.prices import Prices
 from tensoropt.ops.calls import InnerCollective
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
@@ -194,14 +194,14 @@ class GroupEffects:
         """Return the effects of a group's computation: forward, a second forward if it is recomputed,
         backward.
         """
-        work, facts, compute = choice.work, choice.facts, self.prices.compute
-        forward, backward = map(Queues, compute.seconds(work, facts), compute.host_seconds(work))
+        work = choice.work
+        forward, backward = self.prices.work(work, choice.facts)
         passes = [(COMPUTE, forward)]
         if self.training and choice.again:
             passes.append((COMPUTE_AGAIN, self.prices.again(work, forward)))
         if self.training:
             passes.append((COMPUTE_BACK, backward))
-        source = compute.source_of(work)
+        source = self.prices.compute.source_of(work)
         return Effects(
             tuple(Effect(when, local_s=s.device_s, host_s=s.host_s, source=source) for when, s in passes)
         )

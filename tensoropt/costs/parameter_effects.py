@@ -305,7 +305,7 @@ class ParameterEffects:
             return self._scattered_behind(use)
         if not use.waits:
             return []
-        # A cast, which autograd also has to pass, is priced with the issuing of a call.
+        # The price of a cast contains that of passing it.
         passes = not use.forward and not use.casts_back
         back = self.moves.stepped(PARAMETERS, use.name, use.backward, passes=passes)
         if use.casts_back:
@@ -380,7 +380,8 @@ class ParameterEffects:
         # If the parameter is stored as it is used, its gradient has nothing to wait for.
         waits = Storage.of(stored).reduced_last and complete != ARRIVED
         axes, elements = reduction_axes(stored, self.moves.mesh), self.moves.elements(name, stored)
-        arrival = self.prices.gradient_arrival(size, copied=bool(axes) or complete != ARRIVED, once=waits)
+        arrivals = 1 if waits else self.moves.mesh[0]
+        arrival = self.prices.gradient_arrival(size, arrivals, copied=bool(axes) or complete != ARRIVED)
         found: list[Effect] = []
         if joins:
             summed = Allocation(_RETURNING, "sum", self.summed_bytes(name, stored))

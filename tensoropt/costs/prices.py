@@ -1,7 +1,9 @@
-"""Prices on one mesh: the seconds of single collectives, reshardings, casts and an optimizer's step.
+"""Prices: the seconds of work, copies, casts, additions, messages and collectives, the same for every kind of
+plan.
 
-The effects of a choice (:mod:`tensoropt.costs.effects`) say what it does and how often; this module prices
-them.
+:class:`DevicePrices` has what a rank does by itself, :class:`Prices` adds the collectives of one mesh. The
+effects of a choice (:mod:`tensoropt.costs.effects`), the stages of a pipeline and placed operators
+(:mod:`tensoropt.placement.prices`) say what is done and how often.
 """
 
 from __future__ import annotations
@@ -187,7 +189,84 @@ is measured on CPU ranks only, and has nearly reached its limit by then
 (:class:`~tensoropt.profiling.link_fits.Transition`)."""
 
 
-class Prices:
+class DevicePrices:
+    """The prices of what a rank does by itself, whichever kind of plan asks for it.
+
+    Args:
+        compute: the source of the seconds of workloads and of the optimizer.
+        overheads: the costs of copies, additions, messages and issuing.
+    """
+
+    def __init__(self, compute: ComputeCosts, overheads: Overheads = NO_OVERHEADS):
+        self.compute = compute
+        self.overheads = overheads
+
+    def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
+        """Return the overheads on the device and on its host."""
+        return Queues(seconds(self.overheads), seconds(self.overheads.host))
+
+    def work(self, work: Workload, facts: Facts) -> tuple[Queues, Queues]:
+        """Return the (forward, backward) seconds of one micro-batch."""
+        forward, backward = map(Queues, self.compute.seconds(work, facts), self.compute.host_seconds(work))
+        return forward, backward
+
+    def copy(self, num_bytes: float, kernels: int = 1) -> Queues:
+        """Return the seconds of copying so many bytes, by so many kernels, each of which is issued as
+        a gradient's copy to its bucket is.
+        """
+        device_s, host_s = self._both(lambda overheads: overheads.arrive_s)
+        return Queues(kernels * device_s + num_bytes * self.overheads.copy_s_per_byte, kernels * host_s)
+
+    def addition(self, num_bytes: float, kernels: int = 1) -> Queues:
+        """Return the seconds of adding so many bytes to others, by so many kernels."""
+        device_s, host_s = self._both(lambda overheads: overheads.accumulate_s)
+        return Queues(kernels * device_s + num_bytes * self.overheads.add_s_per_byte, kernels * host_s)
+
+    def cast(self, tensor: Tensor, elements: int) -> Queues:
+        """Return the seconds of casting ``elements`` elements between the dtype in which a parameter is
+        stored and the one that its readers see, in either direction; 0 if these are the same.
+        """
+        if tensor.master_dtype is None:
+            return NO_WORK
+        # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
+        # a write.
+        return self.copy(elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2)
+
+    @property
+    def passing(self) -> Queues:
+        """The seconds in which autograd passes on a tensor that does not move."""
+        return self._both(lambda overheads: overheads.pass_s)
+
+    @property
+    def message_end(self) -> Queues:
+        """The seconds of issuing one end of a message: one direction of an edge with a single step."""
+        return self._both(lambda overheads: overheads.issuing_s(("send",)))
+
+    def again(self, work: Workload, forward: Queues) -> Queues:
+        """Return the seconds that recomputing adds to a group: its second forward, and the overhead of
+        autograd for each of its calls.
+        """
+        return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
+
+    def step(self, elements: int) -> Queues:
+        """Return the seconds of the optimizer's step for a parameter with ``elements`` elements on this
+        rank.
+        """
+        device_s, host_s = self._both(lambda overheads: overheads.step_s)
+        return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
+
+    def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
+        """Return the seconds, for each of the micro-batches, in which a gradient of ``size`` bytes comes to
+        where its parameter is stored.
+
+        Args:
+            copied: whether it is copied there: into a bucket that is reduced, or from where it was scattered
+                with others; any other gradient stays where autograd made it.
+        """
+        return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
+
+
+class Prices(DevicePrices):
     """The prices of one mesh.
 
     Args:
@@ -218,12 +297,11 @@ class Prices:
         packs: bool = True,
         in_flight: int = 1,
     ):
+        super().__init__(compute, overheads)
         self.graph = graph
         self.mesh = mesh
-        self.compute = compute
         self.communication = communication
         self.optimizer = optimizer
-        self.overheads = overheads
         self.process = process
         self.beside = beside
         self.slower_beside = slower_beside
@@ -314,10 +392,6 @@ class Prices:
         seconds = self.communication.time_s(kind, real, num_bytes)
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
-    def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
-        """Return the overheads on the device and on its host."""
-        return Queues(seconds(self.overheads), seconds(self.overheads.host))
-
     def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
         """Return the price of a resharding: seconds of the copies around its collectives and of issuing it;
         its collectives.
@@ -332,46 +406,6 @@ class Prices:
             # buffer.
             local += payload * self.overheads.copy_s_per_byte
         return Queues(local, host_s), tuple(sends)
-
-    @property
-    def passing(self) -> Queues:
-        """The seconds in which autograd passes on a tensor that does not move."""
-        return self._both(lambda overheads: overheads.pass_s)
-
-    def again(self, work: Workload, forward: Queues) -> Queues:
-        """Return the seconds that recomputing adds to a group: its second forward, and the overhead of
-        autograd for each of its calls.
-        """
-        return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
-
-    def step(self, elements: int) -> Queues:
-        """Return the seconds of the optimizer's step for a parameter with ``elements`` elements on this
-        rank.
-        """
-        device_s, host_s = self._both(lambda overheads: overheads.step_s)
-        return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
-
-    def gradient_arrival(self, size: float, *, copied: bool, once: bool = False) -> Queues:
-        """Return the seconds in which a gradient of ``size`` bytes comes to where its parameter is stored.
-
-        Args:
-            copied: whether it is copied there: into a bucket that is reduced, or from where it was scattered
-                with others; any other gradient stays where autograd made it.
-            once: whether this happens once per step instead of in every micro-batch.
-        """
-        arrivals = 1 if once else self.mesh[0]
-        return self._both(lambda overheads: overheads.arrival_s(size, arrivals, copied=copied))
-
-    def cast(self, tensor: Tensor, elements: int) -> Queues:
-        """Return the seconds of casting ``elements`` elements between the dtype in which a parameter is
-        stored and the one that its readers see, in either direction; 0 if these are the same.
-        """
-        if tensor.master_dtype is None:
-            return NO_WORK
-        # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
-        # a write.
-        moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
-        return self._both(lambda overheads: overheads.call_s + moved * overheads.copy_s_per_byte)
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:

@@ -161,6 +161,23 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
     return (ruled / total, split / total) if total else (1.0, 1.0)
 
 
+def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
+    """Return the forward FLOPs of all groups over those of the longest chain of groups that wait for each
+    other: 1 if nothing can run beside anything else.
+
+    Args:
+        whole: the groups, unsplit.
+    """
+    until: dict[str, float] = {}
+    total = longest = 0.0
+    for group in graph.groups:
+        flops = whole[group.name].facts[0].forward_flops
+        end = flops + max((until.get(name, 0.0) for name in group.reads), default=0.0)
+        until.update(dict.fromkeys(group.writes, end))
+        total, longest = total + flops, max(longest, end)
+    return total / longest if longest else 1.0
+
+
 _GRADIENTS_OF_A_PRODUCT = 2.0
 """A product's gradients are one product of its size for each of its two factors; what a kernel computes in
 backward beyond that, it computes again."""

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
-from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, Prices
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, DevicePrices, LinkCosts, Prices, Queues
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
@@ -252,16 +252,24 @@ class PipelinePrices:
 
     def message_s(self, source: int, target: int, size: float) -> float:
         """Return the seconds of a message from each rank at one place to its counterpart at another, all sent
-        at once; 0 within a place.
+        at once, with those of issuing both ends; 0 within a place.
         """
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
         alone_s = self.communication.pair_time_s(first, second, size)
         # A message that is free is so beside others, too.
-        if not alone_s or self.communication.pair_source(first, second) != "data sheet":
+        if not alone_s:
+            return 0.0
+        alone_s += 2 * self.message_end.device_s
+        if self.communication.pair_source(first, second) != "data sheet":
             return alone_s
         return alone_s + size / self._rate(first, second) * (self._sharing(first, second) - 1.0)
+
+    @property
+    def message_end(self) -> Queues:
+        """The seconds of issuing one end of a message."""
+        return DevicePrices(self.compute, self.overheads).message_end
 
     def _rate(self, first: int, second: int) -> float:
         return self.cluster.link(first, second).bandwidth_bytes_per_s

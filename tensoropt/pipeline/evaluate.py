@@ -235,7 +235,9 @@ def assemble(
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
     host = [0.0] * strategy.places
     for number, stage in enumerate(stages):
-        host[strategy.place_of(number)] += float(stage.metrics.host_s[0])
+        host[strategy.place_of(number)] += float(stage.metrics.host_s[0]) + _issuing_s(
+            strategy, number, prices
+        )
     loads = tuple(
         _PlaceLoad(
             compute_s=float(compute[place]),
@@ -305,10 +307,15 @@ def _seconds(
     if number:
         before = strategy.place_of(number - 1)
         back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
+    # The step of a stage that waits for its host is longer by what the host takes to issue messages.
+    issuing_s = _issuing_s(strategy, number, prices)
+    longer = 1.0
+    if issuing_s:
+        longer = max((float(stage.metrics.host_s[0]) + issuing_s) / float(stage.metrics.time_s[0]), 1.0)
     seconds = StageSeconds(
-        forward=_three(parts.forward_s[0]),
-        backward=_three(parts.backward_s[0]),
-        sync_s=float(parts.end_s[0]),
+        forward=_three(longer * parts.forward_s[0]),
+        backward=_three(longer * parts.backward_s[0]),
+        sync_s=longer * float(parts.end_s[0]),
         send_s=send_s,
         send_back_s=back_s,
         weights=0.5 if any(tensor.requires_grad for tensor in parameters) else 0.0,
@@ -317,6 +324,23 @@ def _seconds(
     if communicating_apart:
         return seconds.communicating_apart(scattering, slower)
     return seconds.gathering_early().reducing_behind(scattering, float(parts.reducing_s[0]), slower)
+
+
+def _issuing_s(strategy: PipelinedStrategy, number: int, prices: PipelinePrices) -> float:
+    """Return the host's seconds to issue a stage's ends of the step's messages."""
+    part, place, tensors = (
+        strategy.parts[number],
+        strategy.place_of(number),
+        strategy.graph.atoms.graph.tensors,
+    )
+    crossing: list[str] = []
+    if number + 1 < len(strategy.stages) and strategy.place_of(number + 1) != place:
+        crossing += part.departing
+    if number and strategy.place_of(number - 1) != place:
+        crossing += part.arriving
+    training = strategy.graph.atoms.graph.training
+    ends = sum(1 + (training and tensors[name].requires_grad) for name in crossing)
+    return strategy.micro_batches * ends * prices.at(place).message_end.host_s
 
 
 def _three(seconds: np.ndarray) -> tuple[float, float, float]:

@@ -7,11 +7,12 @@ placement, and the simulator for both. :mod:`.graph` and :mod:`.prices` turn a m
 """
 
 from tensoropt.placement.order import TensorTransfer
-from tensoropt.placement.problem import DeviceSet, PlacedTensor, Placement, PlacementProblem
+from tensoropt.placement.problem import DeviceSet, MessageEnds, PlacedTensor, Placement, PlacementProblem
 from tensoropt.placement.simulate import SimulatedPlacement, simulate_placement
 
 __all__ = [
     "DeviceSet",
+    "MessageEnds",
     "PlacedTensor",
     "Placement",
     "PlacementProblem",

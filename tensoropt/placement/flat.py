@@ -36,6 +36,11 @@ class FlatProblem(NamedTuple):
         lanes: the lanes of all pairs, by number.
         results_s: the seconds of each broadcast of a result.
         training: whether there is a backward.
+        host_s: (n, d) the host's seconds to issue an operator's work of a step.
+        ends: (d, 6) the seconds at the ends of messages, as in
+            :class:`~tensoropt.placement.problem.MessageEnds`.
+        slower: how much longer, as a share, work takes beside messages.
+        sizes: (t,) the bytes of each tensor.
     """
 
     micro_batches: int
@@ -52,6 +57,10 @@ class FlatProblem(NamedTuple):
     lanes: Integers
     results_s: Floats
     training: bool
+    host_s: Floats
+    ends: Floats
+    slower: float
+    sizes: Floats
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> FlatProblem:
@@ -80,6 +89,12 @@ class FlatProblem(NamedTuple):
             lanes,
             np.array([result.seconds for result in step.results], dtype=float),
             step.training,
+            np.zeros_like(step.forward_s, dtype=float)
+            if step.host_s is None
+            else np.ascontiguousarray(step.host_s, dtype=float),
+            devices.end_seconds,
+            float(devices.slower),
+            sizes,
         )
 
 
@@ -133,6 +148,10 @@ def flat_step(
         lanes,
         results_s,
         training,
+        host_s,
+        ends,
+        slower,
+        sizes,
     ) = problem
     size = device.shape[0]
     devices = forward_s.shape[1]
@@ -185,6 +204,10 @@ def flat_step(
     edge = 0
     pair = np.full(position, -1, np.int64)  # the devices of a message
     owner = np.full(position, -1, np.int64)  # the operator that a task runs, or whose tensor it sends
+    where = np.full(position, -1, np.int64)  # the device of work
+    host = np.zeros(devices)
+    for o in range(operators):
+        host[device[o % size]] += host_s[o, device[o % size]]
     ahead_of = np.empty(operators, np.int64)
     back_of = np.empty(operators, np.int64)
     previous = np.full(devices, -1, np.int64)
@@ -197,6 +220,7 @@ def flat_step(
             place[d] += 1
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
+            where[task] = d
             owner[task] = ahead[k]
             if previous[d] >= 0:
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
@@ -213,6 +237,14 @@ def flat_step(
                 seconds[task] = message_s[t, source, d]
                 owner[task] = maker % size
                 pair[task] = source * devices + d
+                reader = np.int64(position)
+                for r in range(first_reader[t], first_reader[t + 1]):
+                    if device[readers[r] % size] == d:
+                        reader = min(reader, ahead_of[readers[r]])
+                seconds[made] += ends[source, 0]
+                seconds[reader] += ends[d, 0] + sizes[t] * ends[d, 1]
+                host[source] += ends[source, 4]
+                host[d] += ends[d, 4]
                 following[edge], target[edge], head[made] = head[made], task, edge
                 edge += 1
                 waiting[task] += 1
@@ -236,6 +268,7 @@ def flat_step(
                 place[d] += 1
                 back_of[o] = task
                 seconds[task] = backward_s[o, d]
+                where[task] = d
                 owner[task] = back[k]
                 # A device begins backward after its last forward operator.
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
@@ -250,6 +283,9 @@ def flat_step(
         for t in range(tensors):
             maker = producer[t]
             source = device[maker % size]
+            shares = 0
+            for r in range(first_reader[t], first_reader[t + 1]):
+                shares += device[readers[r] % size] == source
             if gradient[t]:
                 for d in range(devices):
                     task = returned[t, d]
@@ -258,6 +294,18 @@ def flat_step(
                         owner[task] = maker % size
                         pair[task] = d * devices + source
                         made = back_of[maker]
+                        reader = np.int64(-1)
+                        for r in range(first_reader[t], first_reader[t + 1]):
+                            if device[readers[r] % size] == d:
+                                reader = max(reader, back_of[readers[r]])
+                        seconds[reader] += ends[d, 0]
+                        seconds[made] += ends[source, 0] + sizes[t] * ends[source, 1]
+                        host[d] += ends[d, 4]
+                        host[source] += ends[source, 4]
+                        if shares > 0:  # the first share becomes the gradient as it is
+                            seconds[made] += ends[source, 2] + sizes[t] * ends[source, 3]
+                            host[source] += ends[source, 5]
+                        shares += 1
                         following[edge], target[edge], head[task] = head[task], made, edge
                         edge += 1
                         waiting[made] += 1
@@ -282,6 +330,7 @@ def flat_step(
                     edge += 1
                     waiting[update + d] += 1
         for d in range(devices):
+            where[update + d] = d
             if seconds[update + d] == 0.0 and not updates[d]:
                 waiting[update + d] = -1  # no such task
             elif previous[d] >= 0:
@@ -302,6 +351,9 @@ def flat_step(
     final = np.int64(-1)
     broadcast = 0.0
     starts = np.zeros(position)
+    # The remaining seconds of messages beside each device's work, and since when.
+    flying, since = np.zeros(devices), np.zeros(devices)
+    lost = slower / (1.0 + slower) if slower < np.inf else 1.0
     earliest = np.zeros(position)
     last = 0.0
     done = 0
@@ -321,7 +373,25 @@ def flat_step(
                     start, cause[task] = free[lane], user[lane]
         elif task >= results:
             start = max(start, broadcast)
-        end = start + seconds[task]
+        took = seconds[task]
+        if slower > 0.0 and (pair[task] >= 0 or task >= results):
+            for d in range(devices):
+                if pair[task] >= 0 and d != pair[task] // devices and d != pair[task] % devices:
+                    continue
+                if start > since[d]:
+                    flying[d] = max(flying[d] - (start - since[d]), 0.0)
+                    since[d] = start
+                flying[d] += 0.5 * took
+        if slower > 0.0 and where[task] >= 0:
+            d = where[task]
+            if start > since[d]:
+                flying[d] = max(flying[d] - (start - since[d]), 0.0)
+                since[d] = start
+            if took > 0.0 and flying[d] > 0.0:
+                took += min(flying[d] * lost, took * slower)
+            flying[d] = max(flying[d] - took, 0.0)
+            since[d] = start + took
+        end = start + took
         if pair[task] >= 0:
             for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
                 free[lanes[k]] = end
@@ -344,6 +414,7 @@ def flat_step(
             edge = following[edge]
     if done + missing < position:
         last = np.inf
+    last = max(last, host.max())
     begins = np.empty(size)
     returns = np.zeros(size)
     for o in range(size):

@@ -194,9 +194,9 @@ def placed_point(
     carries its plan, by which it is identified; what PyTorch's allocator takes is left to
     :func:`placed_allocator`.
 
-    Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is the time for
-        which that device waits while some message is under way, ``idle_s`` that for which it waits and none
-        is.
+    Its memory is that of the fullest device, its breakdown that of the busiest: ``communication_s`` is the
+        time in which some message to or from it is under way, ``exposed_s`` the part of it for which the
+        device waits, ``idle_s`` that for which it waits otherwise: for other devices, or for its host.
     """
     sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
@@ -241,13 +241,8 @@ def fullest(simulated: SimulatedPlacement) -> int:
 
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
-    """Return the seconds for which a device waits while some message is under way."""
-    sending = joined(
-        (e.start_s, e.end_s)
-        for e in simulated.timeline.events
-        if e.task.phase.startswith("send") and e.task.duration_s
-    )
-    either = joined([*sending, *simulated.timeline.busy([device_name(device)])])
+    """Return the seconds for which a device waits while some message to or from it is under way."""
+    either = joined([*simulated.messages_of(device), *simulated.timeline.busy([device_name(device)])])
     # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
     # message.
     return max(length_s(either) - simulated.busy_s[device], 0.0)
@@ -257,14 +252,15 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
     """Return the parts of the busiest device's step, as figures of a point."""
     busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
     total, compute = simulated.time_s, simulated.busy_s[busiest]
-    exposed = exposed_on(simulated, busiest)
-    hidden = max(simulated.communication_s - exposed, 0.0)
+    exposed, communication = exposed_on(simulated, busiest), simulated.communication_s(busiest)
+    hidden = max(communication - exposed, 0.0)
     return {
         "compute_s": compute,
         "communication_s": exposed + hidden,
         "exposed_s": exposed,
         "hidden_s": hidden,
         "idle_s": max(total - compute - exposed, 0.0),
+        "host_s": simulated.host_s[busiest],
     }
 
 

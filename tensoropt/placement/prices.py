@@ -1,22 +1,24 @@
 """Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`.
 
 Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
-predicted for every kind of device from its data sheet. Cutting and joining are copies, summing is additions.
+predicted for every kind of device from its data sheet. What a device does has the price that it has in every
+kind of plan (:class:`~tensoropt.costs.prices.DevicePrices`); cutting and joining are copies, summing is
+additions.
 
 A person's constraints limit them (:mod:`.limits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts
+from tensoropt.cluster import Cluster, Mesh, slower_beside
+from tensoropt.costs.prices import NO_WORK, ClusterCosts, ComputeCosts, DevicePrices, LinkCosts, Queues
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
@@ -31,10 +33,15 @@ from tensoropt.placement.graph import (
     split_choices,
 )
 from tensoropt.placement.limits import PlacedLimits, placed_limits
-from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
+from tensoropt.placement.problem import (
+    DeviceSet,
+    MessageEnds,
+    PlacedResult,
+    PlacedTensor,
+    PlacementProblem,
+)
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import kind_of
-from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import Constraints
@@ -43,6 +50,10 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 _LARGE = 16 * 2**20
 """The bytes at which a message's time per byte is read off its fit, after its latency is subtracted. 16 MiB
 is an assumption: large enough that the slope is not that of short messages."""
+
+
+_OfKinds = tuple[Queues, ...]
+"""The seconds of some work for each kind of device."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class PlacedPrices:
         self.training = costs.training
         self.optimizer = costs.optimizer
         self._works: dict[tuple[str, str, int, int], _Work] = {}
-        self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._seconds: dict[str, tuple[_OfKinds, _OfKinds]] = {}
         self._splits: dict[str, tuple[GroupSplit, ...]] = {}
 
     # -- devices ----------------------------------------------------------------------------------
@@ -82,10 +93,12 @@ class PlacedPrices:
         names = [kind.name for kind in self.cluster.device_kinds]
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
-    @cached_property
-    def overheads(self) -> tuple[Overheads, ...]:
-        """The overheads of each kind of device."""
-        return tuple(self.costs.overheads_on(kind) for kind in self.cluster.device_kinds)
+    def of_kinds(self) -> tuple[DevicePrices, ...]:
+        """Return the prices of each kind of device, including everything measured so far."""
+        return tuple(
+            DevicePrices(compute, self.costs.overheads_on(kind))
+            for compute, kind in zip(self.compute(), self.cluster.device_kinds, strict=True)
+        )
 
     def compute(self) -> tuple[ComputeCosts, ...]:
         """Return the compute costs of each kind of device, including everything measured so far."""
@@ -125,7 +138,19 @@ class PlacedPrices:
             seconds_per_byte=np.maximum(per_byte, 0.0),
             order=self.cluster.best_first if len(self.cluster.device_types) > 1 else None,
             lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},
+            ends=self._ends(),
+            slower=slower_beside(self.cluster) if self.costs.beside else np.inf,
         )
+
+    def _ends(self) -> MessageEnds:
+        """Return what messages cost at their ends, on each device."""
+        kinds = self.of_kinds()
+        rows = []
+        for kind in (kinds[number] for number in self.kinds):
+            end, addition = kind.message_end, kind.addition(0)
+            rates = kind.overheads.copy_s_per_byte, kind.overheads.add_s_per_byte
+            rows.append((end.device_s, rates[0], addition.device_s, rates[1], end.host_s, addition.host_s))
+        return MessageEnds(*np.array(rows).T)
 
     # -- operators --------------------------------------------------------------------------------
 
@@ -189,19 +214,13 @@ class PlacedPrices:
             self._works[key] = _Work(work, self.costs.facts.of(work))
         return self._works[key]
 
-    def seconds(self, work: _Work) -> tuple[np.ndarray, np.ndarray]:
+    def seconds(self, work: _Work) -> tuple[_OfKinds, _OfKinds]:
         """Return (forward, backward) seconds of some work for each kind of device."""
         key = work.work.key
         if key not in self._seconds:
-            # Operator by operator the slower of device and host: it is not modelled how far a host of a
-            # placed plan runs ahead.
-            seconds = np.array(
-                [
-                    np.maximum(c.seconds(work.work, work.facts), c.host_seconds(work.work))
-                    for c in self.compute()
-                ]
-            )
-            self._seconds[key] = seconds[:, 0], seconds[:, 1] if self.training else np.zeros(len(seconds))
+            pairs = [kind.work(work.work, work.facts) for kind in self.of_kinds()]
+            forward, backward = zip(*pairs, strict=True)
+            self._seconds[key] = forward, backward if self.training else (NO_WORK,) * len(backward)
         return self._seconds[key]
 
 
@@ -270,18 +289,26 @@ def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
 
 
 def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]) -> PlacementProblem:
-    rates = prices.compute() if prices.training else ()
-    rows = [_row(prices, graph, op, works.get(op.name), rates) for op in graph.operators]
-    kinds = list(prices.kinds)
+    rows = [_row(prices, graph, op, works.get(op.name)) for op in graph.operators]
+    of_kinds = prices.of_kinds()
+    seconds = np.array(
+        [
+            [_seconds(prices, graph, op, works.get(op.name), *kind) for kind in enumerate(of_kinds)]
+            for op in graph.operators
+        ]
+    ).reshape(len(rows), len(of_kinds), 3, 2)[:, list(prices.kinds)]
+    forward_s, backward_s, update_s = np.moveaxis(seconds[..., 0], 2, 0)
+    forward_host_s, backward_host_s, update_host_s = np.moveaxis(seconds[..., 1], 2, 0)
 
     def column(name: str) -> np.ndarray:
         return np.array([row[name] for row in rows], dtype=float)
 
     return PlacementProblem(
         names=tuple(op.name for op in graph.operators),
-        forward_s=column("forward_s")[:, kinds],
-        backward_s=column("backward_s")[:, kinds],
-        update_s=column("update_s")[:, kinds],
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+        host_s=graph.micro_batches * (forward_host_s + backward_host_s) + update_host_s,
         parameter_bytes=column("parameter_bytes"),
         gradient_bytes=column("gradient_bytes"),
         optimizer_bytes=column("optimizer_bytes"),
@@ -298,21 +325,50 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
     )
 
 
-def _row(
+def _row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Work | None) -> dict[str, Any]:
+    if work is not None:
+        row = _work_row(prices, graph, op, work)
+    else:
+        names = "forward_peak_bytes", "backward_peak_bytes", "handed_peak_bytes"
+        row = {"kept_bytes": 0, **dict(zip(names, _copy_peaks(prices, op), strict=True))}
+    return row | _stored_row(prices, op)
+
+
+def _seconds(
     prices: PlacedPrices,
     graph: PlacedGraph,
     op: PlacedOperator,
     work: _Work | None,
-    rates: Sequence[ComputeCosts],
-) -> dict[str, Any]:
+    number: int,
+    kind: DevicePrices,
+) -> tuple[Queues, Queues, Queues]:
+    """Return the (forward, backward) seconds of a micro-batch, and those of the optimizer's step, on kind
+    ``number`` of devices."""
     if work is not None:
-        row = _work_row(prices, graph, op, work)
+        forward, backward = (of_kinds[number] for of_kinds in prices.seconds(work))
     else:
-        forward, backward = _copy_seconds(prices, graph, op)
-        row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
-        names = "forward_peak_bytes", "backward_peak_bytes", "handed_peak_bytes"
-        row |= dict(zip(names, _copy_peaks(prices, op), strict=True))
-    return row | _stored_row(prices, op, rates)
+        forward, backward = _moving(prices, graph, op, kind)
+    update = NO_WORK
+    for name in op.parameters:
+        tensor = prices.tensors[name]
+        cast = kind.cast(tensor, tensor.elements)
+        forward = forward.plus(cast)
+        if not prices.training:
+            continue
+        # Backward casts anew what it needs.
+        wanted = (
+            0
+            if work is None or op.group is None
+            else work.facts.parameters_kept.get(op.group.short_names[name], 0)
+        )
+        for _ in range(wanted):
+            backward = backward.plus(cast)
+        if tensor.requires_grad:
+            size = tensor.elements * tensor.stored_element_bytes
+            arrival = kind.gradient_arrival(size, graph.micro_batches, copied=False)
+            backward = backward.plus(cast).plus(arrival)
+            update = update.plus(kind.step(tensor.elements))
+    return forward, backward, update
 
 
 def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Work) -> dict[str, Any]:
@@ -330,15 +386,12 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
         for v in op.reads
         if graph.tensors[v.tensor].requires_grad and v.tensor not in handed
     )
-    forward, backward = prices.seconds(work)
     forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, work)
     # The facts count what an operator makes and its gradients as its own; here tensors between operators are
     # counted by themselves.
     own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
     incoming_bytes = sum(graph.bytes(v) for v in grows)
     return {
-        "forward_s": forward,
-        "backward_s": backward,
         "kept_bytes": own_kept,
         "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
         # Below 0 if it releases what it kept, or was given, before it makes gradients of all that it reads.
@@ -378,23 +431,24 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, 
     return forward, backward, handed, returning
 
 
-def _copy_seconds(
-    prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (forward, backward) seconds for each kind of device of an operator that only cuts, joins or
-    hands out."""
-    sums = op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL
+def _moving(
+    prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, kind: DevicePrices
+) -> tuple[Queues, Queues]:
+    """Return the (forward, backward) seconds of an operator that only cuts, joins or hands out: one kernel
+    for each piece that it cuts off or term that it adds, and one that joins all pieces."""
+    back = any(graph.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
+    if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
+        terms = op.count - 1
+        # Every term of a sum has the gradient of the sum.
+        return kind.addition(terms * graph.bytes(op.writes[0]), terms), NO_WORK
     # A variable hands out its parameter as it lies there, which moves nothing; its pieces are copies.
-    moved = sum(graph.bytes(v) for v in op.writes if op.kind != OperatorKind.VARIABLE or v.code is not None)
-    forward, backward = [], []
-    for overheads in prices.overheads:
-        host_s = overheads.host.call_s
-        copy = max(moved * overheads.copy_s_per_byte + overheads.call_s, host_s) if moved else 0.0
-        added = max(moved * (op.count - 1) * overheads.add_s_per_byte + overheads.call_s, host_s)
-        back = any(graph.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
-        forward.append(added if sums else copy)
-        backward.append((0.0 if sums else copy) if back else 0.0)
-    return np.array(forward), np.array(backward)
+    pieces = [v for v in (*op.reads, *op.writes) if v.code is not None]
+    if not pieces:
+        return NO_WORK, NO_WORK
+    moved = sum(graph.bytes(v) for v in pieces)
+    cut, joined = kind.copy(moved, len(pieces)), kind.copy(moved)
+    forward, backward = (joined, cut) if op.kind == OperatorKind.JOIN else (cut, joined)
+    return forward, backward if back else NO_WORK
 
 
 def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int]:
@@ -419,13 +473,10 @@ def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int
     return forward, max(whole, whole + stored - pieces), len(cuts) * whole + stored
 
 
-def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
-    """Return the tensors that stay with an operator from start to end, and the seconds of its optimizer step,
-    as fields of a problem.
-    """
+def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
+    """Return the tensors that stay with an operator from start to end as fields of a problem."""
     sizes, made = [0, 0, 0], 0
     optimizer, largest = kind_of(prices.optimizer), prices.graph.atoms.graph.largest_trained
-    seconds = np.zeros(len(prices.overheads))
     for name in op.parameters:
         tensor: Tensor = prices.tensors[name]
         size = tensor.elements * tensor.stored_element_bytes
@@ -434,11 +485,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
             sizes[1] += size
             sizes[2] += round(size * optimizer.state)
             made += round(size * optimizer.made(tensor.elements, largest))
-            for kind, (rate, overheads) in enumerate(zip(rates, prices.overheads, strict=True)):
-                device_s = overheads.step_s + tensor.elements * rate.optimizer_s_per_element
-                seconds[kind] += max(device_s, overheads.host.step_s)
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": made, "update_s": seconds}
+    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": made}
 
 
 def _tensors(

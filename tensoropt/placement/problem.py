@@ -63,6 +63,24 @@ class PlacedTensor:
     gradient_extents: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
+class MessageEnds(NamedTuple):
+    """What messages cost the devices at their ends, in addition to the links: (d,) seconds.
+
+    Attributes:
+        end_s: the device's time for either end.
+        receive_s_per_byte: for copying what comes to where it is read.
+        add_s, add_s_per_byte: for adding a gradient that comes to others.
+        host_end_s, host_add_s: the host's time to issue an end, and an addition.
+    """
+
+    end_s: Floats
+    receive_s_per_byte: Floats
+    add_s: Floats
+    add_s_per_byte: Floats
+    host_end_s: Floats
+    host_add_s: Floats
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceSet:
     """Devices, and the time to send between them.
@@ -76,6 +94,9 @@ class DeviceSet:
         order: the devices, best first, for operators without pins; None for their own order.
         lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
             lane queue. Pairs without an entry occupy a lane of their own.
+        ends: what messages cost the devices at their ends; None for nothing.
+        slower: how much longer, as a share, computing takes beside a message; infinite where nothing is
+            computed meanwhile.
     """
 
     capacity_bytes: Floats
@@ -84,6 +105,8 @@ class DeviceSet:
     lanes: dict[tuple[int, int], tuple[str, ...]]
     terms: Mapping[str, float] = field(default_factory=dict)
     order: tuple[int, ...] | None = None
+    ends: MessageEnds | None = None
+    slower: float = 0.0
 
     @property
     def best_first(self) -> tuple[int, ...]:
@@ -115,6 +138,13 @@ class DeviceSet:
         if source == target:
             return 0.0
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
+
+    @cached_property
+    def end_seconds(self) -> Floats:
+        """The seconds at the ends of messages: (d, 6), as :class:`MessageEnds` lists them."""
+        if self.ends is None:
+            return np.zeros((self.count, len(MessageEnds._fields)))
+        return np.stack([np.asarray(seconds, dtype=float) for seconds in self.ends], axis=1)
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
         """Return the names of the lanes that a message between two devices occupies."""
@@ -159,9 +189,11 @@ class PlacementProblem:
             for the Placer.
         references: for each variable the operators that refer to it, if there are several: the one that holds
             it, or makes its new value, first. TensorFlow's Placer keeps them together.
-        micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
-            operators and tensors are those of one of them; stored tensors, and the optimizer's step, occur
-            once.
+        host_s: (n, d) the host's seconds to issue everything that an operator does in a step, all
+            micro-batches and the optimizer included; None where the host is the device.
+        micro_batches: the number of micro-batches into which a step's batch is cut. Other seconds, and bytes
+            of operators and tensors, are those of one of them; stored tensors, and the optimizer's step,
+            occur once.
         results: the results given to all devices after forward, for the whole batch.
     """
 
@@ -183,6 +215,7 @@ class PlacementProblem:
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()
+    host_s: Floats | None = None
     micro_batches: int = 1
     results: tuple[PlacedResult, ...] = ()
 
@@ -321,6 +354,7 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
         return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
 
     size, peaks, handed = problem.size, problem.update_peak_bytes, problem.handed_peak_bytes
+    host_s = problem.host_s
     copies = range(count)
     return replace(
         problem,
@@ -338,6 +372,7 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
             _shifted(tensor, i * size, i * len(problem.tensors)) for i in copies for tensor in problem.tensors
         ),
         update_peak_bytes=None if peaks is None else once(peaks),
+        host_s=None if host_s is None else once(host_s),
         handed_peak_bytes=None if handed is None else each(handed),
         # An operator lies where its parameters do, in every micro-batch.
         together=tuple(

@@ -3,7 +3,10 @@ use.
 
 A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
 optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
-all its readers there are summed on their device and sent back once. Sending occupies lanes, not devices.
+all its readers there are summed on their device and sent back once. Sending occupies lanes of links; its
+ends take their devices as much time as it takes to issue them and to copy or add what comes, and work beside
+it is slower. A step takes as long as the slower of the devices and of each host that issues work to one
+(:mod:`tensoropt.simulate.simulator`).
 Several micro-batches are a step in which every operator occurs several times (:mod:`.problem`).
 """
 
@@ -18,7 +21,7 @@ from typing import NamedTuple
 from tensoropt.placement.order import Flow, TensorTransfer, ordered
 from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
-from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
+from tensoropt.simulate.timeline import Holding, Task, Timeline, joined, length_s, schedule
 
 OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
 """The label of what the optimizer needs while it runs."""
@@ -104,12 +107,14 @@ class SimulatedPlacement:
         timeline: all tasks with their place in time, and the memory that each allocates and frees.
         transfers: the transfers of one micro-batch, in the order in which those of the first one start; the
             others follow in the same order.
+        host_s: the seconds in which the host of each device issues its work; 0 where the host is the device.
     """
 
     problem: PlacementProblem
     placement: Placement
     timeline: Timeline
     transfers: tuple[TensorTransfer, ...]
+    host_s: tuple[float, ...]
 
     @property
     def micro_batches(self) -> int:
@@ -118,8 +123,8 @@ class SimulatedPlacement:
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step."""
-        return self.timeline.total_s
+        """Seconds of the step: of the slower of the devices and their hosts."""
+        return max(self.timeline.total_s, *self.host_s, 0.0)
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
@@ -156,10 +161,16 @@ class SimulatedPlacement:
                     seconds[lane] += event.task.duration_s
         return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
 
-    @cached_property
-    def communication_s(self) -> float:
-        """The sum of the seconds of all messages."""
-        return sum(e.task.duration_s for e in self.timeline.events if e.task.phase.startswith("send"))
+    def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
+        """Return the spans in which some message to or from a device is under way."""
+        name = device_name(device)
+        return joined(
+            (e.start_s, e.end_s) for e in self.timeline.events if name in e.task.ends and e.task.duration_s
+        )
+
+    def communication_s(self, device: int) -> float:
+        """Return the seconds in which some message to or from a device is under way."""
+        return length_s(self.messages_of(device))
 
     def fits(self, limit_bytes: float | None = None) -> bool:
         """Return whether every device holds its share, within its capacity and a limit."""
@@ -184,7 +195,7 @@ def simulate_placement(
     if problem.micro_batches == 1:
         return simulated
     first = tuple(t for t in simulated.transfers if t.tensor < len(problem.tensors))
-    return SimulatedPlacement(problem, placement, simulated.timeline, first)
+    return SimulatedPlacement(problem, placement, simulated.timeline, first, simulated.host_s)
 
 
 def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder, str]]]:
@@ -238,6 +249,10 @@ class _StepSimulation:
     """The producer and bytes of a result, by the task that gives it to all devices."""
     updates: dict[int, Holding] = field(default_factory=dict)
     """The memory that each optimizer task takes while it runs."""
+    work_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    """The seconds of each operator with the ends of its messages, by phase and operator."""
+    host_s: list[float] = field(default_factory=list)
+    """The host's seconds of each device."""
     owned: list[tuple[_Holder, str]] | None = None
     """The owner of each holding and its kind of memory, if these are collected; the kind of a holding is then
     its number in this list.
@@ -248,11 +263,11 @@ class _StepSimulation:
         self._make_tasks()
         # Memory follows time: only once the tasks are scheduled is it known which user of a tensor is the
         # last.
-        timeline = self._holding(schedule(self.tasks))
+        timeline = self._holding(schedule(self.tasks, slower=problem.devices.slower))
         messages = {i: self._transfer(*key, back=False) for key, i in self.arrival.items()}
         messages |= {i: self._transfer(*key, back=True) for key, i in self.returned.items()}
         transfers = tuple(messages[i] for i in timeline.order if i in messages)
-        return SimulatedPlacement(problem, place, timeline, transfers)
+        return SimulatedPlacement(problem, place, timeline, transfers, tuple(self.host_s))
 
     def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
         """Return the transfer of a tensor from its producer's device to ``device``, or of its gradient
@@ -277,6 +292,7 @@ class _StepSimulation:
 
     def _make_tasks(self) -> None:
         self._number()
+        self._count_work()
         self._forward()
         if self.problem.training:
             self._backward()
@@ -323,6 +339,47 @@ class _StepSimulation:
                 self.returned[number, device] = position
                 position += 1
 
+    def _count_work(self) -> None:
+        """Determine the seconds of operators and hosts, with those of the ends of messages.
+
+        What is made is sent by the operator that makes it, and what comes is taken in by the first operator
+        that needs it; gradients that come are added there.
+        """
+        problem, place, work = self.problem, self.placement, self.work_s
+        devices = problem.devices.count
+        self.host_s = [0.0] * devices
+        for operator, device in enumerate(place.device):
+            work["forward", operator] = float(problem.forward_s[operator, device])
+            work["backward", operator] = float(problem.backward_s[operator, device])
+            if problem.host_s is not None:
+                self.host_s[device] += float(problem.host_s[operator, device])
+        if problem.devices.ends is None:
+            return
+        ends = problem.devices.end_seconds.tolist()
+
+        def take_in(phase: str, operator: int, device: int, size: float) -> None:
+            end_s, per_byte, _, _, host_s, _ = ends[device]
+            work[phase, operator] += end_s + size * per_byte
+            self.host_s[device] += host_s
+
+        for number, device in self.arrival:
+            tensor = problem.tensors[number]
+            source = place.device[tensor.producer]
+            here = [r for r in tensor.readers if place.device[r] == device]
+            take_in("forward", tensor.producer, source, 0.0)
+            take_in("forward", min(here, key=self.forward.__getitem__), device, tensor.bytes)
+        for number, device in self.returned:
+            tensor = problem.tensors[number]
+            source = place.device[tensor.producer]
+            here = [r for r in tensor.readers if place.device[r] == device]
+            take_in("backward", max(here, key=self.backward.__getitem__), device, 0.0)
+            take_in("backward", tensor.producer, source, tensor.bytes)
+            # The first share becomes the gradient as it is.
+            if device != self.copies[number][0] or any(place.device[r] == source for r in tensor.readers):
+                _, _, add_s, per_byte, _, host_s = ends[source]
+                work["backward", tensor.producer] += add_s + tensor.bytes * per_byte
+                self.host_s[source] += host_s
+
     def _forward(self) -> None:
         problem, place = self.problem, self.placement
         for device, order in enumerate(place.forward):
@@ -333,7 +390,7 @@ class _StepSimulation:
                     producer = problem.tensors[number].producer
                     is_local = place.device[producer] == device
                     after.append(self.forward[producer] if is_local else self.arrival[number, device])
-                self._add(operator, device, float(problem.forward_s[operator, device]), after, "forward")
+                self._add(operator, device, self.work_s["forward", operator], after, "forward")
                 # Without an enforced order only the device's resource keeps its operators apart, and
                 # whichever is ready first takes it.
                 previous = [self.forward[operator]] if self.enforced else []
@@ -354,7 +411,7 @@ class _StepSimulation:
                     if tensor.gradient:
                         after += [self.backward[r] for r in tensor.readers if place.device[r] == device]
                         after += [self.returned[number, d] for d in self.copies[number]]
-                self._add(operator, device, float(problem.backward_s[operator, device]), after, "backward")
+                self._add(operator, device, self.work_s["backward", operator], after, "backward")
                 previous = [self.backward[operator]] if self.enforced else []
         for number, device in self.returned:
             readers = [r for r in problem.tensors[number].readers if place.device[r] == device]
@@ -401,6 +458,7 @@ class _StepSimulation:
                     after=forward,
                     phase="send results",
                     group=self.problem.names[producer],
+                    ends=tuple(map(device_name, range(self.problem.devices.count))),
                 )
             )
 
@@ -430,6 +488,7 @@ class _StepSimulation:
                 after=tuple(dict.fromkeys(after)),
                 phase=phase,
                 group=self.problem.names[tensor.producer],
+                ends=(device_name(source), device_name(target)),
             )
         )
 
@@ -497,10 +556,8 @@ class _StepSimulation:
             takes[task].append(holding)
             gives[task].append(holding)
         return [
-            Task(name, duration_s, resources, after, tuple(begun), tuple(over), phase, group)
-            for (name, duration_s, resources, after, _, _, phase, group), begun, over in zip(
-                self.tasks, takes, gives, strict=True
-            )
+            task._replace(allocates=tuple(begun), frees=tuple(over))
+            for task, begun, over in zip(timeline.tasks, takes, gives, strict=True)
         ]
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:

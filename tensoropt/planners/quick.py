@@ -5,9 +5,10 @@ lie below its frontier: those with a device for each operator, and those with st
 it can, too, if a gap was allowed or the simulator prefers what the sums do not. This module says which
 planners are tried; :mod:`tensoropt.session.quick_plans` decides which plans are taken in.
 
-*Sharded* ones are always tried. *Placing* ones are tried where they are quick, whatever the model's shape:
-branches are why they win on large models, and waiting for messages is why even chains of small operators do
-better on one device after the other. On small models more of both kinds are quick. *Pipelined* ones are
+*Sharded* ones are always tried. *Placing* ones are tried where their plans can be the answer: on models with
+branches that can run beside each other, on devices of several kinds, and on CPU ranks, where messages are
+slow and even chains of small operators do better on one device after the other; and for no longer than a
+share of the exploration's seconds. On small models more of both kinds are quick. *Pipelined* ones are
 tried on small models, on which all of them together take about a second; on larger ones the search for
 pipelines is there (``--pipelines``).
 """
@@ -37,7 +38,7 @@ Assumptions."""
 MOST_PIECES = 1_000
 """The number of operators times devices up to which one that cuts all of them into pieces is quick; an
 assumption."""
-SECONDS = {"local_search": 2.0, "cut_search": 2.0}
+SECONDS = {"local_search": 1.0, "cut_search": 1.0}
 """The effort of planners that would take longer; an assumption about how long a person waits for what they
 find."""
 FEW_GROUPS = 64
@@ -46,9 +47,15 @@ pipelined ones each takes seconds with twice as many.
 """
 MORE_GROUPS = 400
 """The same for those in ``MORE_...``; an assumption."""
-MOST_PLACINGS = 50_000
-"""The number of operators times points up to which heuristics run within the memory of every point: about ten
-seconds on four devices. An assumption."""
+PARALLEL = 1.5
+"""The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
+equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D,
+NASNet and two towers 1.6 to 3."""
+MOST_LIMITS = 5
+"""The number of points within whose memory heuristics run; an assumption."""
+SHARE, LEAST_S = 0.1, 3.0
+"""The share of an exploration's seconds that placing planners may take, and the seconds that they may take in
+any case; assumptions about how long a person waits for what they find."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
@@ -68,18 +75,27 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 
 
-def placed_refusal(wanted: str, operators: int, devices: int) -> str:
+def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float | None = None) -> str:
     """Return the reason why placing planners are not tried; "" if they are.
 
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.
         operators: the number of groups of the model's operators to place.
+        parallelism: the model's FLOPs over those of its longest chain of operators; None where placed plans
+            can be the answer whatever it is.
     """
     if wanted == "never":
         return "--placements never"
     if devices < 2:
         return "there is one device"
-    if wanted == "always" or (operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS):
+    if wanted == "always":
+        return ""
+    if parallelism is not None and parallelism < PARALLEL:
+        return (
+            f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.1f} times those "
+            f"of its longest chain of operators (tried from {PARALLEL:g} on); --placements always tries them"
+        )
+    if operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS:
         return ""
     return (
         f"{operators:,} operators on {devices:,} devices are more than is placed quickly (at most "

@@ -398,8 +398,8 @@ class Settings:
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that put each operator on one device, by planners: auto: where these are quick; "
-            "always: on any number of devices", "Placements", SEARCH, width=120,
+            "plans that put each operator on one device, by planners: auto: where they can be the answer; "
+            "always: on any model and cluster", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     soft_placement: Annotated[

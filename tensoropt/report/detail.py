@@ -310,16 +310,10 @@ class _PlacedStep(_SimulatedStep):
         return tuple(events_of(self.evaluated))
 
     @cached_property
-    def _loads(self) -> list[list[float]]:
+    def _loads(self) -> list[tuple[float, float]]:
         """The seconds (computing, communicating) of each device."""
-        where = dict(zip(self._spent, self.strategy.placement.device, strict=True))
-        loads = [[0.0, 0.0] for _ in range(self.strategy.devices)]
-        for event in self.timeline:
-            if event.is_computing:
-                loads[int(event.lane.removeprefix("device "))][0] += event.duration_s
-            elif event.group in where:
-                loads[where[event.group]][1] += event.duration_s
-        return loads
+        step = self.evaluated
+        return [(busy, step.communication_s(device)) for device, busy in enumerate(step.busy_s)]
 
     @cached_property
     def _spent(self) -> dict[str, Spent]:

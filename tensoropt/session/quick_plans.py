@@ -7,6 +7,7 @@ taken in is in the exploration's notes, and by planner in its report under ``tri
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,7 +20,14 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import HEURISTICS
 from tensoropt.plan.point import SAME, Point, reduce_points, unbeaten, with_others
-from tensoropt.planners.quick import BASELINES, MOST_PLACINGS, placed_refusal, quick_planners
+from tensoropt.planners.quick import (
+    BASELINES,
+    LEAST_S,
+    MOST_LIMITS,
+    SHARE,
+    placed_refusal,
+    quick_planners,
+)
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -33,9 +41,6 @@ from tensoropt.units import share_words
 
 _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
-_BELOW_REFUSED = 0.8
-"""The share of a memory that heuristics refuse within which they run again, where not every point's is tried;
-an assumption."""
 _STAGE = QUICK_PLANS
 _EFFORT_S, _WITHIN_S = 0.3, 3.0
 """How long a planner takes that has no effort of its own, and heuristics within the memory of every point,
@@ -60,7 +65,9 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
-        asking, whole_s = _Asking(task), quick_plans_s(len(searched.problem.graph.groups))
+        always = session.settings.placements == "always" or bool(searched.refusal)
+        most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
+        asking, whole_s = _Asking(task, most_s), quick_plans_s(len(searched.problem.graph.groups))
         efforts = [*(float(entry.options.get("seconds", _EFFORT_S)) for entry in entries), _WITHIN_S]
         for number, entry in enumerate(entries):
             session.remaining.expect(_STAGE, whole_s * sum(efforts[number:]) / sum(efforts))
@@ -68,6 +75,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             asking.ask(entry)
         session.remaining.expect(_STAGE, whole_s * _WITHIN_S / sum(efforts))
         points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+        left_out += asking.notes()
         session.remaining.expect(_STAGE, 0.0)
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
@@ -86,7 +94,9 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
     kinds, refusals = set() if searched.refusal else {"sharded"}, {}
-    if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
+    equal = session.cluster.device_type == "cuda" and len(session.cluster.device_kinds) == 1
+    beside = searched.parallelism if equal and not searched.refusal else None
+    if reason := placed_refusal(settings.placements, groups, session.cluster.device_count, beside):
         refusals["placed plans"] = reason
     else:
         kinds.add("placed")
@@ -127,30 +137,52 @@ class _Asking:
 
     Attributes:
         task: what they plan.
+        most_s: the seconds of the processor that placing planners may take in all.
         found: the plans of all planners, each once.
+        left_out: the placing planners that were not asked, or not within all limits, because others had taken
+            these seconds.
     """
 
-    def __init__(self, task: PlanningTask):
-        self.task = task
+    def __init__(self, task: PlanningTask, most_s: float):
+        self.task, self.most_s = task, most_s
+        self._placing_s = 0.0
         self.found: dict[object, SimulatedPoint] = {}
+        self.left_out: dict[str, None] = {}
         self._points: dict[str, list[Point]] = {}
         self._refusals: dict[str, str] = {}
 
-    def ask(self, entry: Entry, limit: float | None = None) -> float:
-        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes; return the
-        memory of the leanest, 0 if it has none."""
+    def ask(self, entry: Entry, limit: float | None = None) -> None:
+        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
         own = self._points.setdefault(entry.name, [])
+        if entry.kind == "placed" and self._placing_s > self.most_s:
+            self.left_out[entry.name] = None
+            if limit is None:
+                self._refusals[entry.name] = "others had taken the seconds of placing planners"
+            return
+        # Of this process, which others that run beside it do not lengthen.
+        start = time.process_time()
         try:
             points = entry.points(self.task, limit, self.task.base.model.seed)
         except TensorOptError as refusal:
             if limit is None:
                 self._refusals[entry.name] = str(refusal)
-            return 0.0
+            points = ()
         for p in points:
             if p.point.identity not in self.found:
                 self.found[p.point.identity] = p.replayed()
             own.append(self.found[p.point.identity].point)
-        return min(p.point.memory_bytes for p in points)
+        if entry.kind == "placed":
+            self._placing_s += time.process_time() - start
+
+    def notes(self) -> list[str]:
+        """Say what was not tried because other planners took too long."""
+        if not self.left_out:
+            return []
+        return [
+            f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's; left "
+            f"out, or not run within all limits on memory: {', '.join(self.left_out)}; --placements always "
+            "runs them"
+        ]
 
     def baselines(self) -> tuple[Point, ...]:
         """Return the plans of those planners that people compare with, though points may beat them: of each
@@ -181,39 +213,29 @@ def _asked_within_points(
     heuristics were not asked within the memory of every point.
 
     Heuristics find placements within a limit on memory that they leave out without one. They are asked within
-    the memory of each point, and within less than all, until no point is new; so none of them beats a point
-    within that point's own memory. Never within a memory budget: what is found may not depend on it, as it
-    only says which points fit.
+    the memory of some points, the leanest and the fastest among them, and within less than all. Never within
+    a memory budget: what is found may not depend on it, as it only says which points fit.
     """
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
-    operators = len(searched.problem.graph.groups)
-    every = operators * len(exploration.points) <= MOST_PLACINGS
     asked: set[float] = set()
-    left_out = 0
     while True:
         points = _merged(searched, asking.task, exploration, list(asking.found.values()))
         memory = [point.memory_bytes for point in points]
         limits = [limit for limit in (*(_LESS * m for m in memory[:1]), *memory) if limit not in asked]
-        if not limits or not heuristics:
+        most = min(MOST_LIMITS + 1 - len(asked), len(limits))
+        if most <= 0 or not heuristics:
             break
+        chosen = [limits[i] for i in np.linspace(0, len(limits) - 1, most).round().astype(int).tolist()]
         for entry in heuristics:
-            used = float("inf")
-            for limit in reversed(limits):
-                # Between what its plan needs and the limit of that plan, the answer is most likely the same.
-                if every or limit < used:
-                    # One that is refused may still find a plan within less: it is asked again that far below.
-                    used = asking.ask(entry, limit) or _BELOW_REFUSED * limit
-                else:
-                    left_out += 1
-        asked.update(limits)
+            for limit in chosen:
+                asking.ask(entry, limit)
+        asked.update(chosen)
         session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
-    below = share_words(1 - _BELOW_REFUSED)
     note = (
-        f"heuristics for {operators:,} operators ran within the memory of a point only where their plan "
-        f"within more does not fit, or {below} below what they refused: one may still be better than a point "
-        "within its memory"
+        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: one may still be "
+        "better than a point within its memory"
     )
-    return unbeaten(points), [note] * bool(left_out)
+    return unbeaten(points), [note] * bool(heuristics and limits)
 
 
 def _merged(

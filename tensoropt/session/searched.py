@@ -17,6 +17,7 @@ from tensoropt.evaluation.problem import (
     micro_batch_counts,
     model_flops,
     offered_regions,
+    parallelism,
     shares_of_flops,
     unsplit,
 )
@@ -48,6 +49,7 @@ class Searched:
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             costs in addition, in words.
         refusal: why no sharded plan is allowed; "" if they are.
+        parallelism: the model's FLOPs over those of its longest chain of groups.
     """
 
     problem: Problem
@@ -58,6 +60,7 @@ class Searched:
     model_flops: Mapping[str, float]
     notes: tuple[str, ...]
     refusal: str = ""
+    parallelism: float = 1.0
 
 
 def search(session: Session, problem: Problem) -> Searched:
@@ -111,6 +114,7 @@ def search(session: Session, problem: Problem) -> Searched:
                 undivided((one for _, one, _ in spaces.built), left.groups) if spaces is not None else ()
             )
             _, split_share = shares_of_flops(problem.graph, whole)
+            beside = parallelism(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(whole.values(), costs.capability, costs.training)
             if spaces is None:
@@ -127,6 +131,7 @@ def search(session: Session, problem: Problem) -> Searched:
         flops,
         (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
         refusal,
+        beside,
     )
 
 

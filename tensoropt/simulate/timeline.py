@@ -1,11 +1,12 @@
 """A schedule of tasks on devices and links: when each task runs, and what is alive meanwhile.
 
-This is the clock of placed plans and of pipelines, in which devices run different operators or stages and
-send data to each other. It knows nothing about models.
+This is the clock of placed plans, in which devices run different operators and send data to each other. It
+knows nothing about models.
 
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
 ready, ties in the given order, and start as soon as all their resources are free; nothing overtakes on a
-resource and nothing is interrupted. Predecessors express a plan's order on a device.
+resource and nothing is interrupted. Predecessors express a plan's order on a device. Work is slower beside
+messages (:class:`Beside`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Task(NamedTuple):
         allocates: memory taken when it starts.
         frees: memory given back when it ends.
         phase, group: for people: ``forward``, ``backward``, ...; the operators it belongs to.
+        ends: for a message, the devices at its ends, whose work it slows down.
     """
 
     name: str
@@ -45,6 +47,45 @@ class Task(NamedTuple):
     frees: tuple[Holding, ...] = ()
     phase: str = ""
     group: str = ""
+    ends: tuple[str, ...] = ()
+
+
+@dataclass
+class Beside:
+    """The messages that are under way at a device while it works.
+
+    Each end does one half of what a collective's kernel does on a rank, which both sends and receives, so a
+    message counts there with half of its seconds. As in the simulator of sharded plans, s seconds in which
+    both go on do s / (1 + slower) seconds of work.
+
+    Attributes:
+        slower: how much longer, as a share, work takes meanwhile; infinite if nothing is computed.
+        flying_s: the remaining seconds of messages, at ``since_s``.
+    """
+
+    slower: float
+    flying_s: float = 0.0
+    since_s: float = 0.0
+
+    def begin(self, start_s: float, seconds: float) -> None:
+        """Count a message that begins."""
+        self._wait_until(start_s)
+        self.flying_s += 0.5 * seconds
+
+    def work_s(self, start_s: float, seconds: float) -> float:
+        """Return how long work takes that begins at a time and takes ``seconds`` by itself."""
+        self._wait_until(start_s)
+        if seconds > 0.0 and self.flying_s > 0.0:
+            lost = self.slower / (1.0 + self.slower) if self.slower < inf else 1.0
+            seconds += min(self.flying_s * lost, seconds * self.slower)
+        self.flying_s = max(self.flying_s - seconds, 0.0)
+        self.since_s = start_s + seconds
+        return seconds
+
+    def _wait_until(self, time_s: float) -> None:
+        if time_s > self.since_s:
+            self.flying_s = max(self.flying_s - (time_s - self.since_s), 0.0)
+            self.since_s = time_s
 
 
 class _Event(NamedTuple):
@@ -168,8 +209,16 @@ def length_s(spans: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in spans)
 
 
-def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline:
+def schedule(
+    tasks: Sequence[Task],
+    initial: Iterable[Holding] = (),
+    *,
+    slower: float = 0.0,
+) -> Timeline:
     """Assign times to tasks.
+
+    Args:
+        slower: how much longer, as a share, a device works beside messages that name it as an end.
 
     Raises:
         PlanError: a duration is negative or not a number, a predecessor does not exist, or tasks wait for
@@ -181,6 +230,8 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
     heapq.heapify(ready)
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
+    timed = list(tasks)
+    beside = {end: Beside(slower) for task in tasks for end in task.ends} if slower else {}
     starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)
@@ -190,7 +241,13 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
         for resource in task.resources:
             if free.get(resource, 0.0) > start:
                 start = free[resource]
-        end = start + task.duration_s
+        seconds = task.duration_s
+        for name in task.ends if slower else ():
+            beside[name].begin(start, seconds)
+        if not task.ends and task.resources and task.resources[0] in beside:
+            seconds = beside[task.resources[0]].work_s(start, seconds)
+            timed[i] = task._replace(duration_s=seconds)
+        end = start + seconds
         starts[i], ends[i] = start, end
         order.append(i)
         for resource in task.resources:
@@ -207,7 +264,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
             f"{len(stuck)} tasks wait for each other for ever, among them {', '.join(stuck[:3])}; "
             "give an order without a cycle"
         )
-    return Timeline(tasks, starts, ends, order, tuple(initial))
+    return Timeline(timed, starts, ends, order, tuple(initial))
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:

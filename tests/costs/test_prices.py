@@ -46,12 +46,24 @@ def test_a_collective_amid_work(axes, num_bytes, seconds):
     assert prices().collective_s("all_reduce", axes, num_bytes) == seconds
 
 
-def test_a_cast_costs_a_call_and_the_bytes_read_and_written():
-    known = prices(call_s=2.0, copy_s_per_byte=0.5)
+def test_a_cast_costs_a_kernel_and_the_bytes_read_and_written():
+    known = prices(arrive_s=2.0, call_s=1000.0, copy_s_per_byte=0.5)
     narrow = SimpleNamespace(master_dtype="float32", element_bytes=2, stored_element_bytes=4)
     same = SimpleNamespace(master_dtype=None, element_bytes=4, stored_element_bytes=4)
     assert known.cast(narrow, 60) == (2.0 + 0.5 * 60 * (2 + 4) / 2, 0.0)
     assert known.cast(narrow, 30) == (2.0 + 0.5 * 30 * (2 + 4) / 2, 0.0)
     assert known.cast(same, 60) == (0.0, 0.0)
-    apart = prices(call_s=2.0, copy_s_per_byte=0.5, of_host=Overheads(call_s=7.0))
+    apart = prices(arrive_s=2.0, copy_s_per_byte=0.5, of_host=Overheads(arrive_s=7.0, call_s=1000.0))
     assert apart.cast(narrow, 60) == (2.0 + 0.5 * 60 * (2 + 4) / 2, 7.0)
+
+
+def test_copies_and_additions_cost_kernels_and_their_bytes():
+    host = Overheads(arrive_s=7.0, accumulate_s=5.0)
+    known = prices(arrive_s=2.0, accumulate_s=3.0, copy_s_per_byte=0.5, add_s_per_byte=0.25, of_host=host)
+    assert known.copy(8, 3) == (3 * 2.0 + 4.0, 21.0)
+    assert known.addition(8, 3) == (3 * 3.0 + 2.0, 15.0)
+
+
+def test_an_end_of_a_message_costs_one_direction_of_an_edge():
+    known = prices(call_s=3.0, pass_s=1.0, step_kinds_s={"slice": 9.0}, of_host=Overheads(call_s=40.0))
+    assert known.message_end == (3.0, 40.0)

@@ -246,7 +246,7 @@ def test_a_cost_source_gives_the_prices_of_the_job(tmp_path) -> None:
         found = PipelinePrices.of(CostSource(cluster, store, Settings(optimizer="sgd")), mesh)
     assert (found.optimizer, found.beside, found.devices_per_place) == ("sgd", True, 8)
     # 8 cards of 400 Gbit/s for 8 ranks: each message has one.
-    alone = found.communication.pair_time_s(0, 8, MB)
+    alone = found.communication.pair_time_s(0, 8, MB) + 2 * found.message_end.device_s
     assert found.message_s(0, 1, MB) == alone
 
 

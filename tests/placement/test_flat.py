@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.placement import Placement, simulate_placement
+from tensoropt.placement import MessageEnds, Placement, simulate_placement
 from tensoropt.placement.flat import FlatProblem, flat_step, step_s
 from tensoropt.placement.problem import PlacedResult
 from tests.planners.placed.placements import random_problem
@@ -37,8 +37,14 @@ def test_the_flat_step_is_the_simulators(seed, training, mixed, micro_batches):
         problem,
         micro_batches=micro_batches,
         results=results,
-        devices=replace(problem.devices, lanes=shared),
+        devices=replace(
+            problem.devices,
+            lanes=shared,
+            ends=MessageEnds(*rng.choice([0.0, 1e-9, 1e-4], size=(6, problem.devices.count))),
+            slower=float(rng.choice([0.0, 0.19, np.inf])),
+        ),
         update_s=rng.choice([0.0, 1e-4], size=problem.forward_s.shape),
+        host_s=None if rng.random() < 0.5 else rng.choice([0.0, 1e-3], size=problem.forward_s.shape),
     )
     placement = shuffled(problem, rng)
     assert step_s(FlatProblem.of(problem), placement) == simulate_placement(problem, placement).time_s

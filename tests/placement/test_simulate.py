@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import PlanError
-from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
+from tensoropt.placement import (
+    DeviceSet,
+    MessageEnds,
+    PlacedTensor,
+    Placement,
+    PlacementProblem,
+    simulate_placement,
+)
 from tensoropt.placement.simulate import holders
 from tests.planners.placed.placements import random_problem
 
@@ -49,7 +56,7 @@ def test_one_device_adds_up() -> None:
     simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
     assert simulated.time_s == pytest.approx(4 + 8 + 0.5)
     assert simulated.busy_s == pytest.approx((12.5, 0.0))
-    assert simulated.communication_s == 0
+    assert simulated.communication_s(0) == 0
 
 
 def test_a_branch_elsewhere_by_hand() -> None:
@@ -58,7 +65,7 @@ def test_a_branch_elsewhere_by_hand() -> None:
     simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 1, 0], 2))
     assert simulated.time_s == pytest.approx(17.5)
     assert simulated.busy_s == pytest.approx((9.5, 3.0))
-    assert simulated.communication_s == pytest.approx(1 + 3 + 3 + 1)
+    assert simulated.communication_s(0) == simulated.communication_s(1) == pytest.approx(1 + 3 + 3 + 1)
     assert simulated.transfers == ((0, 0, 1, False), (2, 1, 0, False), (2, 0, 1, True), (0, 1, 0, True))
 
 
@@ -288,5 +295,28 @@ def test_what_holds_for_every_placement(seed: int, mixed: bool, training: bool) 
         for a in (problem.forward_s, problem.backward_s, problem.update_s)
         for o in range(14)
     )
+    sent = sum(e.task.duration_s for e in simulated.timeline.events if e.task.ends)
     assert sum(simulated.busy_s) == pytest.approx(work)
-    assert max(simulated.busy_s) <= simulated.time_s <= work + simulated.communication_s + 1e-9
+    assert max(simulated.busy_s) <= simulated.time_s <= work + sent + 1e-9
+
+
+def test_ends_of_messages_by_hand() -> None:
+    """The maker issues what it sends; the first reader takes it in, and adds a gradient to what is there."""
+    ends = MessageEnds(
+        end_s=np.array([0.25, 0.5]),
+        receive_s_per_byte=np.array([0.0, 0.02]),
+        add_s=np.array([8.0, 0.0]),
+        add_s_per_byte=np.array([0.1, 0.0]),
+        host_end_s=np.array([1.0, 2.0]),
+        host_add_s=np.array([30.0, 0.0]),
+    )
+    problem = diamond(devices=replace(diamond().devices, ends=ends))
+    simulated = simulate_placement(problem, Placement.in_order([0, 0, 1, 0], 2))
+    # a 1.25, b 1, d 1.25; backward d 2.25, b 2, a 2.25 and the addition of 10 bytes 9; c 2.2 and 3.6.
+    assert simulated.busy_s == pytest.approx((3.5 + 6.5 + 9 + 0.5, 5.8))
+    assert simulated.timeline.total_s == pytest.approx(30.3)
+    assert simulated.host_s == (34.0, 8.0)
+    assert simulated.time_s == 34.0
+    # A share that comes alone becomes the gradient as it is.
+    alone = simulate_placement(problem, Placement.in_order([0, 1, 1, 1], 2))
+    assert alone.host_s == (2.0, 4.0)

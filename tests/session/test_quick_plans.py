@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from tensoropt.planners.quick import (
     MOST_OPERATORS,
     MOST_PAIRS,
     MOST_PIECES,
+    PARALLEL,
     PIPELINED,
     PLACED,
     SECONDS,
@@ -371,26 +371,60 @@ def test_of_many_operators_fewer_planners_are_quick() -> None:
     assert not set(CUTTING) & {entry.name for entry in quick_planners(FEW_GROUPS, MOST_PIECES)}
 
 
-def test_of_many_operators_heuristics_that_refuse_are_asked_again_far_below(
+def test_heuristics_run_within_the_memory_of_a_few_points(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, list[float]] = {}
     ask = quick_plans._Asking.ask
 
-    def refusing(self: Any, entry: Any, limit: float | None = None) -> float:
-        if limit is None:
-            return ask(self, entry)
-        asked.setdefault(entry.name, []).append(limit)
-        return 0.0
+    def noting(self: Any, entry: Any, limit: float | None = None) -> None:
+        if limit is not None:
+            asked.setdefault(entry.name, []).append(limit)
+        ask(self, entry, limit)
 
-    monkeypatch.setattr(quick_plans._Asking, "ask", refusing)
-    monkeypatch.setattr(quick_plans, "MOST_PLACINGS", 0)
-    notes = explored(store, process_memory=False).report["notes"]  # several points even of a tiny model
-    assert asked
+    monkeypatch.setattr(quick_plans._Asking, "ask", noting)
+    monkeypatch.setattr(quick_plans, "MOST_LIMITS", 2)
+    exploration = explored(store, process_memory=False)  # several points even of a tiny model
+    assert set(asked) == set(HEURISTICS)
     for limits in asked.values():
-        assert len(limits) > 1
-        assert all(below < 0.8 * above for above, below in pairwise(limits))
-    assert any("or 20 % below what they refused" in note for note in notes)
+        assert len(limits) == 3
+        assert limits[0] < exploration.points[0].memory_bytes
+    points = len(exploration.points)
+    notes = exploration.report["notes"]
+    assert any(note.startswith("heuristics ran within the memory of 2 of") for note in notes), points
+
+
+def test_placing_planners_stop_when_their_seconds_are_over(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_plans, "LEAST_S", 0.0)
+    monkeypatch.setattr(quick_plans, "SHARE", 1e-9)
+    exploration = explored(store)
+    tried, first = exploration.report["tried"], PLACED[0]
+    assert tried[first]["points"] or tried[first]["refusal"]
+    for name in (*PLACED[1:], *CUTTING):
+        assert tried[name]["refusal"] == "others had taken the seconds of placing planners"
+    (note,) = [n for n in exploration.report["notes"] if n.startswith("placing planners may take")]
+    assert all(name in note for name in PLACED)
+    always = explored(store, placements="always")
+    assert not any("others had taken" in row["refusal"] for row in always.report["tried"].values())
+
+
+def test_on_equal_gpus_models_without_branches_are_not_placed(store: ProfileStore, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)).to("meta")
+    inputs = (torch.empty(8, 32, device="meta"),)
+    asked = {"store": store, "measure": "never", "micro_batches": (1,), "mode": "inference"}
+    chain = explore(model, inputs, cluster="dgx-a100[2]", **asked)
+    (note,) = [n for n in chain.report["notes"] if n.startswith("placed plans were not tried")]
+    assert "are 1.0 times those of its longest chain" in note
+    assert not set(ALL_PLACED) & set(chain.report["tried"])
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text(
+        "devices: [{kind: A100-80GB, count: 1}, {kind: H100-80GB, count: 1}]\nlinks: {intra_node: NVLink3}\n"
+    )
+    for cluster, placements in (("cpu:2", "auto"), (str(mixed), "auto"), ("dgx-a100[2]", "always")):
+        tried = explore(model, inputs, cluster=cluster, placements=placements, **asked).report["tried"]
+        assert set(PLACED) <= set(tried)
 
 
 def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
@@ -399,7 +433,9 @@ def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
     assert placed_refusal("auto", MOST_OPERATORS, 2) == ""
     assert "more than is placed quickly" in placed_refusal("auto", MOST_OPERATORS + 1, 2)
     assert "more than is placed quickly" in placed_refusal("auto", 100, MOST_PAIRS)
-    assert placed_refusal("always", MOST_OPERATORS + 1, MOST_PAIRS) == ""
+    assert placed_refusal("always", MOST_OPERATORS + 1, MOST_PAIRS, 1.0) == ""
+    assert placed_refusal("auto", MOST_OPERATORS, 2, PARALLEL) == ""
+    assert "gain from branches" in placed_refusal("auto", MOST_OPERATORS, 2, 0.99 * PARALLEL)
 
 
 def test_inference(store: ProfileStore) -> None:
@@ -436,22 +472,21 @@ def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
 
 
 def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> None:
-    """Explore a model once, and ask planners on the very tables that it was explored on: heuristics also
-    within the memory of each point, ours with the effort that they have beside every search."""
+    """Explore a model once, and ask planners on the very tables that it was explored on, ours with the effort
+    that they have beside every search; placing ones if the exploration did."""
     loaded = load_model(source, device="cpu" if cluster.startswith("local") else "meta", seed=0)
     session = Session(load_cluster(cluster), Settings(measure="never"), store)
     captured, problem = _prepared(session, loaded, None)
     info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
-    limits = (None, *(point.memory_bytes for point in found.points))
-    for asked, within in (
-        (requested_planners(HEURISTICS), limits),
-        (requested_planners(ALL_BUT_SLOW, EFFORT), (None,)),
-    ):
-        beside = with_planners(session, searched, found, asked, within)
-        assert beside.others
-        assert not beating(found.points, beside.others)
+    tried = found.report["tried"]
+    asked = requested_planners(ALL_BUT_SLOW, EFFORT)
+    if not set(PLACED) & set(tried):
+        asked = tuple(entry for entry in asked if entry.kind != "placed")
+    beside = with_planners(session, searched, found, asked, (None,))
+    assert beside.others
+    assert not beating(found.points, beside.others)
 
 
 @pytest.mark.slow

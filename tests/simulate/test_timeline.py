@@ -197,3 +197,24 @@ def test_joined_spans_cover_the_same_points(pairs):
     for point in range(60):
         at = point / 2 + 0.25
         assert any(a < at < b for a, b in found) == any(a < at < b for a, b in given_spans)
+
+
+def message(name: str, seconds: float, *after: int) -> Task:
+    return Task(
+        name=name, duration_s=seconds, resources=("link",), after=after, ends=("device 0", "device 1")
+    )
+
+
+@pytest.mark.parametrize(("slower", "extra"), [(0.0, 0.0), (0.25, 0.2), (float("inf"), 1.0)])
+def test_work_is_slower_beside_a_message_by_hand(slower: float, extra: float) -> None:
+    """An end of a message of 2 s counts 1 s of the 3 s beside it: a quarter slower, 0.8 s of work are done in
+    it."""
+    timeline = schedule([compute("a", 1), message("m", 2, 0), compute("b", 3, 0)], slower=slower)
+    assert spans(timeline)["b"] == (1, pytest.approx(4 + extra))
+    assert timeline.busy(["device 0"]) == ((0, pytest.approx(4 + extra)),)
+
+
+def test_what_is_over_slows_nothing_down() -> None:
+    """The device waits for the message, and works when it is there."""
+    timeline = schedule([compute("a", 1), message("m", 2, 0), compute("b", 3, 1)], slower=0.25)
+    assert spans(timeline)["b"] == (3, 6)

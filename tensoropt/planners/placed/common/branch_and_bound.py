@@ -143,7 +143,11 @@ def _first_alike(problem: PlacementProblem) -> Integers:
     alike = np.arange(devices.count)
     if devices.lanes or problem.pinned:
         return alike
-    of_devices = (problem.forward_s, problem.backward_s, problem.update_s, devices.capacity_bytes[None])
+    of_devices = [
+        *(problem.forward_s, problem.backward_s, problem.update_s),
+        *(devices.capacity_bytes[None], devices.end_seconds.T),
+        *(() if problem.host_s is None else (problem.host_s,)),
+    ]
     of_pairs = (devices.latency_s, devices.seconds_per_byte)
     for d in range(devices.count):
         for e in range(d):

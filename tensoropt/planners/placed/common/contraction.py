@@ -176,6 +176,7 @@ class Contraction:
             forward_peak_bytes=np.array([forward for _, forward, _ in inside]),
             backward_peak_bytes=np.array([backward for _, _, backward in inside]),
             update_peak_bytes=None if whole.update_peak_bytes is None else summed(whole.update_peak_bytes),
+            host_s=None if whole.host_s is None else summed(whole.host_s),
             tensors=tuple(self._between()),
             together=tuple(self._together()),
             pinned=tuple(self._pinned()),

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement import (
+    MessageEnds,
+    Placement,
+    PlacementProblem,
+    SimulatedPlacement,
+    simulate_placement,
+)
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.placed.common.annealing import MoveTables, State
 from tensoropt.planners.placed.common.branch_and_bound import (
@@ -41,6 +47,12 @@ def small(seed: int, training: bool) -> PlacementProblem:
         problem = replace(problem, pinned=((1, (devices - 1,)),))
     if rng.random() < 0.3:
         problem = replace(problem, together=((0, 3),))
+    if rng.random() < 0.3:
+        ends = MessageEnds(*rng.choice([0.0, 1e-9, 1e-3], size=(6, devices)))
+        slower = float(rng.choice([0.19, np.inf]))
+        problem = replace(problem, devices=replace(problem.devices, ends=ends, slower=slower))
+    if rng.random() < 0.3:
+        problem = replace(problem, host_s=rng.choice([1e-3, 1e-2], size=problem.forward_s.shape))
     return problem
 
 

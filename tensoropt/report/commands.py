@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from tensoropt.errors import ClusterError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import limits_asked
-from tensoropt.exploration.rates import for_gpus
+from tensoropt.exploration.rates import for_gpus, made_for
 from tensoropt.plan.point import FRONTIER
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
 from tensoropt.report.table import run_line
-from tensoropt.units import format_bytes
+from tensoropt.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,31 @@ def beside_line(folder: str, planners: str, out: str = "") -> str:
 
 def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
     """Return the line that chooses a point."""
-    point = exploration.all_points[index]
-    # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
-    # planners are no points of the frontier: no limit selects them.
-    which = f"--memory {int(point.memory_bytes) + 1}"
-    if index >= len(exploration.points):
-        which = f"--point {index + 1}"
     return (
         Command(
-            f"Make this plan ({format_bytes(point.memory_bytes)})",
-            f"tensoropt choose {shlex.quote(folder)} {which} --out plan.json",
+            f"Make this plan (needs {format_bytes(float(exploration.needs[index]))})",
+            f"tensoropt choose {shlex.quote(folder)} --point {index + 1} --out plan.json",
         ),
     )
+
+
+def run_lines(cluster: Mapping[str, Any], devices: int, path: str) -> list[str]:
+    """Return the ways to run a plan on its devices; one for GPUs also on CPU ranks here."""
+    gpus = for_gpus(cluster)
+    if not gpus:
+        return [f"run it: {run_line(devices, path)}"]
+    inner = made_for(cluster)
+    inside = inner.levels[-1].size if inner is not None and inner.levels else devices
+    nodes = -(-devices // inside)
+    several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if nodes > 1 else ""
+    each = min(inside, devices)
+    return [
+        f"run it on {counted(devices, 'GPU')}, in one of three ways:",
+        f"  torchrun {several}--nproc-per-node {each} -m tensoropt.execute {path}",
+        f'  model = tensoropt.parallelize(model, "{path}", batch)  # in your own loop, under torchrun',
+        f'  PlanTrainer(model, arguments, plan="{path}", ...)  # tensoropt.integrations.transformers',
+        f"try it here on CPU ranks: {run_line(devices, path, gpus=True)}",
+    ]
 
 
 def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:

@@ -23,6 +23,7 @@ class BaselineRow:
         memory, time: what it needs and takes, with units.
         verdict: how much longer its step takes than the answer's, what it needs, or why there is no plan.
         link: the address at which it is compared with the selected point.
+        use: the address at which its plan is written and run.
     """
 
     title: str
@@ -31,6 +32,7 @@ class BaselineRow:
     time: str
     verdict: str
     link: str
+    use: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
             time(base.point.time_s),
             base.verdict(memory),
             f"?{replace(view, other=base.row).to_query()}" if base.row != view.point else "",
+            f"/export?{replace(view, point=base.row, other=None).to_query()}",
         )
         for base in found.baselines
     )

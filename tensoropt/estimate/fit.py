@@ -158,7 +158,7 @@ class Fit:
             return f"No estimate: {self.rows[0].refusal}."
         if best is None:
             leanest = self.shown
-            over = leanest.memory_bytes - leanest.budget_bytes
+            over = leanest.device_fit.needed_bytes - leanest.budget_bytes
             return (
                 f"None of these strategies fits. The leanest, {leanest.strategy.words}, needs "
                 f"{format_bytes(leanest.memory_bytes)} of each device, {format_bytes(over)} too much. "

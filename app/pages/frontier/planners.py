@@ -85,7 +85,12 @@ def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
     cells = [
         [
             parts.explained(r.title), r.plan, r.memory, r.time, r.verdict,
-            dcc.Link("compare", href=r.link) if r.link else "",
+            html.Span(
+                [
+                    *([dcc.Link("Use", href=r.use, title=f"Write and run {r.title}")] if r.use else []),
+                    *([" · ", dcc.Link("compare", href=r.link)] if r.link else []),
+                ]
+            ),
         ]
         for r in rows
     ]  # fmt: skip

@@ -310,9 +310,9 @@ def limit_sentence(data: FrontierData, view: View) -> str:
             f"{unit.text(smallest)}. Use more devices, a smaller batch or bigger devices."
         )
     if over:
-        room = data.room_bytes(view)
-        more = f"{'your' if room == view.budget_bytes else 'the'} {unit_for(room).limit(room)}"
-        more += f" of {with_article(data.device)}" if room != view.budget_bytes else ""
+        most = data.room_bytes(view)
+        more = f"{'your' if most == view.budget_bytes else 'the'} {unit_for(most).limit(most)}"
+        more += f" of {with_article(data.device)}" if most != view.budget_bytes else ""
         needs = "needs more than {} and is" if over == 1 else "need more than {} and are"
         return f"{over:,} of {plural(len(rows), 'plan')} {needs.format(more)} greyed."
     return ""

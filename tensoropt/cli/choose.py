@@ -69,7 +69,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted["fastest"] = options.fastest
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
-    from tensoropt.report.commands import run_lines
+    from tensoropt.report.commands import run_ways
     from tensoropt.saved import chosen_point
 
     exploration, index = chosen_point(
@@ -87,7 +87,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     lines = [within.sentence(), *([taken] if taken else []), "", *lines]
     if options.out:
         plan.save(options.out)
-        lines += [f"saved: {options.out}", *run_lines(exploration.cluster, plan.devices, options.out)]
+        ways = run_ways(exploration.cluster, plan.devices, options.out)
+        lines += [f"saved: {options.out}", *(f"{way.title}: {way.line}" for way in ways)]
     else:
         lines.append("not saved; give --out plan.json to keep it")
     data = {

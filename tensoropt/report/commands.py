@@ -129,23 +129,27 @@ def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple
     )
 
 
-def run_lines(cluster: Mapping[str, Any], devices: int, path: str) -> list[str]:
-    """Return the ways to run a plan on its devices; one for GPUs also on CPU ranks here."""
-    gpus = for_gpus(cluster)
-    if not gpus:
-        return [f"run it: {run_line(devices, path)}"]
-    inner = made_for(cluster)
-    inside = inner.levels[-1].size if inner is not None and inner.levels else devices
-    nodes = -(-devices // inside)
+def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
+    """Return the ways to run a plan on its devices; one for GPUs, which may not be here, also on CPU
+    ranks."""
+    known = made_for(cluster)
+    if known is None or not for_gpus(cluster):
+        return (Command("Run it", run_line(devices, path)),)
+    inside = known.levels[-1].size if known.levels else devices
+    nodes, each = -(-devices // inside), min(inside, devices)
     several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if nodes > 1 else ""
-    each = min(inside, devices)
-    return [
-        f"run it on {counted(devices, 'GPU')}, in one of three ways:",
-        f"  torchrun {several}--nproc-per-node {each} -m tensoropt.execute {path}",
-        f'  model = tensoropt.parallelize(model, "{path}", batch)  # in your own loop, under torchrun',
-        f'  PlanTrainer(model, arguments, plan="{path}", ...)  # tensoropt.integrations.transformers',
-        f"try it here on CPU ranks: {run_line(devices, path, gpus=True)}",
-    ]
+    return (
+        Command(
+            f"Run it on {counted(devices, 'GPU')}{' (on each node)' if nodes > 1 else ''}",
+            f"torchrun {several}--nproc-per-node {each} -m tensoropt.execute {path}",
+        ),
+        Command("Or in your own loop, under torchrun", f'tensoropt.parallelize(model, "{path}")'),
+        Command(
+            "Or by Hugging Face's Trainer (tensoropt.integrations.transformers)",
+            f'PlanTrainer(model, arguments, plan="{path}")',
+        ),
+        Command("Run it on CPU ranks", run_line(devices, path, gpus=True)),
+    )
 
 
 def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:
@@ -156,14 +160,10 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
         folder: the exploration's folder.
         rerun: the folder into which a repeated exploration is written.
     """
-    gpus = for_gpus(exploration.cluster)
     return (
         Command("Explore again", explore_line(exploration, rerun, folder)),
         *_choose_commands(exploration, folder, index),
-        Command(
-            "Run it on CPU ranks" if gpus else "Run it",
-            run_line(_devices_of(exploration, index), "plan.json", gpus=gpus),
-        ),
+        *run_ways(exploration.cluster, _devices_of(exploration, index), "plan.json"),
         Command(
             "Check it beside the unsplit model, and keep what was found",
             f"tensoropt verify plan.json --save {shlex.quote(folder)}",

@@ -264,7 +264,8 @@ def _filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
         changed = state.repicked(changed, data)
         if changed.point is None or data.passing(changed)[changed.point]:
             return changed
-        return state.select(changed, data, data.special(changed).get("fastest", changed.point))
+        point = data.picked(changed)
+        return changed if point is None else state.select(changed, data, point)
 
     return on_filter
 

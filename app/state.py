@@ -288,7 +288,8 @@ def set_target(view: View, data: _Rows, target_s: float | None) -> View:
 
 def repicked(view: View, data: _Rows) -> View:
     """Return the view with what its limits select, if they select anything."""
-    point = data.picked(view)
+    free = view.budget_bytes is None and view.target_s is None
+    point = None if free else data.picked(view)
     return view if point is None else select(view, data, point)
 
 

@@ -21,6 +21,7 @@ from tensoropt.report.levers import Lever
 from tensoropt.report.step_parts import waited_lanes, waiting_by_links
 from tensoropt.report.why import binding, looked_up, why_lines, why_point
 from tensoropt.simulate.recording import TimelineEvent
+from tensoropt.units import format_bytes
 from tests.plan.explorations import MIB, point, small_exploration
 
 BUDGET = "the memory budget of 10 MiB"
@@ -126,9 +127,10 @@ def unrecorded() -> Any:
 
 def test_a_point_is_told_all_of_it(gpus: Any) -> None:
     found, last = gpus.found, len(gpus.found.points) - 1
-    told = tensoropt.why(gpus.folder)
+    assert tensoropt.why(gpus.folder).index == found.index()
+    told = tensoropt.why(gpus.folder, last + 1)
     assert told.index == last
-    assert told.memory_bytes == found.points[last].memory_bytes
+    assert told.memory_bytes == found.needs[last]
     assert [lever.key for lever in told.bounds] == ["memory:unlimited", "communication:free", "compute:peak"]
     assert {lever.how for lever in told.levers} == {"looked up", "simulated"}
     assert {lever.how for lever in told.deeper} <= {"to explore", "looked up"}
@@ -168,8 +170,8 @@ def test_the_budget_is_the_points_own_unless_one_is_given(gpus: Any) -> None:
 
 def test_the_same_point_by_its_limits(gpus: Any) -> None:
     found = gpus.found
-    budget = found.points[1].memory_bytes * (1 + 1e-9)
-    assert tensoropt.why(found, memory_bytes=budget).index == 1
+    budget = float(found.needs[1])
+    assert tensoropt.why(found, memory_bytes=budget).index == found.index(memory_bytes=budget)
     assert tensoropt.why(found, knee=True).index == found.knee
 
 
@@ -204,7 +206,7 @@ def test_a_plan_that_is_no_point_of_the_frontier() -> None:
     assert told.title == "zero 1 of 1"
     assert told.unchanged_s is None  # nothing of the frontier fits
     assert told.levers[0].time_s is None
-    assert "leanest takes 10 MiB" in told.levers[0].words
+    assert f"leanest takes {format_bytes(found.needs.min())}" in told.levers[0].words
 
 
 def test_a_plan_of_several_devices_is_bounded_by_its_busiest() -> None:

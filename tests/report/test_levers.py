@@ -201,7 +201,7 @@ def test_without_saved_costs_nothing_is_simulated(staged: Any) -> None:
 
 
 def test_an_exploration_answers_within_the_budget() -> None:
-    found = on_gpus()
+    found = small_exploration()
     lever = explored_lever("bfloat16", "t", found, 15 * MIB)
     assert (lever.how, lever.index, lever.time_s) == ("explored", 1, 0.2)
     assert "without the change" not in lever.words

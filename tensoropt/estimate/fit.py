@@ -442,8 +442,7 @@ def _row(known: Known, cluster: Cluster, step: AskedStep, strategy: UsualStrateg
         return *peak(model, asked, strategy), process + _BYTES_OF_A_TOKEN * tokens * (process > 0)
 
     def fits(asked: AskedStep) -> bool:
-        stays, moment, beside = needs(asked)
-        return sum(stays) + moment.kept + moment.working + beside <= budget
+        return FitRow(strategy, budget, *needs(asked)).fits
 
     try:
         needed = needs(step)

@@ -262,8 +262,7 @@ class Exploration(Findings):
         if point is not None:
             if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
                 raise TensorOptError(
-                    f"point {point} is asked for, and a limit, the knee or the fastest as well; give one of "
-                    "them"
+                    f"point {point} is asked for, and a limit or the knee as well; give one of them"
                 )
             return self._index_of(point)
         bare = memory_bytes is None and headroom is None

@@ -40,10 +40,10 @@ def _slider_range(low: float, high: float) -> tuple[float, float, float]:
 def budget_range(data: FrontierData, view: View) -> tuple[float, float, float]:
     """Return the ends and the step of the memory slider, in the unit shown: as far as the plot shows
     memory."""
-    size, largest = data.units.memory.factor, float(data.memory.max())
+    size, largest = data.units.memory.factor, float(data.needs.max())
     if data.near_capacity(largest, view):
         largest = max(largest, data.capacity_bytes)
-    return _slider_range(float(data.memory.min()) / size, largest / size)
+    return _slider_range(float(data.needs.min()) / size, largest / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
@@ -70,13 +70,13 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 
 
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view after the memory slider moved: the fastest point within its limit."""
+    """Return the view after the memory slider moved: the recommended plan within its limit."""
     unit, budget = data.units.memory.factor, view.budget_bytes
     return _after_slide(view, data, value, budget_range(data, view), unit, budget, state.set_budget)
 
 
 def _on_target(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view after the time slider moved: the leanest point within its limit."""
+    """Return the view after the time slider moved: the plan that needs least within its limit."""
     unit, target = data.units.time.factor, view.target_s
     return _after_slide(view, data, value, target_range(data), unit, target, state.set_target)
 
@@ -264,7 +264,8 @@ def _filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
         changed = state.repicked(changed, data)
         if changed.point is None or data.passing(changed)[changed.point]:
             return changed
-        return state.select(changed, data, data.special(changed).get("knee", changed.point))
+        point = data.picked(changed)
+        return changed if point is None else state.select(changed, data, point)
 
     return on_filter
 

@@ -11,6 +11,7 @@ hundredth of that. An exploration that cannot be read is listed with its fault a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -277,35 +278,33 @@ class Library:
 
     def alike(self, key: str) -> dict[Entry, ClusterCurve]:
         """Return the explorations of the same step that have points, in the library's order, with their
-        curves; none of them is opened."""
+        plans."""
         step = self.head_of(self.entry(key)).step
-        curves = {}
-        for entry in self.entries():
-            head = self.head_of(entry)
-            if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
-                count = int(costs.devices[0])
-                curves[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
-        return curves
+        return self._curves(lambda head: head.step == step)
 
     def at_other_batches(self, key: str) -> dict[Entry, ClusterCurve]:
         """Return the explorations of the same model and settings on the same cluster that have points,
-        whatever their batch, in the library's order, with their curves; none of them is opened."""
+        whatever their batch, in the library's order, with their plans."""
         own = self.head_of(self.entry(key))
         if not own.source or is_onnx(
             own.source
         ):  # sizes of a file's inputs may differ in more than the batch
             return {}
+        same = own.source, own.step[1:], own.kinds, own.cluster
+        curves = self._curves(
+            lambda head: (head.source, head.step[1:], head.kinds, head.cluster) == same and bool(head.batch)
+        )
+        return {entry: replace(curve, batch=self.head_of(entry).batch) for entry, curve in curves.items()}
+
+    def _curves(self, is_meant: Callable[[Head], bool]) -> dict[Entry, ClusterCurve]:
+        """Return the plans of explorations; of those that have points and can be read."""
         curves = {}
         for entry in self.entries():
             head = self.head_of(entry)
-            same = (head.source, head.step[1:], head.kinds, head.cluster) == (
-                own.source, own.step[1:], own.kinds, own.cluster,
-            )  # fmt: skip
-            if same and head.kinds and head.batch and len((costs := self.costs_of(entry)).memory):
-                count = int(costs.devices[0])
-                curves[entry] = ClusterCurve(
-                    head.cluster, head.kinds, count, costs.memory, costs.time, head.batch
-                )
+            if not is_meant(head) or not head.kinds or not len(self.costs_of(entry).memory):
+                continue
+            with suppress(TensorOptError):
+                curves[entry] = replace(ClusterCurve.of(self.load(entry.key)), batch=None)
         return curves
 
     def model_name(self, source: str) -> str:

@@ -28,7 +28,7 @@ from .figures.frontier import frontier_figure
 from .figures.palette import DARK, FONT, GRAPH_CONFIG, LIGHT, Palette
 from .figures.traces import Json
 from .state import View
-from .views.answer import answer_words
+from .views.answer import answer_to, answer_words
 from .views.frontier import FrontierData
 from .views.point import assumptions, point_card
 from .views.points_table import table_columns, table_rows
@@ -75,7 +75,7 @@ def figure(exploration: Exploration) -> Json:
 
 def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
     data, row = FrontierData.of(exploration), answer(exploration).row
-    return data, View("notebook", point=row, budget_bytes=data.asked_bytes, headroom=0.0)
+    return data, View("notebook", point=row, budget_bytes=data.asked_bytes)
 
 
 def _carries() -> bool:
@@ -132,11 +132,11 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
     baselines, all points and the assumptions."""
     view = replace(view, exploration="file", point=view.point or 0)
     assert view.point is not None
-    found = answer(data.exploration, data.limit_bytes(view))
+    found = answer_to(data, view)
     card = point_card(data, view, view.point, verified)
     size, time = data.units.memory.name, data.units.time.name
     columns = {
-        "point": "point", "memory": f"memory, {size}", "time": f"time, {time}",
+        "point": "point", "needs": f"needs, {size}", "time": f"time, {time}",
         "compute": f"compute, {time}", "network": f"network, {time}",
         "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "by": "found by", "name": "plan",
     }  # fmt: skip

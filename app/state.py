@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
+from tensoropt.costs.device_fit import HEADROOM
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
@@ -88,6 +88,11 @@ class View:
         if not isinstance(data, Mapping):
             return cls()
         return cls(**{f.name: _clean(f.name, data[f.name]) for f in fields(cls) if f.name in data})
+
+    @property
+    def asked_headroom(self) -> float | None:
+        """The headroom that was asked for, which also holds beside a budget; None for the usual one."""
+        return None if self.headroom == HEADROOM else self.headroom
 
     def to_query(self) -> str:
         """Return the URL's query: only what differs from the defaults."""
@@ -240,7 +245,7 @@ def opened(view: View, data: _Rows) -> View:
 
 def with_point(view: View, data: _Rows) -> View:
     """Return the view with a point that exists: the one named, otherwise what the limits select, otherwise
-    the knee of what the filters keep."""
+    what is recommended without limits and filters."""
     count = len(data)
     point = view.point if view.point is not None and view.point < count else None
     other = view.other if view.other is not None and view.other < count else None
@@ -248,7 +253,7 @@ def with_point(view: View, data: _Rows) -> View:
         point = data.picked(view)
     if point is None:
         free = replace(view, budget_bytes=None, target_s=None)
-        point = {**data.special(View()), **data.special(free)}.get("knee", 0)
+        point = next((p for each in (free, View()) if (p := data.picked(each)) is not None), 0)
     return replace(view, point=point, other=other if other != point else None)
 
 
@@ -270,20 +275,21 @@ def open_exploration(view: View, key: str) -> View:
 
 
 def set_budget(view: View, data: _Rows, budget_bytes: float | None) -> View:
-    """Set a memory budget, which replaces a time target and selects the fastest point that fits."""
+    """Set a memory budget, which replaces a time target and selects the recommended plan within it."""
     changed = replace(view, budget_bytes=budget_bytes, target_s=None)
     return repicked(changed, data)
 
 
 def set_target(view: View, data: _Rows, target_s: float | None) -> View:
-    """Set a time target, which replaces a memory budget and selects the leanest point that is fast enough."""
+    """Set a time target, which replaces a memory budget and selects the plan that needs least within it."""
     changed = replace(view, target_s=target_s, budget_bytes=None)
     return repicked(changed, data)
 
 
 def repicked(view: View, data: _Rows) -> View:
     """Return the view with what its limits select, if they select anything."""
-    point = data.picked(view)
+    free = view.budget_bytes is None and view.target_s is None
+    point = None if free else data.picked(view)
     return view if point is None else select(view, data, point)
 
 

@@ -397,7 +397,7 @@ def _evaluated(
         exploration = with_quick_plans(session, searched, exploration)
         exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
-    notes = [*notes, *implausible(session.cluster, exploration.points), *exploration.report["notes"]]
+    notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.answer import baseline_row
 from tensoropt.exploration.batch import ExplorationBatch, load_batch
 from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
@@ -46,14 +47,15 @@ def choose(
     time: float | str | None = None,
     knee: bool = False,
     point: int | None = None,
+    fastest: bool = False,
     devices: int | str | None = None,
     batch: int | str | None = None,
     memory_bytes: float | None = None,
     time_s: float | None = None,
 ) -> Plan:
-    """Return the fastest plan within a memory budget, the leanest within a time, or the knee.
-
-    Without any limit, it is the fastest plan of all.
+    """Return the recommended plan, within a memory budget or what the usual headroom leaves of a device: the
+    simplest within 3 % of the fastest that fits. Or the fastest, the one that needs least within a time, or
+    the knee.
 
     Args:
         saved: an exploration, its folder, or a folder of explorations on several numbers of devices or at
@@ -62,6 +64,7 @@ def choose(
         time: the longest step: ``300ms``, or seconds.
         knee: the point from which both directions cost most.
         point: the point's number, from 1, instead of a limit.
+        fastest: the fastest plan that fits.
         devices: the number of devices in such a folder; ``auto`` for the fewest that will do.
         batch: the batch in a folder of explorations at several batches; ``auto`` for the one with most
             samples per second.
@@ -78,6 +81,7 @@ def choose(
         time_s=limit_seconds(time_s, time),
         knee=knee,
         point=point,
+        fastest=fastest,
         devices=devices,
         batch=batch,
     )
@@ -88,14 +92,20 @@ def chosen_point(
     saved: _Saved,
     *,
     memory_bytes: float | None = None,
+    headroom: float | None = None,
     time_s: float | None = None,
     knee: bool = False,
     point: int | None = None,
+    fastest: bool = False,
+    baseline: str | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
 ) -> tuple[Exploration, int]:
     """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
-    limits: dict[str, Any] = {"memory_bytes": memory_bytes, "time_s": time_s, "knee_point": knee}
+    limits: dict[str, Any] = {
+        "memory_bytes": memory_bytes, "headroom": headroom, "time_s": time_s, "knee_point": knee,
+        "fastest": fastest,
+    }  # fmt: skip
     if point is not None:
         for name, given in (("devices", devices), ("batch", batch)):
             if given is not None:
@@ -103,6 +113,13 @@ def chosen_point(
                     f"a point is of one exploration; name its folder instead of giving --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
+    if baseline is not None:
+        if point is not None or time_s is not None or knee or fastest:
+            raise TensorOptError(
+                f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
+                "give one of them"
+            )
+        return exploration, baseline_row(exploration, baseline, memory_bytes, headroom)
     return exploration, exploration.index(**limits, point=point)
 
 
@@ -365,6 +382,5 @@ def _exploration_meant(
     if devices == "auto":
         # Every exploration has a knee, so "the fewest devices with one" would mean nothing: the knee of all
         # devices is meant.
-        knee, memory_bytes, time_s = limits["knee_point"], limits["memory_bytes"], limits["time_s"]
-        return sweep[-1] if knee else fewest_devices(sweep, memory_bytes, time_s)
+        return sweep[-1] if limits["knee_point"] else fewest_devices(sweep, limits)
     return member(sweep, int(str(devices)))

@@ -17,7 +17,6 @@ from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.batch import REFUSED, refused_in
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
 from tensoropt.exploration.cluster_offers import (
@@ -282,7 +281,7 @@ def over_batches(
         name = folder_of_batch(batch)
         progress("batches", len(tried), total, f"batch {batch}")
         found = sweep.add(name, name, partial(explore_at, batch))
-        tried[batch] = found is not None and bool(ClusterCurve.of(found).fitting(room).any())
+        tried[batch] = found is not None and ClusterCurve.of(found).offered(room) is not None
     progress("batches", len(tried), len(tried), "")
     sweep.explorations.sort(key=lambda found: StepWork.of(found).samples or 0)
     result = sweep.result()
@@ -364,7 +363,7 @@ def shop(
     time_s: float | None = None,
     cost: float | None = None,
     memory_bytes: float | None = None,
-    headroom: float = HEADROOM,
+    headroom: float | None = None,
     amount: Amount = THOUSAND_STEPS,
     tariff: Tariff = CLUSTERS_OWN,
 ) -> Offers:
@@ -375,8 +374,8 @@ def shop(
         saved: the result of :func:`explore_clusters`, its folder, or explorations.
         time_s: the longest step.
         cost: the most money for ``amount``.
-        memory_bytes: the budget per device, if less than the device's memory.
-        headroom: the share of a device's memory that must stay free.
+        memory_bytes: the budget per device.
+        headroom: the share of a device's memory that must stay free; by default 5 %, or none of a budget.
         amount: the training to which hours and money refer.
         tariff: prices that replace those of the clusters, and the currency.
 

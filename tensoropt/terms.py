@@ -15,7 +15,7 @@ TERMS = {
     # the frontier
     "frontier": "All plans that no other plan beats in both memory per device and time per step.",
     "budget": "The memory that a plan may need of each device; the fastest plan within it is the answer.",
-    "leanest": "The plan that needs the least memory per device.",
+    "leanest": "The plan that needs the least of a device.",
     "knee": "The plan where the frontier bends most: leaner plans are much slower, faster ones much larger.",
     "fastest": "The plan with the shortest step.",
     "headroom": "The share of a device's memory that plans must leave free, for what is not foreseen.",
@@ -47,7 +47,7 @@ TERMS = {
     "stage": "The layers of a pipeline that one device, or group of devices, computes.",
     "schedule": "The order in which a pipeline's stages compute forward and backward of the micro-batches.",
     # memory
-    "memory per device": "What the fullest device needs at the peak of a step, as simulated.",
+    "memory per device": "What a plan needs of the fullest device: tensors, process, driver and allocator.",
     "on a device": "Whether it fits: tight where the error of such predictions decides.",
     "optimizer state": "What the optimizer keeps for each parameter, such as Adam's two averages.",
     "kept activations": "Results of forward that are kept until backward reads them.",

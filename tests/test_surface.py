@@ -105,7 +105,7 @@ def test_points_are_numbered_from_1_and_sequences_indexed_from_0() -> None:
     found = tensoropt.load(folder)
     assert (found.leanest, found.fastest) == (found.frontier[0], found.frontier[-1])
     assert found.choose(point=1) == found.plan(found.leanest) == found.plan(0)
-    assert found.choose(point=len(found.points)) == found.choose() == found.plan(found.fastest)
+    assert found.choose(point=len(found.points)) == found.choose(fastest=True) == found.plan(found.fastest)
     for told in (tensoropt.show(folder, 2), tensoropt.why(folder, 2)):
         assert (told.index, told.to_dict()["point"]) == (1, 2)
         assert "point 2 " in repr(told)

@@ -184,8 +184,8 @@ def frontier_figure(
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
     on_line = seen(data.axes.y.values)
-    usable = data.usable_bytes(view)
-    fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
+    fitting = data.fitting(view)[on_line]
+    fits, over = on_line[fitting], on_line[~fitting]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     none = np.array([], dtype=int)
@@ -255,6 +255,10 @@ def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> tuple[list[
 def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, width: float) -> Json:
     # Between two points over memory, the leaner one is the best; over other units nothing lies between.
     shape = "hv" if data.axes.over_memory else "linear"
+    if data.axes.over_memory:
+        # Points ascend in tensors; one that needs more than a faster one is not on the way.
+        least = np.minimum.accumulate(data.needs[rows][::-1])[::-1]
+        rows = rows[data.needs[rows] <= least]
     line = {"shape": shape, "color": colour, "width": width}
     return scatter("lines", *_xy(data, rows, values), line=line)
 
@@ -462,7 +466,7 @@ def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
 
     return [
         memory(data.capacity_bytes, color=colours.ink),
-        memory(data.usable_bytes(view), color=colours.muted, dash="dash"),
+        memory(data.limit_bytes(replace(view, budget_bytes=None)), color=colours.muted, dash="dash"),
         veil("x", budget),
         veil("y", target),
         {

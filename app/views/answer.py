@@ -1,13 +1,11 @@
-"""The answer over the plot, from the points that the plot shows: the fastest plan within the budget, and the
-baselines beside it."""
+"""The answer over the plot, among the points that the filters keep: the recommended plan within the
+budget, and the baselines beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from tensoropt.exploration.answer import answer, devices_words, without_plans
+from tensoropt.exploration.answer import Budgeted, answer, devices_words, without_plans
 from tensoropt.plan.plan_names import planner_title
 
 from ..state import View
@@ -22,9 +20,10 @@ class BaselineRow:
     Attributes:
         title: its usual name.
         plan: the name of its plan.
-        memory, time: its figures, with units.
+        memory, time: what it needs and takes, with units.
         verdict: how much longer its step takes than the answer's, what it needs, or why there is no plan.
         link: the address at which it is compared with the selected point.
+        use: the address at which its plan is written and run.
     """
 
     title: str
@@ -33,6 +32,7 @@ class BaselineRow:
     time: str
     verdict: str
     link: str
+    use: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,29 @@ class AnswerWords:
     baselines: tuple[BaselineRow, ...]
 
 
+def answer_to(data: FrontierData, view: View) -> Budgeted:
+    """Return the answer to a view, among the points that its filters keep."""
+    # Without a budget that of the device, whatever the exploration was made for: the field is empty.
+    headroom = view.headroom if view.budget_bytes is None else view.asked_headroom
+    return answer(data.exploration, view.budget_bytes, headroom, data.asked_about(view))
+
+
 def answer_words(data: FrontierData, view: View) -> AnswerWords:
     """Return the answer to a view, among the points that its filters keep: within its budget, or without one
     within what a device leaves."""
-    memory, time, usable = data.units.memory.text, data.units.time.text, data.usable_bytes(view)
-    budget = usable if view.budget_bytes is None else view.budget_bytes
-    asked = np.flatnonzero(data.passing(view) & data.on_frontier)
-    found = answer(data.exploration, budget, asked)
+    memory, time = data.units.memory.text, data.units.time.text
+    asked = data.asked_about(view)
+    found = answer_to(data, view)
+    free = data.limit_bytes(replace(view, budget_bytes=None))
     rows = tuple(
         BaselineRow(
             base.title,
             data.exploration.names[base.row],
-            memory(base.point.memory_bytes),
+            memory(base.needs_bytes),
             time(base.point.time_s),
             base.verdict(memory),
             f"?{replace(view, other=base.row).to_query()}" if base.row != view.point else "",
+            f"/export?{replace(view, point=base.row, other=None).to_query()}",
         )
         for base in found.baselines
     )
@@ -79,8 +87,8 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
         refused.setdefault(why, []).append(planner_title(name))
     rows += tuple(BaselineRow(", ".join(names), "", "", "", why, "") for why, names in refused.items())
     return AnswerWords(
-        unit_for(usable).limit(usable),
-        devices_words(data.exploration),
+        unit_for(free).limit(free),
+        devices_words(data.exploration) + (found.limit_words if view.budget_bytes is not None else ""),
         found.name,
         found.costs(memory, time) if len(asked) else "no point passes the filters",
         " ".join([*found.beside(memory), *found.jobs_words()]),

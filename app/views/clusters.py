@@ -81,7 +81,8 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
             return None
         entry = list(curves)[of.exploration]
         price = library.head_of(entry).price if view.price is None else view.price
-        devices = int(library.costs_of(entry).devices[of.point])
+        found = curves[entry].found
+        devices = found.spaces[found.all_points[of.point].space].devices
         cost = "" if price is None else money(of.time_s / HOUR_S * devices * price, view)
         return _ProfileCell(units.time.text(of.time_s), cost, _shown(view, entry, of, budget))
 
@@ -126,7 +127,7 @@ def _opened(
     library: Library, view: View, others: Callable[[str], dict[Entry, ClusterCurve]]
 ) -> tuple[Exploration, dict[Entry, ClusterCurve]] | None:
     """Return the view's exploration, and the curves that ``others`` knows beside it, its own first; None if
-    it does not open or has no curve. From the index: none of the others is opened."""
+    it does not open or has no curve."""
     try:
         chosen = library.load(view.exploration)
     except TensorOptError:
@@ -277,7 +278,7 @@ def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
         time_s=view.within_s,
         cost=view.within_cost,
         memory_bytes=view.budget_bytes,
-        headroom=view.headroom,
+        headroom=view.asked_headroom,
         amount=amount_in(view),
         tariff=tariff_of(view),
     )
@@ -301,13 +302,13 @@ def _row(
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)
     offer = offer_of(named, work, question)
-    point = 0 if offer.index is None else offer.index
+    point = int(curve.needs.argmin()) if offer.index is None else offer.index
     per_hour = curve.per_hour(question.tariff) if priced else float(sum(s.count for s in curve.devices))
     hours = question.amount.steps(work) * float(curve.time[point]) / HOUR_S
     cost = None if per_hour is None else hours * per_hour
     spent = "" if cost is None else question.tariff.words(cost) if priced else f"{digits(cost)} device-hours"
     figures = (
-        f"{units.time.text(float(curve.time[point]))} a step, {units.memory.text(float(curve.memory[point]))}"
+        f"{units.time.text(float(curve.time[point]))} a step, {units.memory.text(float(curve.needs[point]))}"
     )
     lines = (offer.devices, figures, spent and f"{spent} for {question.amount.words}", offer.reason)
     return OnCluster(entry, label, offer, named, point, cost, tuple(filter(None, lines)))

@@ -14,12 +14,14 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from tensoropt.costs.device_fit import room_bytes
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
+from tensoropt.exploration.recommended import recommended
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
@@ -74,9 +76,9 @@ class FrontierData:
         )
 
     @property
-    def memory(self) -> np.ndarray:
-        """The bytes of every row."""
-        return self.column("memory_bytes")
+    def needs(self) -> np.ndarray:
+        """The bytes that every row needs of a device."""
+        return self.exploration.needs
 
     @property
     def time(self) -> np.ndarray:
@@ -134,11 +136,9 @@ class FrontierData:
         return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
 
     def allowed(self, view: View) -> np.ndarray:
-        """Return the numbers of the frontier's rows that the filters keep and that lie within budget and
+        """Return the numbers of the frontier's rows that the filters keep and that fit and lie within the
         target."""
-        keep = self.passing(view) & self.on_frontier
-        if view.budget_bytes is not None:
-            keep &= self.memory <= view.budget_bytes
+        keep = self.passing(view) & self.on_frontier & (self.needs <= self.limit_bytes(view))
         if view.target_s is not None:
             keep &= self.time <= view.target_s
         rows: np.ndarray = np.flatnonzero(keep)
@@ -146,21 +146,34 @@ class FrontierData:
 
     def special(self, view: View) -> dict[str, int]:
         """Return rows that have a name: ``leanest`` and ``fastest`` of those that are allowed, ``knee`` of
-        all that are shown; empty if none is allowed."""
+        all that are shown and fit the device; empty if none is allowed."""
         rows = self.allowed(view)
         if not len(rows):
             return {}
         # The knee is one of the frontier as it is shown, whatever limit is set.
-        shown = np.flatnonzero(self.passing(view) & self.on_frontier)
-        middle = int(shown[knee(_Points(self.memory[shown], self.time[shown]))])
-        return {"leanest": int(rows[0]), "knee": middle, "fastest": int(rows[-1])}
+        shown = self.allowed(replace(view, budget_bytes=None, target_s=None))
+        shown = shown if len(shown) else rows
+        middle = int(shown[knee(_Points(self.column("memory_bytes")[shown], self.time[shown]))])
+        leanest = int(rows[np.argmin(self.needs[rows])])
+        return {"leanest": leanest, "knee": middle, "fastest": int(rows[-1])}
+
+    def asked_about(self, view: View) -> np.ndarray:
+        """Return the numbers of the rows that the answer is about: those that the filters keep, of planners,
+        too, whether their marks are shown or not."""
+        rows: np.ndarray = np.flatnonzero(self.passing(replace(view, marks=True)))
+        return rows
 
     def picked(self, view: View) -> int | None:
-        """Return the row that the limits select: the fastest within a budget, or the leanest within a time if
-        that is the only limit; None without a limit, or if nothing is within it."""
-        if view.budget_bytes is None and view.target_s is None:
-            return None
-        return self.special(view).get("leanest" if view.budget_bytes is None else "fastest")
+        """Return the row that the limits select: the recommended plan, or within a time alone the one that
+        needs least; None if nothing is within them."""
+        rows = self.asked_about(view)
+        if view.target_s is not None:
+            rows = rows[self.time[rows] <= view.target_s]
+            fitting = rows[self.needs[rows] <= self.limit_bytes(view)]
+            if view.budget_bytes is None:
+                return int(fitting[np.argmin(self.needs[fitting])]) if len(fitting) else None
+        found = recommended(self.exploration, self.limit_bytes(view), rows)
+        return None if found is None else found.row
 
     @property
     def capacity_bytes(self) -> float:
@@ -182,17 +195,21 @@ class FrontierData:
         """Return whether the device's memory is worth showing beside points of up to ``largest_bytes``."""
         return self.capacity_bytes <= largest_bytes * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
 
-    def usable_bytes(self, view: View) -> float:
-        """Return the memory of the smallest device, less the headroom, unless a budget that a person wrote
-        uses that too."""
-        budget = min(view.budget_bytes or 0.0, self.capacity_bytes)
-        return max(self.capacity_bytes * (1.0 - view.headroom), budget)
-
     def limit_bytes(self, view: View) -> float:
-        """Return the bytes that a plan may use: the device's memory less headroom, or the budget if that is
-        less."""
-        usable = self.usable_bytes(view)
-        return usable if view.budget_bytes is None else min(usable, view.budget_bytes)
+        """Return the bytes that a plan may need of a device, by the view's budget and headroom
+        (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        return self.exploration.usable_bytes(view.budget_bytes, view.asked_headroom)
+
+    def room_bytes(self, view: View) -> float:
+        """Return the bytes that verdicts are about: the budget or the device, less a headroom that was asked
+        for."""
+        if view.asked_headroom is not None:
+            return self.limit_bytes(view)
+        return room_bytes(self.capacity_bytes, view.budget_bytes)
+
+    def fitting(self, view: View) -> np.ndarray:
+        """Return which rows fit, tightly or not, as bools; the others are greyed."""
+        return np.asarray(self.needs <= self.room_bytes(view))
 
     def far_marks(self, view: View) -> np.ndarray:
         """Return which rows are other planners' plans so far from the frontier that a plot of them all would
@@ -279,22 +296,23 @@ def limit_sentence(data: FrontierData, view: View) -> str:
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     if not len(rows):
         return ""  # filter_sentence says why
-    smallest, fastest = float(data.memory[rows].min()), float(data.time[rows].min())
-    if view.budget_bytes is not None and smallest > view.budget_bytes:
-        return f"No plan fits {unit.limit(view.budget_bytes)}; the smallest needs {unit.text(smallest)}."
+    smallest, fastest = float(data.needs[rows].min()), float(data.time[rows].min())
+    limit = data.limit_bytes(view)
+    if view.budget_bytes is not None and smallest > limit:
+        return f"No plan fits {unit.limit(limit)}; the smallest needs {unit.text(smallest)}."
     if view.target_s is not None and fastest > view.target_s:
         return f"No plan takes at most {time.limit(view.target_s)}; the fastest takes {time.text(fastest)}."
-    usable = data.usable_bytes(view)
-    over = int(np.count_nonzero(data.memory[rows] > usable))
-    yours = view.budget_bytes is not None and usable == view.budget_bytes
-    room = f"{unit_for(usable).limit(usable)} that {with_article(data.device)} leaves"
-    if over == len(rows):
+    over = int(np.count_nonzero(~data.fitting(view)[rows]))
+    if smallest > limit:
+        room = f"{unit_for(limit).limit(limit)} that {with_article(data.device)} leaves"
         return (
             f"No plan fits the {room} with {percent(view.headroom)} headroom; the smallest needs "
             f"{unit.text(smallest)}. Use more devices, a smaller batch or bigger devices."
         )
     if over:
-        more = f"your {unit.limit(usable)}" if yours else f"the {room}"
+        most = data.room_bytes(view)
+        more = f"{'your' if most == view.budget_bytes else 'the'} {unit_for(most).limit(most)}"
+        more += f" of {with_article(data.device)}" if most != view.budget_bytes else ""
         needs = "needs more than {} and is" if over == 1 else "need more than {} and are"
         return f"{over:,} of {plural(len(rows), 'plan')} {needs.format(more)} greyed."
     return ""
@@ -326,8 +344,9 @@ def mark_sentence(data: FrontierData) -> str:
     if not len(rows):
         return ""
     below = []
+    memory = data.column("memory_bytes")
     for row in np.flatnonzero(~data.on_frontier):
-        fitting = rows[data.memory[rows] <= data.memory[row]]
+        fitting = rows[memory[rows] <= memory[row]]
         best = data.time[fitting].min() if len(fitting) else np.inf
         if data.time[row] < best * (1 - 1e-9):
             below.append(planner_title(data.planner[row]))
@@ -425,8 +444,8 @@ def rate_arrays(data: FrontierData, view: View) -> _RateArrays:
 
 
 TITLES = {
-    "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
-    "hours": "device-hours", "cost": "cost",
+    "memory": "memory needed per device", "time": "time per step", "rate": "tokens/s or samples/s",
+    "mfu": "MFU", "hours": "device-hours", "cost": "cost",
 }  # fmt: skip
 """The titles of the figures that an axis can show."""
 
@@ -505,7 +524,7 @@ def axis_sentence(axes: Axes, view: View) -> str:
 
 
 def _usual(data: FrontierData, name: str) -> _Axis:
-    values, unit = (data.memory, data.units.memory) if name == "memory" else (data.time, data.units.time)
+    values, unit = (data.needs, data.units.memory) if name == "memory" else (data.time, data.units.time)
     return _axis(name, TITLES[name], unit, values)
 
 

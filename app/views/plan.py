@@ -24,7 +24,7 @@ from tensoropt.units import format_bytes
 from ..state import View
 from .frontier import FrontierData
 from .operators import labels
-from .point import KIND_TITLES, sizes_of
+from .point import KIND_TITLES, PROCESS, sizes_of
 from .units import Units, percent, plural
 
 
@@ -181,9 +181,10 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     The bar is as long as the device's memory, unless the plan is far smaller or larger: then it is as long as
     the plan.
     """
-    point = data.exploration.all_points[row]
+    point, fit = data.exploration.all_points[row], data.exploration.fit(row)
     unit = data.units.memory
-    used, capacity, usable = point.memory_bytes, data.capacity_bytes, data.usable_bytes(view)
+    used, capacity, usable = fit.needed_bytes, data.capacity_bytes, data.limit_bytes(view)
+    process = {} if not fit.process else {PROCESS: sum(fit.process.values())}
     # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
@@ -197,7 +198,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
             unit.text(size) if unit.of(size) >= 1e-3 or not size else format_bytes(size),
             percent(size / used),
         )
-        for kind, size in sizes_of(point).items()
+        for kind, size in (sizes_of(point) | process).items()
         if size or kind in MEMORY_KINDS
     ]
     if to_scale:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tensoropt.costs.device_fit import FAILS, TIGHT
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, point_fit, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
@@ -110,7 +111,7 @@ KIND_TITLES = {
     "constants": "constants",
     "process": "what a process takes beside tensors",
 }
-_PROCESS = "process"
+PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
     *("mesh", "micro-batches", FIT, "range", "compute", "communication", "split by"), *LISTED_NAMES,
@@ -128,7 +129,7 @@ class PointCard:
     Attributes:
         title: ``Point 17 of 201``.
         name: what people call its plan.
-        memory, time: the two figures that matter, with units.
+        memory, time: the two figures that matter, what it needs of a device and its step, with units.
         verdict: whether it fits the device, in words; ``fits`` says so to a program.
         dominant: where most of the memory and of the time goes.
     """
@@ -160,7 +161,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     return PointCard(
         title=data.title(row) + (f" · {', '.join(marks)}" if marks else ""),
         name=data.exploration.names[row],
-        memory=unit.text(point.memory_bytes),
+        memory=unit.text(data.needs[row]),
         time=time.text(point.time_s),
         fits=fits,
         verdict=verdict,
@@ -179,21 +180,23 @@ def _limit_words(data: FrontierData, view: View) -> str:
 def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[bool, str]:
     """Return whether a plan fits the budget, and what the device leaves, in words about the one that
     counts."""
-    unit, usable, budget = data.units.memory, data.usable_bytes(view), view.budget_bytes
-    memory_bytes, capacity = data.memory[row], data.capacity_bytes
-    card = with_article(data.device)
-    if budget is not None and memory_bytes > budget:
-        return False, f"Needs {unit.text(memory_bytes - budget)} more than your {unit.limit(budget)}."
-    if memory_bytes > usable:
-        room = unit_for(usable).limit(usable)
-        all_of_it = usable == capacity
-        room = f"its {room}" if all_of_it else f"the {room} that {percent(view.headroom)} headroom leaves"
-        return False, f"Does not fit {card}: needs {unit.text(memory_bytes - usable)} more than {room}."
-    fits = point_fit(data.exploration, row, budget or capacity).verb
-    if budget is not None:
-        return True, f"{fits} your {unit.limit(budget)} ({percent(memory_bytes / budget)})."
+    unit, room, budget = data.units.memory, data.room_bytes(view), view.budget_bytes
+    fit, capacity = data.exploration.fit(row, room), data.capacity_bytes
+    needs, card = fit.needed_bytes, with_article(data.device)
+    if fit.verdict == FAILS:
+        over = unit.text(needs - room)
+        if room == budget:
+            return False, f"Needs {over} more than your {unit.limit(room)}."
+        size = unit_for(room).limit(room)
+        left = (
+            f"its {size}" if room == capacity else f"the {size} that {percent(view.headroom)} headroom leaves"
+        )
+        return False, f"Does not fit {card}: needs {over} more than {left}."
+    fits = "Just fits" if fit.verdict == TIGHT else "Fits"
+    if room == budget:
+        return True, f"{fits} your {unit.limit(room)} ({percent(needs / room)})."
     whole = unit_for(capacity).limit(capacity)
-    return True, f"{fits} {card} ({percent(memory_bytes / capacity)} of its {whole})."
+    return True, f"{fits} {card} ({percent(needs / capacity)} of its {whole})."
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
@@ -209,7 +212,7 @@ def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
 def beside_tensors(point: Point) -> dict[str, float]:
     """Return the bytes of what is not a tensor of the step, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
-    return {CONSTANTS: constants, _PROCESS: sum(point.terms.values()) - constants}
+    return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
 
 
 def sizes_of(point: Point) -> dict[str, float]:
@@ -255,6 +258,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
     unit, time = data.units.memory.text, data.units.time.text
     times = ((name, KEPT[name].label) for name in ("time_s", "compute_s", "communication_s", "exposed_s"))
     rows = [
+        _changed("needs", data.needs[row], data.needs[other], unit),
         _changed("memory", a.memory_bytes, b.memory_bytes, unit),
         *(
             _changed(TITLES.get(name, label), getattr(a, name), getattr(b, name), time)

@@ -29,6 +29,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
     short = {name: short_name(name) for name in set(names)}
     columns: dict[str, np.ndarray | list[str]] = {
         "point": np.where(data.on_frontier, np.arange(len(data)) + 1.0, np.nan),
+        "needs": data.needs / data.units.memory.factor,
         **{figure.label: data.shown(figure.name) for figure in SHOWN},
         "mesh": list(data.mesh),
         "micro": data.micro.astype(float),
@@ -38,7 +39,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
         "is": [_what_it_is(data, row) for row in range(len(data))],
         "few": np.isin(np.arange(len(data)), list(data.notable)).astype(float),
         "gap": [point.proven.replace("-", "—") for point in points],
-        "fits": (data.memory <= data.usable_bytes(view)).astype(float),
+        "fits": data.fitting(view).astype(float),
     }
     for name in ("rate", "mfu", "device_hours", "cost"):
         values = getattr(rates, name)

@@ -58,18 +58,18 @@ class WhyRow:
 def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
     """Return (the budget within which everything must fit, a remark on it); None: the point's own memory."""
     assert view.point is not None
-    needed = data.exploration.all_points[view.point].memory_bytes
+    needed, limit = float(data.needs[view.point]), data.limit_bytes(view)
     unit = data.units.memory
     if view.budget_bytes is None:
         return None, f"Within the {unit.text(needed)} that this plan needs, unless stated otherwise."
-    if view.budget_bytes < needed:
+    if limit < needed:
         return None, (
-            f"This plan is over the budget of {unit.limit(view.budget_bytes)}: what follows is within the "
+            f"This plan is over the budget of {unit.limit(limit)}: what follows is within the "
             f"{unit.text(needed)} that it needs."
         )
     return (
-        view.budget_bytes,
-        f"Within the budget of {unit.limit(view.budget_bytes)}, unless stated otherwise.",
+        limit,
+        f"Within the budget of {unit.limit(limit)}, unless stated otherwise.",
     )
 
 

@@ -182,7 +182,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
     exploration = load_exploration(target)
     if point is not None:
         return target, exploration, exploration.choose(point=point)
-    return target, exploration, exploration.choose(memory_bytes=memory_bytes)
+    return target, exploration, exploration.choose(memory_bytes=memory_bytes, fastest=True)
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:

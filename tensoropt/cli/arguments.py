@@ -84,7 +84,7 @@ def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tup
         TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have; or
             what was kept of runs is damaged.
     """
-    from tensoropt.exploration.facts import point_fit, range_data, rate_facts
+    from tensoropt.exploration.facts import range_data, rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of
     from tensoropt.exploration.verified import load_verified
@@ -95,11 +95,13 @@ def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tup
     amount, tariff = amount_option(options), tariff_option(options)
     tariff.check(kinds_of(exploration))
     row = FigureRow.of(exploration, index, tariff)
+    memory = getattr(options, "memory", None)
+    budget = exploration.settings.get("memory_bytes") if memory is None else parse_bytes(memory)
     ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
     words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
     data = {
         "rates": rates_data(row, amount),
-        "fit": point_fit(exploration, index).to_data(),
+        "fit": exploration.fit(index, budget).to_data(),
         "range": range_data(exploration, index),
         "verified": [asdict(run) for run in ran],
     }
@@ -197,9 +199,8 @@ def add_headroom(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
-    """Return the bytes per device that ``--memory`` and ``--headroom`` leave together; None if neither is
-    given.
+def headroom_option(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
+    """Return the share of a device's memory that ``--headroom`` keeps free; None if it is not given.
 
     Args:
         device_bytes: returns the memory of the smallest device; called only if headroom is requested.
@@ -209,15 +210,13 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     """
     from tensoropt.question.question import headroom_bytes
 
-    memory = parse_bytes(options.memory) if options.memory is not None else None
     if options.headroom is None:
-        return memory
+        return None
     whole = device_bytes()
-    usable = whole - headroom_bytes(options.headroom, whole)
-    return usable if memory is None else min(memory, usable)
+    return headroom_bytes(options.headroom, whole) / whole
 
 
-def add_point(which: Any, default: str = "; default: the fastest", *, memory: bool = True) -> None:
+def add_point(which: Any, default: str = "; default: the recommended plan", *, memory: bool = True) -> None:
     """Add the options that select a point of a saved frontier.
 
     Args:
@@ -230,8 +229,12 @@ def add_point(which: Any, default: str = "; default: the fastest", *, memory: bo
         help=f"the point's number, from 1; plans of other planners follow the frontier's{default}",
     )  # fmt: skip
     if memory:
-        which.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
-    which.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
+        which.add_argument(
+            "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
+        )
+    which.add_argument(
+        "--time", metavar="0.5", help="what needs least within this time per step (seconds, 500ms)"
+    )
     which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
 
 

@@ -12,14 +12,17 @@ from tensoropt.cli.arguments import (
     add_headroom,
     add_point,
     amount_option,
-    budget,
+    headroom_option,
     limits,
     tariff_option,
     told_point,
 )
 from tensoropt.cli.shop import offers_answer
 from tensoropt.console import ProgressDisplay
-from tensoropt.errors import TensorOptError
+
+BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
+"""The plans that people make by hand, as the option calls them; without the package that knows them, so that
+``--help`` stays quick."""
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -36,44 +39,56 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="in a folder made with explore --batch: plans at batch N, or at the one with most samples/s",
     )
     add_headroom(verb)
-    which = verb.add_mutually_exclusive_group(required=True)
+    which = verb.add_mutually_exclusive_group()
     which.add_argument(
         "--profile", action="store_true", help="the table devices x memory -> time, no plan, like shop"
     )
-    add_point(which, default="")
+    add_point(which)
+    verb.add_argument(
+        "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
+    )
+    verb.add_argument(
+        "--baseline",
+        choices=[*BASELINES],
+        help="the plan that people make by hand, in its best form: with and without recomputation and "
+        "micro-batches",
+    )
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
-    if options.headroom is not None and options.memory is None:
-        raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
         from tensoropt.exploration.rates import THOUSAND_STEPS
 
         wanted = {"amount": amount_option(options) or THOUSAND_STEPS, "tariff": tariff_option(options)}
         return offers_answer(options.dir, wanted)
     wanted = limits(options)
-    wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
+    wanted["headroom"] = headroom_option(options, lambda: _device_bytes(options.dir))
+    wanted["fastest"] = options.fastest
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
-    from tensoropt.exploration.rates import for_gpus
-    from tensoropt.report.table import run_line
+    from tensoropt.report.commands import run_ways
     from tensoropt.saved import chosen_point
 
     exploration, index = chosen_point(
-        options.dir, point=options.point, devices=options.devices, batch=options.batch, **wanted
+        options.dir,
+        point=options.point,
+        baseline=options.baseline,
+        devices=options.devices,
+        batch=options.batch,
+        **wanted,
     )
     plan = exploration.plan(index)
     lines, told = told_point(options, exploration, index)
-    within = answer_within(exploration, wanted["memory_bytes"])
-    lines = [within.sentence(), "", *lines]
+    within = answer_within(exploration, wanted["memory_bytes"], wanted["headroom"])
+    taken = within.taken_words() if within.row == index and options.point is None else ""
+    lines = [within.sentence(), *([taken] if taken else []), "", *lines]
     if options.out:
         plan.save(options.out)
-        gpus = for_gpus(exploration.cluster)
-        how = "run it on CPU ranks" if gpus else "run it"
-        lines.append(f"saved: {options.out}; {how}: {run_line(plan.devices, options.out, gpus=gpus)}")
+        ways = run_ways(exploration.cluster, plan.devices, options.out)
+        lines += [f"saved: {options.out}", *(f"{way.title}: {way.line}" for way in ways)]
     else:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
@@ -88,13 +103,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _device_bytes(folder: str) -> float:
     """Return the memory of the smallest device of the explored cluster, or of a part of it."""
-    from tensoropt.cluster import Cluster
     from tensoropt.exploration.cluster_offers import folders_in
     from tensoropt.exploration.exploration import load_exploration
 
     inside = list(folders_in(folder))
-    exploration = load_exploration(inside[0] if inside else folder)
-    return Cluster.from_dict(exploration.cluster).memory_bytes
+    return load_exploration(inside[0] if inside else folder).device_bytes
 
 
 VERB = Verb("choose", "turn a point of a saved frontier into a plan", add_arguments, answer)

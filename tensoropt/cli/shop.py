@@ -33,7 +33,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this cost of the training below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument("--headroom", metavar="5%", help="share of devices' memory to keep free; default: 5%")
+    verb.add_argument(
+        "--headroom",
+        metavar="5%",
+        help="share of devices' memory to keep free; default: 5%, of a budget none",
+    )
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 
@@ -126,11 +130,9 @@ def _money(text: str) -> float:
     return amount
 
 
-def _share(text: str | None) -> float:
-    from tensoropt.exploration.answer import HEADROOM
-
+def _share(text: str | None) -> float | None:
     if text is None:
-        return HEADROOM
+        return None
     try:
         share = read_number(text) if "%" in text else -1.0
     except TensorOptError:

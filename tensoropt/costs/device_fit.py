@@ -1,16 +1,22 @@
-"""Whether a plan fits a device: what its process is predicted to take, and how far such predictions were off.
+"""What a plan needs of a device, how much of the device it may use, and whether it fits.
+
+*Need* is one number: the tensors of a step with the constants of its graph, what a process takes beside them,
+what the driver keeps, and what PyTorch's allocator reserves beyond tensors. On CPU ranks it is tensors and
+constants. It does not depend on a budget.
 
 Predictions of GPUs' memory are compared with peaks that other people measured
 (``tests/benchmarks/results/published``). Their error makes the verdict: a plan *fits* if it does even where
-a job needs as much more than predicted as the worst tenth of those did, does *not fit* if it does not even
-where a job needs as much less, and is *tight* between the two.
+a job needs as much more than predicted as the worst tenth of those did, is *tight* if it fits as predicted
+alone, and does *not fit* otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
@@ -20,20 +26,72 @@ LEAST, MOST = 0.96, 1.11
 and nvidia-smi show; without V100s, of which nobody said how they were measured (up to 1.7)."""
 
 ALLOCATOR_SHARE = 0.02
-"""What PyTorch's allocator reserves beyond tensors, over tensors, where its replay was not made: the middle
-of replays of published jobs."""
+"""What PyTorch's allocator reserves beyond tensors, over tensors: the middle of replays of published jobs."""
 DRIVER_SHARE = 0.011
 """What the driver keeps of a GPU's memory: of 80 GiB of A100s and H100s PyTorch's messages call 79.1 the
 total capacity, of 32 GiB of V100s 31.7."""
+HEADROOM = 0.05
+"""The share of a device's memory that stays free unless a budget or another share is asked for; an
+assumption."""
 Verdict = Literal["fits", "tight", "does not fit"]
 FITS: Verdict = "fits"
 TIGHT: Verdict = "tight"
 FAILS: Verdict = "does not fit"
+WORDS: Mapping[Verdict, str] = {FITS: "yes", TIGHT: "tight", FAILS: "no"}
+"""The verdicts in a word, as a column has them."""
+MARKS: Mapping[Verdict, str] = {FITS: "", TIGHT: " ~", FAILS: " ✕"}
+"""The verdicts as a mark behind a figure."""
+_UNUSED = "segments"
+"""The term that no plan needs: where memory runs short PyTorch gives unused segments back before it fails."""
+_Size = TypeVar("_Size", float, np.ndarray)
+
+
+def process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
+    """Return what a process on a GPU takes beside tensors, by name, of one plan or of many.
+
+    Args:
+        tensors: bytes of the step's tensors at their peak, constants included.
+        terms: what the process takes of itself (:data:`~tensoropt.costs.process_memory.TERMS`).
+        device_bytes: the memory of the device.
+    """
+    own = {name: size for name, size in terms.items() if name not in (CONSTANTS, _UNUSED)}
+    return {
+        **own,
+        "driver": 0.0 * tensors + DRIVER_SHARE * device_bytes,
+        "allocator": ALLOCATOR_SHARE * tensors,
+    }
+
+
+def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
+    """Return what a plan needs of a device in whole bytes, of one plan or of many."""
+    found: _Size = np.rint(tensors + sum(process.values()))
+    return found
+
+
+def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:
+    """Return the bytes that the verdict on a plan is about: the budget, but no more than a device has."""
+    return device_bytes if budget_bytes is None else min(budget_bytes, device_bytes)
+
+
+def usable_bytes(
+    device_bytes: float, budget_bytes: float | None = None, headroom: float | None = None
+) -> float:
+    """Return the bytes that a chosen plan may need of a device: the budget, but no more than a device has;
+    without one what the headroom leaves.
+
+    Args:
+        headroom: the share that was asked for, which also holds beside a budget; None for the usual one,
+            which does not.
+    """
+    left = device_bytes * (1.0 - (HEADROOM if headroom is None else headroom))
+    if budget_bytes is None:
+        return left
+    return min(budget_bytes, device_bytes if headroom is None else left)
 
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """What a plan is predicted to take of a device, beside what there is; bytes of the fullest rank.
+    """What a plan is predicted to need of a device, beside what there is; bytes of the fullest rank.
 
     Attributes:
         tensors: of the step, constants of its graph included.
@@ -42,27 +100,22 @@ class DeviceFit:
         room_bytes: the memory of the device, or the part of it that may be used.
         estimated: whether it is a GPU's memory, whose predictions have an error; tensors of CPU ranks are
             predicted to the byte.
-        counted: whether the plan's memory figure has the process's terms, all but driver and allocator.
     """
 
     tensors: float
     process: Mapping[str, float]
     room_bytes: float
     estimated: bool = True
-    counted: bool = False
 
     @property
     def needed_bytes(self) -> float:
         """What is predicted in all."""
-        return self.tensors + sum(self.process.values())
+        return float(needed_bytes(self.tensors, self.process))
 
     @property
     def verdict(self) -> Verdict:
         """Whether it fits, by the error of such predictions."""
-        least, most = (LEAST, MOST) if self.estimated else (1.0, 1.0)
-        if self.needed_bytes * most <= self.room_bytes:
-            return FITS
-        return FAILS if self.needed_bytes * least > self.room_bytes else TIGHT
+        return verdict_on(self.needed_bytes, self.room_bytes, estimated=self.estimated)
 
     @property
     def words(self) -> str:
@@ -77,13 +130,6 @@ class DeviceFit:
         )
         return f"{whole} (tensors {tensors}, process {process}): {self.verdict}"
 
-    @property
-    def verb(self) -> str:
-        """The verdict on a plan whose memory figure is within the room, before the room's name: ``Just
-        fits``."""
-        part = "All but driver and allocator fit" if self.counted else "Tensors alone fit"
-        return {FITS: "Fits", TIGHT: "Just fits", FAILS: part}[self.verdict]
-
     def to_data(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {
@@ -96,32 +142,27 @@ class DeviceFit:
         }
 
 
+def verdict_on(needed_bytes: float, room: float, *, estimated: bool) -> Verdict:
+    """Return the verdict on so many bytes of need in so much room."""
+    if needed_bytes > room:
+        return FAILS
+    return FITS if not estimated or needed_bytes * MOST <= room else TIGHT
+
+
 def device_fit(
-    tensors: float,
-    terms: Mapping[str, float],
-    allocator: Mapping[str, float],
-    room_bytes: float,
-    *,
-    estimated: bool,
-    counted: bool = False,
+    tensors: float, terms: Mapping[str, float], device_bytes: float, room: float, *, estimated: bool
 ) -> DeviceFit:
     """Return whether a plan fits.
 
     Args:
         tensors: bytes of the step's tensors at their peak.
         terms: what the process takes beside them, by name.
-        allocator: the peaks of PyTorch's allocator, by name; empty if it was not replayed.
-        room_bytes, estimated, counted: as for :class:`DeviceFit`.
+        device_bytes: the memory of the device.
+        room: the part of it that may be used.
+        estimated: as for :class:`DeviceFit`.
     """
     tensors += terms.get(CONSTANTS, 0.0)
-    process = {name: size for name, size in terms.items() if name != CONSTANTS and size}
     if not estimated:
-        return DeviceFit(tensors, {}, room_bytes, estimated)
-    process.pop("segments", None)
-    process["driver"] = DRIVER_SHARE * room_bytes
-    process["allocator"] = ALLOCATOR_SHARE * tensors
-    if allocator:
-        # Where memory runs short PyTorch gives unused segments back before it fails, so that a job fits in
-        # what its blocks take without gaps between segments.
-        process["allocator"] = max(allocator["reserved_expandable"] - allocator["requested"], 0.0)
-    return DeviceFit(tensors, process, room_bytes, estimated, counted)
+        return DeviceFit(tensors, {}, room, estimated)
+    parts = process_parts(tensors, terms, device_bytes)
+    return DeviceFit(tensors, {name: size for name, size in parts.items() if size}, room, estimated)

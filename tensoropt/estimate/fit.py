@@ -82,14 +82,15 @@ class FitRow:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the memory of a device."""
-        return self.memory_bytes <= self.budget_bytes
+        """Whether what it needs is within the memory of a device."""
+        return not self.refusal and self.device_fit.needed_bytes <= self.budget_bytes
 
     @property
     def device_fit(self) -> DeviceFit:
         """Tensors and process beside the memory of a device, with the verdict that all plans get."""
         terms = {"process": self.process}
-        return device_fit(self.memory_bytes - self.process, terms, {}, self.budget_bytes, estimated=True)
+        tensors, room = self.memory_bytes - self.process, self.budget_bytes
+        return device_fit(tensors, terms, room, room, estimated=True)
 
     @property
     def tight(self) -> bool:
@@ -101,7 +102,7 @@ class FitRow:
         """The answer in words: ``fits, 12 GiB free``, ``does not fit, 3.4 GiB too much``."""
         if self.refusal:
             return self.refusal
-        spare = self.budget_bytes - self.memory_bytes
+        spare = self.budget_bytes - self.device_fit.needed_bytes
         return f"{self.device_fit.verdict}, {format_bytes(abs(spare))} {'too much' if spare < 0 else 'free'}"
 
 
@@ -157,7 +158,7 @@ class Fit:
             return f"No estimate: {self.rows[0].refusal}."
         if best is None:
             leanest = self.shown
-            over = leanest.memory_bytes - leanest.budget_bytes
+            over = leanest.device_fit.needed_bytes - leanest.budget_bytes
             return (
                 f"None of these strategies fits. The leanest, {leanest.strategy.words}, needs "
                 f"{format_bytes(leanest.memory_bytes)} of each device, {format_bytes(over)} too much. "
@@ -244,8 +245,8 @@ class Fit:
         else:
             said.append("CPU ranks: a process is counted without its own memory.")
         said.append(
-            "Gaps between tensors (fragmentation) and what the driver keeps are not in these figures. They "
-            "make a strategy tight, and so does the error of predictions: of published jobs four in five "
+            "Gaps between tensors (fragmentation) and what the driver keeps are not in these figures, but in "
+            "the verdict. The error of predictions makes a strategy tight: of published jobs four in five "
             f"take {LEAST:g} to {MOST:g} times what was predicted."
         )
         return (*said, *self.model.notes)
@@ -441,8 +442,7 @@ def _row(known: Known, cluster: Cluster, step: AskedStep, strategy: UsualStrateg
         return *peak(model, asked, strategy), process + _BYTES_OF_A_TOKEN * tokens * (process > 0)
 
     def fits(asked: AskedStep) -> bool:
-        stays, moment, beside = needs(asked)
-        return sum(stays) + moment.kept + moment.working + beside <= budget
+        return FitRow(strategy, budget, *needs(asked)).fits
 
     try:
         needed = needs(step)

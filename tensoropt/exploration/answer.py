@@ -1,9 +1,10 @@
 """The answer to "which plan fits, and what is gained by it?": one sentence, and the baselines behind it.
 
-Everything follows from the points of an exploration and a budget. Baselines are the plans that people make by
-hand, under the names that they use: *DDP* (a copy of the model on every device), *ZeRO-1* and *-2*, *FSDP*
-(ZeRO-3), *TP* (Megatron), *PP* with its schedule, and *placed*, the best of the heuristics that put each
-operator on one device. They are evaluated by the same simulator as every point.
+Everything follows from the points of an exploration and a limit on what they need of a device. Baselines are
+the plans that people make by hand, under the names that they use: *DDP* (a copy of the model on every
+device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP* (Megatron), *PP* with its schedule, and *placed*, the best
+of the heuristics that put each operator on one device. They are evaluated by the same simulator as every
+point.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.recommended import Recommendation, a_config_says, exceptions, kinds_of, recommended
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brief_name, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
+from tensoropt.units import counted, format_bytes, format_seconds, share_words, without_zeros
 
-HEADROOM = 0.05
-"""The share of a device's memory that stays free in answers, and where clusters, counts and batches are
-compared, unless a budget or another share is asked for; an assumption."""
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
 _TITLES = {"data_parallel": "DDP", "megatron": "TP (Megatron)"}
 _PLACED = "placed"
+BASELINES = {
+    "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP (ZeRO-3)", "tp": "TP (Megatron)"
+}  # fmt: skip
+"""The titles of the plans that people make by hand, by the words of the command line."""
 _ORDER = ("DDP", *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
 """The most baselines in the sentence; a table has all of them."""
@@ -35,6 +39,8 @@ _MANY = 10
 _GIB = 2.0**30
 _ALIKE = 0.005
 """The share of a step's time below which a difference is not worth more memory."""
+_LEAST = 0.001
+"""The share of a step's time below which a faster plan is not named."""
 
 
 class Baseline(NamedTuple):
@@ -42,10 +48,10 @@ class Baseline(NamedTuple):
 
     Attributes:
         title: its usual name, such as ``FSDP (ZeRO-3)``.
-        row: the number of its plan among :attr:`Findings.all_points`: its fastest within the budget, or its
-            leanest if none is.
-        point: that plan's point.
-        fits: whether it is within the budget.
+        row: the number of its plan among :attr:`Findings.all_points`: its fastest that fits, or the one that
+            needs least if none does.
+        point: that plan's point. needs_bytes: what it needs of a device.
+        fits: whether that is within the limit.
         longer: how much longer its step is than the answer's, as a share; None if it does not fit, or if
             nothing does.
     """
@@ -53,6 +59,7 @@ class Baseline(NamedTuple):
     title: str
     row: int
     point: Point
+    needs_bytes: float
     fits: bool
     longer: float | None
 
@@ -64,7 +71,7 @@ class Baseline(NamedTuple):
     def verdict(self, memory: Callable[[float], str] = format_bytes) -> str:
         """Return ``+4 %``, ``as fast``, ``12 times as long``, ``fits``, or ``does not fit, needs 31 GiB``."""
         if not self.fits:
-            return f"does not fit, needs {memory(self.point.memory_bytes)}"
+            return f"does not fit, needs {memory(self.needs_bytes)}"
         if self.longer is None:
             return "fits"
         if abs(self.longer) < SAME:
@@ -76,26 +83,33 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Budgeted:
-    """The fastest plan within a budget, what it is compared with, and what more memory would buy.
+    """The plan that is recommended within a limit, what it is compared with, and what more memory would buy.
 
     Attributes:
-        budget_bytes: the bytes that a plan may need of each device.
-        row: the number of the plan among the frontier's points; None if none fits.
-        leanest: the number of the leanest point; None if there is none.
+        limit_bytes: the bytes that a plan may need of each device.
+        limit_words: what kind of limit that is, in brackets; "" for a budget.
+        chosen: the recommended plan; None if none fits.
+        leanest: the number of the point that needs least; None if there is none.
         baselines: one for each kind of plan that is known, in the order in which people think of them.
         more_bytes: the additional memory that :attr:`gain` is about.
-        gain: the share by which a step gets shorter with that much more; 0 if it does not.
-        next_bytes: how much more than the budget the next faster plan needs; None if there is none.
+        gain: the share by which the fastest step gets shorter with that much more; 0 if it does not.
+        next_bytes: how much more than the limit the next faster plan needs; None if there is none.
     """
 
     findings: Findings
-    budget_bytes: float
-    row: int | None
+    limit_bytes: float
+    limit_words: str
+    chosen: Recommendation | None
     leanest: int | None
     baselines: tuple[Baseline, ...]
     more_bytes: float
     gain: float
     next_bytes: float | None
+
+    @property
+    def row(self) -> int | None:
+        """The number of the recommended plan among :attr:`Findings.all_points`; None if none fits."""
+        return None if self.chosen is None else self.chosen.row
 
     @property
     def name(self) -> str:
@@ -111,23 +125,48 @@ class Budgeted:
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
-            least = memory(self.findings.points[self.leanest].memory_bytes)
+            least = memory(self.findings.needs[self.leanest])
             name = brief_name(self.findings.names[self.leanest])
             return f"no plan fits; the leanest needs {least} ({name})"
-        point = self.findings.points[self.row]
-        return f"{time(point.time_s)} a step, {memory(point.memory_bytes)}"
+        time_s, needs = self.findings.all_points[self.row].time_s, self.findings.needs[self.row]
+        return f"{time(time_s)} a step, {memory(needs)}"
 
     def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
-        """Return sentences: which baselines do not fit, how much longer the others take, and what more memory
-        would buy."""
-        if self.row is None:
+        """Return sentences: which plan is faster, which baselines do not fit, how much longer the others
+        take, and what more memory would buy."""
+        if self.chosen is None:
             return []
-        named = self.baselines[:_MOST_NAMED]
-        over = [f"{base.short} (needs {memory(base.point.memory_bytes)})" for base in named if not base.fits]
+        named = [base for base in self.baselines if base.row != self.row][:_MOST_NAMED]
+        over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
         said = [f"{base.short} {base.verdict(memory)}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
-        sentences = [f"{_listed(over)} {do} not fit."] if over else []
+        sentences = [self.faster_words] if self.faster_words else []
+        sentences += [f"{_listed(over)} {do} not fit."] if over else []
         return [*sentences, *([f"{'; '.join(said)}."] if said else []), self.more_words(memory)]
+
+    def taken_words(self) -> str:
+        """Return why the recommended plan is taken: the rule, and the numbers that decide; "" if none
+        fits."""
+        if self.chosen is None:
+            return ""
+        name = self.findings.names[self.chosen.row]
+        said = "can" if a_config_says(name) else "cannot"
+        numbers = [
+            f"a launcher's config {said} say it",
+            counted(kinds_of(name), "kind") + " of parallelism",
+            counted(int(exceptions(self.findings, self.chosen.row)), "exception"),
+        ]
+        return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
+
+    @property
+    def faster_words(self) -> str:
+        """``Up to 2 % faster by point 148 (DP 8 · ZeRO-2).``; "" if no plan that fits is faster."""
+        if self.chosen is None or self.chosen.faster < _LEAST:
+            return ""
+        fastest = self.chosen.fastest
+        title = self.findings.title(fastest).partition(" of ")[0]
+        name = brief_name(self.findings.names[fastest])
+        return f"Up to {share_words(self.chosen.faster)} faster by {title} ({name})."
 
     def jobs_words(self) -> list[str]:
         """Return a sentence for each job that somebody runs today, and what a better plan would bring it."""
@@ -136,7 +175,7 @@ class Budgeted:
     def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
         if self.next_bytes is None:
-            return "No plan is faster, whatever memory it may use."
+            return "With more memory no plan that was searched is faster."
         bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
         return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
 
@@ -148,22 +187,26 @@ class Budgeted:
         """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
         DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        usual = self.budget_bytes == (1.0 - HEADROOM) * _device_bytes(self.findings)
-        share = f" ({share_words(1.0 - HEADROOM)} of the memory)" if usual else ""
-        within = f"Within {without_zeros(memory(self.budget_bytes))}{share} of {devices_words(self.findings)}"
+        within = f"Within {without_zeros(memory(self.limit_bytes))}{self.limit_words} of"
+        within += f" {devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
         """Return the sentence and the figures behind it as plain data; points are counted from 1."""
         return {
             "sentence": self.sentence(),
-            "budget_bytes": self.budget_bytes,
+            "budget_bytes": self.limit_bytes,
             "point": None if self.row is None else self.row + 1,
+            "rule": None if self.chosen is None else self.chosen.rule,
+            "fastest": None if self.chosen is None else self.chosen.fastest + 1,
+            "faster": None if self.chosen is None else self.chosen.faster,
             "baselines": [
                 {
                     "title": base.title,
                     "plan": self.findings.names[base.row],
+                    "point": base.row + 1,
                     "memory_bytes": base.point.memory_bytes,
+                    "needs_bytes": base.needs_bytes,
                     "time_s": base.point.time_s,
                     "fits": base.fits,
                     "longer": base.longer,
@@ -176,58 +219,106 @@ class Budgeted:
 
 
 def answer(
-    findings: Findings, budget_bytes: float | None = None, rows: Sequence[int] | np.ndarray | None = None
+    findings: Findings,
+    budget_bytes: float | None = None,
+    headroom: float | None = None,
+    rows: Sequence[int] | np.ndarray | None = None,
 ) -> Budgeted:
-    """Return the answer within a budget; without one, within :func:`default_budget`.
+    """Return the answer within a budget, by default the one that the exploration was made for, and a
+    headroom (:func:`~tensoropt.costs.device_fit.usable_bytes`).
 
     Args:
-        rows: the numbers of the frontier's points that are asked about, ascending; by default all.
+        rows: the numbers of the points that are asked about; by default all, of planners, too.
     """
-    budget = default_budget(findings) if budget_bytes is None else budget_bytes
-    asked = np.arange(len(findings.points)) if rows is None else np.asarray(rows, dtype=int)
-    # Ascending in memory, descending in time.
-    sizes, times = (findings.all_points.column(name)[asked] for name in ("memory_bytes", "time_s"))
+    if budget_bytes is None and headroom is None:
+        budget_bytes = findings.settings.get("memory_bytes")
+    limit = findings.usable_bytes(budget_bytes, headroom)
+    needs, times = findings.needs, findings.all_points.time
+    asked = np.arange(len(needs)) if rows is None else np.asarray(rows, dtype=int)
+    more = _GIB if limit >= 4 * _GIB else limit / 4
 
-    def within(limit_bytes: float) -> int:
-        return int(np.searchsorted(sizes, limit_bytes, side="right"))
+    def best_s(limit_bytes: float) -> float:
+        return float(times[asked[needs[asked] <= limit_bytes]].min(initial=np.inf))
 
-    fitting, more = within(budget), _GIB if budget >= 4 * _GIB else budget / 4
-    best_s = float(times[fitting - 1]) if fitting else None
+    chosen, fastest_s = recommended(findings, limit, asked), best_s(limit)
+    faster = asked[times[asked] < fastest_s * (1 - SAME)]
     return Budgeted(
         findings,
-        budget,
-        int(asked[fitting - 1]) if fitting else None,
-        int(asked[0]) if len(asked) else None,
-        tuple(_baselines(findings, budget, best_s)),
+        limit,
+        _limit_words(findings, limit, budget_bytes),
+        chosen,
+        int(asked[np.argmin(needs[asked])]) if len(asked) else None,
+        tuple(_baselines(findings, limit, None if chosen is None else float(times[chosen.row]))),
         more,
-        0.0 if best_s is None else 1.0 - float(times[within(budget + more) - 1]) / best_s,
-        float(sizes[fitting]) - budget if fitting < len(sizes) else None,
+        0.0 if chosen is None else 1.0 - best_s(limit + more) / fastest_s,
+        float(needs[faster].min()) - limit if chosen is not None and len(faster) else None,
     )
 
 
-def _baselines(findings: Findings, budget_bytes: float, best_s: float | None) -> list[Baseline]:
+def _limit_words(findings: Findings, limit_bytes: float, budget_bytes: float | None) -> str:
+    """Return what kind of limit it is: all that a device has of a larger budget, or what headroom leaves."""
+    device = findings.device_bytes
+    if limit_bytes < device and budget_bytes != limit_bytes:
+        return f" ({share_words(limit_bytes / device)} of the memory)"
+    if budget_bytes is not None and budget_bytes > device:
+        return f" (a device has no more of {without_zeros(format_bytes(budget_bytes))})"
+    return ""
+
+
+def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -> list[Baseline]:
     """Return what is known of each kind of plan that people make by hand, and of each method that was run
     beside the search, as people think of them.
 
     Args:
-        best_s: the seconds of the plan that they are compared with; None if none fits.
+        chosen_s: the seconds of the plan that they are compared with; None if none fits.
     """
+    needs, times = findings.needs, findings.all_points.time
     of_kind: dict[str, list[int]] = {}
     for row, kind in _kinds(findings):
         of_kind.setdefault(kind, []).append(row)
     found = []
     for kind, rows in of_kind.items():
-        points = {row: findings.all_points[row] for row in rows}
-        fitting = [row for row in rows if points[row].memory_bytes <= budget_bytes]
+        fitting = [row for row in rows if needs[row] <= limit_bytes]
         if fitting:
-            row = min(fitting, key=lambda r: (points[r].time_s, points[r].memory_bytes))
+            row = min(fitting, key=lambda r: (times[r], needs[r]))
         else:
-            row = min(rows, key=lambda r: (points[r].memory_bytes, points[r].time_s))
-        longer = points[row].time_s / best_s - 1.0 if fitting and best_s is not None else None
-        title = f"{kind} ({planner_title(points[row].planner)})" if kind == _PLACED else kind
-        found.append(Baseline(title, row, points[row], bool(fitting), longer))
+            row = min(rows, key=lambda r: (needs[r], times[r]))
+        point = findings.all_points[row]
+        longer = point.time_s / chosen_s - 1.0 if fitting and chosen_s is not None else None
+        title = f"{kind} ({planner_title(point.planner)})" if kind == _PLACED else kind
+        found.append(Baseline(title, row, point, float(needs[row]), bool(fitting), longer))
     order = {title: number for number, title in enumerate(_ORDER)}
     return sorted(found, key=lambda base: order.get(base.title, len(order)))
+
+
+def baseline_row(
+    findings: Findings, name: str, budget_bytes: float | None = None, headroom: float | None = None
+) -> int:
+    """Return the number among :attr:`Findings.all_points` of a baseline's plan, one of :data:`BASELINES`: its
+    fastest that fits, or without a budget the one that needs least if none does.
+
+    Raises:
+        TensorOptError: it has no plan; says why.
+        InfeasibleError: none of its plans fits the budget; says what the leanest needs.
+    """
+    found = answer(findings, budget_bytes, headroom)
+    base = next((base for base in found.baselines if base.title == BASELINES[name]), None)
+    if base is None:
+        known = ", ".join(
+            word for word, title in BASELINES.items() if title in {b.title for b in found.baselines}
+        )
+        planner = next((p for p, title in _TITLES.items() if title == BASELINES[name]), "zero")
+        why = without_plans(findings).get(planner, "")
+        raise TensorOptError(
+            f"this exploration has no plan of {BASELINES[name]}{f' ({why})' if why else ''}; "
+            f"{f'it has {known}' if known else 'explore again'}"
+        )
+    if budget_bytes is not None and not base.fits:
+        raise InfeasibleError(
+            f"no plan of {base.title} fits {format_bytes(found.limit_bytes)}; its leanest needs "
+            f"{format_bytes(base.needs_bytes)}"
+        )
+    return base.row
 
 
 def without_plans(findings: Findings) -> dict[str, str]:
@@ -257,17 +348,6 @@ def devices_words(findings: Findings) -> str:
 def _listed(words: Sequence[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def default_budget(findings: Findings) -> float:
-    """Return the budget that the exploration was made for, otherwise what the usual headroom leaves of the
-    smallest device, as :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion` does."""
-    asked = findings.settings.get("memory_bytes")
-    return float(asked or (1.0 - HEADROOM) * _device_bytes(findings))
-
-
-def _device_bytes(findings: Findings) -> float:
-    return float(min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:

@@ -95,9 +95,9 @@ def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Ex
     paces: list[tuple[float, int]] = []
     for place, found in enumerate(sweep):
         with suppress(InfeasibleError):
-            point = found.points[found.index(**limits)]
+            point = found.all_points[found.index(**limits)]
             paces.append((point.time_s / (StepWork.of(found).samples or 1), place))
     if not paces:
-        leanest = min(sweep, key=lambda found: found.points[0].memory_bytes)
+        leanest = min(sweep, key=lambda found: float(found.needs.min()))
         leanest.index(**limits)  # raises
     return sweep[min(paces)[1]]

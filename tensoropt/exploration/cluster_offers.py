@@ -1,7 +1,8 @@
 """One model's step on several clusters, on several numbers of devices, and at several global batches.
 
-On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, so every
-cluster is one row. The cheapest within a time and the fastest within a price are chosen among these rows.
+On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, and the
+recommended one is about as fast, so every cluster is one row. The cheapest within a time and the fastest
+within a price are chosen among these rows.
 
 A device sweep (the paper's profiling mode, and mini-parallelism) is a folder of explorations, one per number
 of devices, as ``tensoropt explore --devices`` leaves it: of one step (strong scaling) or, with
@@ -20,14 +21,13 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.batch_sweep import batch_in
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import write_rows
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
+from tensoropt.exploration.recommended import recommended
 from tensoropt.plan.plan_names import brief_name
-from tensoropt.plan.point_table import PointTable
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import format_bytes, format_number, format_seconds
 
@@ -40,9 +40,9 @@ class ClusterOffer:
         cluster: its name.
         devices: the kinds of its devices, in words. count: their number; 0 if unknown.
         batch: the samples of a step; None if unknown.
-        index: the place of the fastest point that fits; None if none does.
+        index: the number of the recommended plan; None if none fits.
         rates: the rates of that point.
-        memory_bytes: the memory that it needs per device.
+        memory_bytes: what it needs of a device.
         hours, device_hours, cost: those of the requested amount; None if unknown.
         name: the name of the plan.
         reason: why the offer is not within the limits; "" if it is.
@@ -68,22 +68,17 @@ class ClusterQuestion:
 
     Attributes:
         time_s: the longest step; cost: the most money for the amount; None for no limit.
-        memory_bytes: the memory per device, if it is less than a device has.
-        headroom: the share of a device's memory that stays free.
+        memory_bytes: the budget per device.
+        headroom: the share of a device's memory that stays free; None for the usual one without a budget.
         amount: the training that the money pays for.
     """
 
     time_s: float | None = None
     cost: float | None = None
     memory_bytes: float | None = None
-    headroom: float = HEADROOM
+    headroom: float | None = None
     amount: Amount = THOUSAND_STEPS
     tariff: Tariff = CLUSTERS_OWN
-
-    def room(self, device_bytes: float) -> float:
-        """Return the bytes that a plan may use on a device of this size."""
-        usable = device_bytes * (1.0 - self.headroom)
-        return usable if self.memory_bytes is None else min(usable, self.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -271,29 +266,42 @@ def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
 
 @dataclass(frozen=True, eq=False)
 class ClusterCurve:
-    """A frontier as numbers, with what its cluster has: enough to offer it without opening it.
+    """An exploration's plans, with what its cluster has.
 
     Attributes:
         devices: those of the cluster, by kind.
         count: the number of devices that plans are on.
-        memory, time: bytes ascending, seconds descending.
+        found: the exploration.
         batch: the samples of a step; None if unknown.
     """
 
     cluster: str
     devices: tuple[SomeDevices, ...]
     count: int
-    memory: np.ndarray
-    time: np.ndarray
+    found: Exploration
     batch: int | None = None
 
     @classmethod
     def of(cls, found: Exploration) -> ClusterCurve:
-        """Return the frontier of an exploration."""
-        points = PointTable.of(found.points)
+        """Return the plans of an exploration."""
         name, devices = str(found.cluster["name"]), some_devices(found.cluster)
         batch = StepWork.of(found).samples
-        return cls(name, devices, found.devices, points.memory, points.time, batch)
+        return cls(name, devices, found.devices, found, batch)
+
+    @property
+    def needs(self) -> np.ndarray:
+        """What plans need of a device, in bytes."""
+        return self.found.needs
+
+    @property
+    def time(self) -> np.ndarray:
+        """The seconds per step of plans."""
+        return self.found.all_points.time
+
+    def best(self, limit_bytes: float) -> int | None:
+        """Return the number of the recommended plan within a limit; None if none fits."""
+        chosen = recommended(self.found, limit_bytes)
+        return None if chosen is None else chosen.row
 
     @property
     def smallest(self) -> SomeDevices:
@@ -307,10 +315,16 @@ class ClusterCurve:
             return None
         return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
 
-    def fitting(self, question: ClusterQuestion) -> np.ndarray:
-        """Return, for each point, whether it fits a device."""
-        room = question.room(self.smallest.memory_bytes)
-        return np.asarray(self.memory <= room)
+    def room(self, question: ClusterQuestion) -> float:
+        """Return the bytes that a plan may need: what a question says, else what the exploration was made
+        for."""
+        if question.memory_bytes is None and question.headroom is None:
+            return self.found.limit_bytes
+        return self.found.usable_bytes(question.memory_bytes, question.headroom)
+
+    def offered(self, question: ClusterQuestion) -> int | None:
+        """Return the number of the plan that is recommended within that."""
+        return self.best(self.room(question))
 
 
 def offer_of(
@@ -319,7 +333,7 @@ def offer_of(
     question: ClusterQuestion,
     rates_of: Callable[[int], Rates] | None = None,
 ) -> ClusterOffer:
-    """Return a cluster's offer: its fastest point that fits, and the reason if that is not within the limits.
+    """Return a cluster's offer: its recommended plan, and the reason if that is not within the limits.
 
     Args:
         work: of the step, which all clusters share.
@@ -327,12 +341,11 @@ def offer_of(
     """
     devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
     row = ClusterOffer(curve.cluster, devices, work.samples, count=sum(some.count for some in curve.devices))
-    fitting = np.flatnonzero(curve.fitting(question))
-    if not len(fitting):
-        room = format_bytes(question.room(curve.smallest.memory_bytes))
-        least = format_bytes(float(curve.memory.min(initial=np.inf)))
+    best = curve.offered(question)
+    if best is None:
+        room = format_bytes(curve.room(question))
+        least = format_bytes(float(curve.needs.min(initial=np.inf)))
         return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
-    best = int(fitting[np.argmin(curve.time[fitting])])
     rates = _rates(curve, best, work, question.tariff) if rates_of is None else rates_of(best)
     steps = question.amount.steps(work)
     cost = rates.cost(steps)
@@ -347,7 +360,7 @@ def offer_of(
         row,
         index=best,
         rates=rates,
-        memory_bytes=float(curve.memory[best]),
+        memory_bytes=float(curve.needs[best]),
         hours=rates.hours(steps),
         device_hours=rates.device_hours(steps),
         cost=cost,
@@ -401,9 +414,9 @@ def check_prices(explorations: Sequence[Exploration], tariff: Tariff) -> None:
     tariff.check(str(kind["name"]) for found in explorations for kind in found.cluster.get("kinds", ()))
 
 
-def check_headroom(headroom: float) -> None:
+def check_headroom(headroom: float | None) -> None:
     """Raise :class:`TensorOptError` for a share that leaves nothing, or that is none."""
-    if not 0 <= headroom < 1:
+    if headroom is not None and not 0 <= headroom < 1:
         raise TensorOptError(f"headroom {headroom:g} is no share of a device's memory; give 0.05 for 5 %")
 
 
@@ -543,12 +556,12 @@ def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
     differs by factors. A row has nothing beyond its devices' memory. If no plan fits any device, the columns
     say what plans need.
     """
-    known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
-    sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
-    fits = any(curve.memory[0] <= curve.smallest.memory_bytes for _, curve in known)
+    known = [curve for curve in curves if len(curve.needs)]
+    sizes = np.concatenate([curve.needs for curve in known]) if known else np.array([])
+    fits = any(curve.needs.min() <= curve.smallest.memory_bytes for curve in known)
     budgets = np.array([])
     if len(sizes):
-        largest = max(curve.smallest.memory_bytes for _, curve in known)
+        largest = max(curve.smallest.memory_bytes for curve in known)
         most = min(sizes.max(), largest) if fits else sizes.max()
         budgets = np.geomspace(sizes.min(), most, columns)
     alike: dict[tuple[int, str, int], list[tuple[int, ClusterCurve]]] = {}
@@ -566,14 +579,15 @@ def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
 
 
 def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float, fits: bool) -> Cell | None:
-    """Return the fastest within a budget, and if ``fits`` within the memory of the devices."""
+    """Return the recommended plan within a budget, and if ``fits`` within the memory of the devices; of
+    several explorations the fastest of these."""
     best: tuple[float, float, int, int] | None = None
     for number, curve in curves:
         # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
         most = min(budget_bytes, curve.smallest.memory_bytes) if fits else budget_bytes
-        point = int(np.searchsorted(curve.memory, most * (1 + 1e-9), side="right")) - 1
-        if point >= 0:
-            found = (float(curve.time[point]), float(curve.memory[point]), number, point)
+        point = curve.best(most * (1 + 1e-9))
+        if point is not None:
+            found = (float(curve.time[point]), float(curve.needs[point]), number, point)
             best = found if best is None else min(best, found)
     return None if best is None else Cell(best[0], best[2], best[3])
 
@@ -590,10 +604,11 @@ def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
     raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(sweep)}")
 
 
-def fewest_devices(
-    sweep: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
-) -> Exploration:
-    """Return the exploration on the fewest devices that has a plan within both limits (mini-parallelism).
+def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
+    """Return the exploration on the fewest devices that has a plan within limits (mini-parallelism).
+
+    Args:
+        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
         InfeasibleError: none has; says what would fit.
@@ -601,15 +616,15 @@ def fewest_devices(
     # load_sweep sorts ascending in devices: the first that fits has the fewest.
     for found in sweep:
         try:
-            found.index(memory_bytes=memory_bytes, time_s=time_s)
+            found.index(**limits)
         except InfeasibleError:
             continue
         return found
-    leanest = min(sweep, key=lambda found: found.points[0].memory_bytes)
+    leanest = min(sweep, key=lambda found: float(found.needs.min()))
     fastest = min(sweep, key=lambda found: found.points[-1].time_s)
     raise InfeasibleError(
         f"no plan on {_counts(sweep)} devices is within the limits; the leanest needs "
-        f"{format_bytes(leanest.points[0].memory_bytes)} on {leanest.devices} devices, the fastest takes "
+        f"{format_bytes(float(leanest.needs.min()))} on {leanest.devices} devices, the fastest takes "
         f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
     )
 

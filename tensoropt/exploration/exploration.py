@@ -14,6 +14,8 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
@@ -23,10 +25,11 @@ from tensoropt.exploration.export import frontier_data
 from tensoropt.exploration.frontier_table import draw_frontier, left_of, shown_points, table_rows
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
+from tensoropt.exploration.recommended import recommended
 from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.point import Point, check_budget
+from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.units import counted, format_bytes, format_seconds, limit_bytes, limit_seconds
 
@@ -206,62 +209,83 @@ class Exploration(Findings):
 
     def check_budget(self) -> None:
         """Raise :class:`NothingFitsError` if none of the points fits the budget that was asked for."""
-        try:
-            check_budget(self.points, self.settings["memory_bytes"])
-        except InfeasibleError as error:
-            raise NothingFitsError(str(error), self) from None
+        if self.settings["memory_bytes"] is not None and not (self.needs <= self.limit_bytes).any():
+            raise NothingFitsError(self._nothing_fits(self.limit_bytes), self)
+
+    def _nothing_fits(self, limit_bytes: float) -> str:
+        """Return the least that a plan needs, beside a limit below it."""
+        least = int(np.argmin(self.needs))
+        fit = self.fit(least)
+        beside = sum(fit.process.values())
+        told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"
+        return (
+            f"no plan fits {format_bytes(limit_bytes)}; the smallest plan needs "
+            f"{format_bytes(fit.needed_bytes)}{told if beside else ''}"
+        )
 
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
         """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def fastest_within(self, memory_bytes: float) -> int | None:
-        """Return the index of the frontier's fastest point within a budget; None if none fits."""
-        # Points ascend in memory and descend in time.
-        return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
+        """Return the index of the frontier's fastest point that needs at most so much of a device; None if
+        none does."""
+        rows = self.within(memory_bytes)
+        # Points descend in time.
+        return int(rows[-1]) if len(rows) else None
 
     def index(
         self,
         *,
         memory_bytes: float | None = None,
+        headroom: float | None = None,
         time_s: float | None = None,
         knee_point: bool = False,
         point: int | None = None,
+        fastest: bool = False,
     ) -> int:
-        """Return the index in :attr:`all_points` of the point that is asked for: fastest within a memory
-        budget, leanest within a time, the knee, or the one with this number.
+        """Return the index in :attr:`all_points` of the point that is asked for. Whichever it is, it needs no
+        more than the budget, or than the usual headroom leaves of a device, unless it is asked for by number.
+
+        Args:
+            memory_bytes, headroom: what it may need of a device.
+            time_s: the longest step; alone, the one that needs least is returned.
+            knee_point: whether to return the knee.
+            point: its number, from 1, instead of a limit.
+            fastest: whether to return the fastest, instead of the simplest that is about as fast
+                (:func:`~tensoropt.exploration.recommended.recommended`).
 
         Raises:
             TensorOptError: there is no point with this number, or a limit is given with it.
             InfeasibleError: nothing fits; says what would.
         """
         if point is not None:
-            if knee_point or memory_bytes is not None or time_s is not None:
+            if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
                 raise TensorOptError(
                     f"point {point} is asked for, and a limit or the knee as well; give one of them"
                 )
             return self._index_of(point)
-        if knee_point:
-            return self.knee
-        if memory_bytes is not None:
-            fastest = self.fastest_within(memory_bytes)
-            if fastest is None or (time_s is not None and self.points[fastest].time_s > time_s):
-                smallest = self.points[0].memory_bytes
-                raise InfeasibleError(
-                    f"no plan fits {format_bytes(memory_bytes)}"
-                    + (f" and {format_seconds(time_s)}" if time_s is not None else "")
-                    + f"; the smallest plan needs {format_bytes(smallest)}"
-                )
-            return fastest
+        bare = memory_bytes is None and headroom is None
+        limit = self.limit_bytes if bare else self.usable_bytes(memory_bytes, headroom)
+        rows = np.flatnonzero(self.needs <= limit)
+        if not len(rows):
+            raise InfeasibleError(self._nothing_fits(limit))
+        if knee_point and len(self.points):
+            return self.knee_within(limit)
         if time_s is not None:
-            for i, p in enumerate(self.points):
-                if p.time_s <= time_s:
-                    return i
-            raise InfeasibleError(
-                f"no plan takes at most {format_seconds(time_s)}; the fastest takes "
-                f"{format_seconds(self.points[-1].time_s)}"
-            )
-        return len(self.points) - 1
+            times = self.all_points.time
+            quick = rows[times[rows] <= time_s]
+            if not len(quick):
+                raise InfeasibleError(
+                    f"no plan that fits {format_bytes(limit)} takes at most {format_seconds(time_s)}; the "
+                    f"fastest takes {format_seconds(float(times[rows].min()))}"
+                )
+            rows = quick
+            if bare and not fastest:
+                return int(rows[np.argmin(self.needs[rows])])
+        found = recommended(self, limit, rows)
+        assert found is not None
+        return found.fastest if fastest else found.row
 
     def _index_of(self, number: int) -> int:
         """Return the index in :attr:`all_points` of a point, given its number, which counts from 1."""
@@ -278,17 +302,20 @@ class Exploration(Findings):
         time: float | str | None = None,
         knee: bool = False,
         point: int | None = None,
+        fastest: bool = False,
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the fastest one, or the one that the arguments ask for.
+        """Return a plan: the recommended one, or the one that the arguments ask for.
 
         Args:
-            memory: the fastest within this much per device: ``24GiB``, or bytes.
-            time: the leanest within this time per step, if no memory is given: ``300ms``, or seconds.
+            memory: what it may need of a device: ``24GiB``, or bytes.
+            time: the one that needs least within this time per step, if no memory is given: ``300ms``, or
+                seconds.
             knee: the point from which both directions cost most.
             point: the point with this number, from 1, as the table, the command line and the page count;
                 plans of other planners follow the frontier's.
+            fastest: the fastest that fits, instead of the simplest within 3 % of it.
             memory_bytes, time_s: the same limits as numbers alone.
 
         Raises:
@@ -300,6 +327,7 @@ class Exploration(Findings):
             time_s=limit_seconds(time_s, time),
             knee_point=knee,
             point=point,
+            fastest=fastest,
         )
         return self.plan(index)
 

@@ -6,14 +6,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tensoropt.cluster import Cluster
-from tensoropt.costs.device_fit import DeviceFit, device_fit
-from tensoropt.costs.process_memory import CONTEXT, memory_of_process, terms_of_collectives
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
@@ -53,28 +49,6 @@ FIT = "on a device"
 """The name of the fact that says whether a plan fits."""
 
 
-def point_fit(findings: Findings, index: int, room_bytes: float = math.inf) -> DeviceFit:
-    """Return whether a point fits the smallest device of its cluster, or a part of its memory.
-
-    Where its memory counts tensors alone, what its process takes is estimated from what it sends.
-    """
-    point, cluster = findings.all_points[index], Cluster.from_dict(findings.cluster)
-    terms = point.terms
-    if CONTEXT not in terms:
-        mesh = findings.spaces[point.space].mesh
-        # Of a message its two ranks are known, which follow one another on the first axis.
-        sent = ((kind, (0,) if kind == "send" else axes) for kind, axes, _, _ in point.collectives)
-        terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), sent, mesh.shape), **terms}
-    return device_fit(
-        point.tensor_bytes,
-        terms,
-        point.allocator,
-        min(room_bytes, cluster.memory_bytes),
-        estimated=cluster.device_type == "cuda",
-        counted=CONTEXT in point.terms,
-    )
-
-
 def facts(
     row: FigureRow,
     *,
@@ -106,7 +80,7 @@ def facts(
 
 def _fit(row: FigureRow) -> list[Fact]:
     on_gpus = for_gpus(row.findings.cluster)
-    return [Fact(FIT, point_fit(row.findings, row.index).words)] if on_gpus else []
+    return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
 
 
 def _point_facts(point: Point) -> dict[str, Fact]:

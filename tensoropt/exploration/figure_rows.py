@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.costs.device_fit import WORDS
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, Tariff
 from tensoropt.plan.figures import BREAKDOWNS, FIXED, FURTHER
 from tensoropt.plan.findings import Findings
@@ -52,6 +53,16 @@ class FigureRow:
     def key(self) -> str:
         """The key that tells the point's plan from others."""
         return self.findings.keys[self.index]
+
+    @property
+    def needs(self) -> float:
+        """What the point needs of a device, in bytes."""
+        return float(self.findings.needs[self.index])
+
+    @property
+    def fits(self) -> str:
+        """Whether a device has that, in one word."""
+        return WORDS[self.findings.verdict(self.index)]
 
     @property
     def rates(self) -> Rates:

@@ -14,7 +14,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.exploration.notable import notable
+from tensoropt.costs.device_fit import MARKS
+from tensoropt.exploration.notable import marks_of, notable
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
@@ -31,7 +32,7 @@ from tensoropt.units import (
 )
 
 _HEADER = [
-    "point", "memory/{size}", "time/{time}", "{rate}", "MFU", "compute/{time}", "comm./{time}", "mesh",
+    "point", "needs/{size}", "time/{time}", "{rate}", "MFU", "compute/{time}", "comm./{time}", "mesh",
     "micro", "parameters/{size}", "plan", "figures", "gap", "",
 ]  # fmt: skip
 _IF_KNOWN = (3, 4)
@@ -128,7 +129,7 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
         rows.append(
             [
                 str(i + 1),
-                f"{p.memory_bytes / size_bytes:.2f}",
+                f"{findings.needs[i] / size_bytes:.2f}{MARKS[findings.verdict(i)]}",
                 f"{p.time_s / time_s:.2f}",
                 _UNKNOWN if per_s is None else format_number(per_s),
                 _UNKNOWN if rates.mfu is None else share_words(rates.mfu),
@@ -166,15 +167,6 @@ def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
     memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
-
-
-def marks_of(findings: Findings) -> dict[int, list[str]]:
-    """Return the marks of special points: ``leanest``, ``knee``, ``fastest``."""
-    marks: dict[int, list[str]] = {}
-    last = len(findings.points) - 1
-    for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
-        marks.setdefault(index, []).append(word)
-    return marks
 
 
 _WIDTH, _HEIGHT = 720, 400

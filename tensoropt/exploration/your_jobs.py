@@ -40,7 +40,8 @@ class YourJob(NamedTuple):
             return [f"Your job ({self.launcher}) has no prediction: {self.refusal}."]
         point = self.findings.all_points[self.row]
         name = brief_name(self.findings.names[self.row])
-        place = f"{name}, {format_seconds(point.time_s)} a step, {format_bytes(point.memory_bytes)}"
+        own, needs = self.findings.needs[self.row], self.findings.needs
+        place = f"{name}, {format_seconds(point.time_s)} a step, {format_bytes(own)}"
         better = []
         if self.faster is not None:
             time_s = self.findings.points[self.faster].time_s
@@ -48,10 +49,9 @@ class YourJob(NamedTuple):
             title = self._title(self.faster)
             better.append(f"within that memory {title} takes {format_seconds(time_s)} a step, {less} less")
         if self.leaner is not None:
-            memory_bytes = self.findings.points[self.leaner].memory_bytes
-            less = share_words(1 - memory_bytes / point.memory_bytes)
+            less = share_words(1 - needs[self.leaner] / own)
             title = self._title(self.leaner)
-            better.append(f"within that time {title} needs {format_bytes(memory_bytes)}, {less} less")
+            better.append(f"within that time {title} needs {format_bytes(needs[self.leaner])}, {less} less")
         brings = "; ".join(better) or "no point of the frontier is better"
         said = f"You are here ({self.launcher}): {place}. {brings[0].upper()}{brings[1:]}."
         return [said, *(f"  {note}" for note in self.notes)]
@@ -68,6 +68,7 @@ class YourJob(NamedTuple):
             "sentence": self.sentences()[0],
             **{name: None if row is None else row + 1 for name, row in number.items()},
             "memory_bytes": None if point is None else point.memory_bytes,
+            "needs_bytes": None if self.row is None else float(self.findings.needs[self.row]),
             "time_s": None if point is None else point.time_s,
             "notes": list(self.notes),
             "refusal": self.refusal,
@@ -85,13 +86,12 @@ def _job(findings: Findings, told: dict[str, Any], rows: Iterator[int]) -> YourJ
     row = None if told["refusal"] else next(rows)
     faster = leaner = None
     if row is not None and findings.points:
-        point, count = findings.all_points[row], len(findings.points)
-        # Ascending in memory, descending in time.
-        memory, times = (findings.all_points.column(name)[:count] for name in ("memory_bytes", "time_s"))
-        within = int(np.searchsorted(memory, point.memory_bytes, side="right")) - 1
-        if within >= 0 and times[within] < point.time_s * (1 - _ALIKE):
-            faster = within
-        quick = int(np.searchsorted(-times, -point.time_s, side="left"))
-        if quick < count and memory[quick] < point.memory_bytes * (1 - _ALIKE):
-            leaner = quick
+        times, needs, count = findings.all_points.time, findings.needs, len(findings.points)
+        # Descending in time.
+        within, quick = findings.within(needs[row]), np.flatnonzero(times[:count] <= times[row])
+        if len(within) and times[within[-1]] < times[row] * (1 - _ALIKE):
+            faster = int(within[-1])
+        least = int(quick[np.argmin(needs[quick])]) if len(quick) else None
+        if least is not None and needs[least] < needs[row] * (1 - _ALIKE):
+            leaner = least
     return YourJob(findings, told["launcher"], row, faster, leaner, tuple(told["notes"]), told["refusal"])

@@ -155,6 +155,10 @@ FURTHER = (
     *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
             "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),
     Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
+    Figure("needs_bytes", BYTES, "needs", "What it needs of a device: tensors, process, driver, allocator.",
+           lambda row: row.needs),
+    Figure("fits", _WORDS, "fits", "Whether a device has that: yes, tight within the error, or no.",
+           lambda row: row.fits),
 )  # fmt: skip
 """Columns behind the fixed ones; new ones go to the end."""
 

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.cluster import Cluster
+from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
 from tensoropt.plan.keys import point_keys
+from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
 from tensoropt.plan.point import Point
@@ -92,5 +95,56 @@ class Findings:
 
     @cached_property
     def knee(self) -> int:
-        """The index of the frontier's knee: the point from which both memory and time get dearest."""
-        return knee(PointTable.of(self.points))
+        """The index of the frontier's knee: the point from which both memory and time get dearest, among
+        those that fit if any does."""
+        return self.knee_within(self.limit_bytes)
+
+    def knee_within(self, limit_bytes: float) -> int:
+        """Return the index of the knee of the frontier's points that need at most so much; of all of them if
+        none does."""
+        rows = self.within(limit_bytes)
+        rows = rows if len(rows) else np.arange(len(self.points))
+        return int(rows[knee(PointTable.of(self.points).rows(rows))])
+
+    def within(self, limit_bytes: float) -> np.ndarray:
+        """Return the indices of the frontier's points that need at most so much of a device, ascending."""
+        found: np.ndarray = np.flatnonzero(self.needs[: len(self.points)] <= limit_bytes)
+        return found
+
+    @cached_property
+    def _device(self) -> Cluster | None:
+        return device_of(self.cluster)
+
+    @property
+    def device_bytes(self) -> float:
+        """The memory of the smallest device; infinite if nothing is known of devices."""
+        return float(min((kind["memory_bytes"] for kind in self.cluster.get("kinds", ())), default=math.inf))
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """What each of :attr:`all_points` needs of a device, in bytes."""
+        return all_needs(self.all_points, self.spaces, self._device)
+
+    @property
+    def limit_bytes(self) -> float:
+        """The bytes that a plan may need: the budget that the exploration was made for, else what the usual
+        headroom leaves of a device."""
+        return self.usable_bytes(self.settings.get("memory_bytes"))
+
+    def usable_bytes(self, budget_bytes: float | None = None, headroom: float | None = None) -> float:
+        """Return the bytes that a plan may need within a budget and a headroom
+        (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        return usable_bytes(self.device_bytes, budget_bytes, headroom)
+
+    def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
+        """Return whether what a point needs fits the smallest device, or a budget of its memory."""
+        is_gpu = self._device is not None and self._device.device_type == "cuda"
+        room = room_bytes(self.device_bytes, budget_bytes)
+        return verdict_on(float(self.needs[index]), room, estimated=is_gpu)
+
+    def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
+        """Return whether a point fits the smallest device, or a budget of its memory."""
+        point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
+        if self._device is None:
+            return DeviceFit(float(self.needs[index]), {}, room, estimated=False)
+        return point_needs(point, self.spaces[point.space], self._device, room)

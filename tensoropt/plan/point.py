@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.process_memory import CONSTANTS
-from tensoropt.errors import InfeasibleError
 from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.kinds import SHARDED, PlanKind
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.simulate.recording import is_host_bound
-from tensoropt.units import LEAST_SHARE, format_bytes, share_words
+from tensoropt.units import LEAST_SHARE, share_words
 
 if TYPE_CHECKING:
     from tensoropt.simulate.collectives import Collective
@@ -282,14 +280,3 @@ def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def _additive(point: Point) -> tuple[float, float]:
     return point.additive_memory_bytes, point.additive_time_s
-
-
-def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
-    """Raise :class:`InfeasibleError` if none of the points, leanest first, fits the budget."""
-    if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
-        beside = sum(size for name, size in points[0].terms.items() if name != CONSTANTS)
-        told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"
-        raise InfeasibleError(
-            f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
-            f"{format_bytes(points[0].memory_bytes)}{told if beside else ''}"
-        )

@@ -16,6 +16,9 @@ from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import record_of
 from tensoropt.plan.space import Space
 
+SENT = "sent"
+"""The column of what points send: of each the kinds of collectives with their mesh axes, each once."""
+
 
 class PointTable(Sequence[Point]):
     """Points in order, and each of their figures as a column.
@@ -44,13 +47,19 @@ class PointTable(Sequence[Point]):
             if name in KEPT:
                 default = KEPT[name].default
                 return np.array([point.figures.get(name, default) for point in points], dtype=float)
+            if name == SENT:
+                sent = [
+                    tuple(dict.fromkeys((kind, axes) for kind, axes, *_ in p.collectives)) for p in points
+                ]
+                return _objects(sent)
             kind = str if name == "planner" else int
             return np.array([getattr(point, name) for point in points], dtype=kind)
 
         return cls(len(points), read, points.__getitem__)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a figure of all points, NaN if it is unknown; ``space`` and ``planner`` likewise."""
+        """Return a figure of all points, NaN if it is unknown; ``space``, ``planner`` and :data:`SENT`
+        likewise."""
         if name not in self._columns:
             self._columns[name] = self._read(name)
         return self._columns[name]
@@ -188,6 +197,8 @@ class _StoredPoints:
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the table."""
+        if name == SENT:
+            return self._sent
         if name not in KEPT:
             return self.space if name == "space" else self.planner
         column = self.figures.get(name, np.full(len(self.space), np.nan))
@@ -227,8 +238,26 @@ class _StoredPoints:
         return [(kind, over[axes], size, times) for kind, axes, (_, size, times) in rows]
 
     @cached_property
+    def _sent(self) -> np.ndarray:
+        pairs = np.stack([self.kinds, self.axes]) if len(self.kinds) else np.zeros((2, 0), dtype=str)
+        words, which = np.unique(pairs, axis=1, return_inverse=True)
+        sends = np.zeros((len(self.space), words.shape[1]), dtype=bool)
+        sends[self.sends[:, 0], which.reshape(-1)] = True
+        known = [(str(kind), tuple(map(int, filter(None, axes.split(","))))) for kind, axes in words.T]
+        patterns, of_row = np.unique(sends, axis=0, return_inverse=True)
+        used = [tuple(one for one, is_sent in zip(known, row, strict=True) if is_sent) for row in patterns]
+        return _objects(used)[of_row.reshape(-1)]
+
+    @cached_property
     def _starts(self) -> list[int]:
         return list(np.searchsorted(self.sends[:, 0], np.arange(len(self.space) + 1)).tolist())
+
+
+def _objects(values: Sequence[object]) -> np.ndarray:
+    """Return an array of values that are sequences themselves."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> np.ndarray:

@@ -76,14 +76,23 @@ def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan
 def best_of(
     task: PlanningTask, planner: str, selections: Sequence[Selection], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    """Return the best of the selections: all trade-offs, or with a limit the fastest within it.
+    """Return the best of the selections: all trade-offs of each kind, or with a limit the fastest within it.
 
     Raises:
         InfeasibleError: none fits; the message says how much the leanest needs.
     """
     points = simulated_points(task, planner, selections)
-    simulated = [SimulatedPoint(p, s.notes) for p, s in zip(points, selections, strict=True)]
-    return _best(planner, simulated, limit)
+    of_kind: dict[str, list[SimulatedPoint]] = {}
+    for point, selection in zip(points, selections, strict=True):
+        of_kind.setdefault(selection.kind, []).append(SimulatedPoint(point, selection.notes))
+    kept = [one for simulated in of_kind.values() for one in reduce_points(simulated, _costs)]
+    if limit is not None:
+        return _best(planner, kept, limit)
+    return tuple(sorted(kept, key=_costs))
+
+
+def _costs(one: SimulatedPoint) -> tuple[float, float]:
+    return one.point.memory_bytes, one.point.time_s
 
 
 def best_pipelines(
@@ -118,7 +127,7 @@ def best_pipelines(
 def _best(
     planner: str, simulated: Sequence[SimulatedPoint], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    kept = reduce_points(simulated, lambda candidate: (candidate.point.memory_bytes, candidate.point.time_s))
+    kept = reduce_points(simulated, _costs)
     if limit is None:
         return kept
     fitting = [simulated_point for simulated_point in kept if simulated_point.point.memory_bytes <= limit]

@@ -11,6 +11,7 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.plan.space import Space
+from tensoropt.sharding.regions import region_of
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,19 @@ Scheme = Callable[[CostTables, VariableTable, int], np.ndarray | None]
 """The choices that a method allows: (tables, variable, configuration) -> mask over its options, or None for
 all of them (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`).
 """
+
+
+def computed_otherwise(
+    tables: CostTables, variable: VariableTable, index: int, recomputing: bool | None
+) -> bool:
+    """Return whether a configuration recomputes although it should not, or does not although it should.
+
+    Args:
+        recomputing: whether blocks are recomputed in backward; None leaves this open.
+    """
+    if recomputing is None or not variable.again:
+        return False
+    if recomputing and variable.key.kind == "group":
+        in_block = variable.key in region_of(tables.regions)
+        return in_block and not variable.again[index]
+    return variable.again[index] and not recomputing

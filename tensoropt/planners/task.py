@@ -34,12 +34,14 @@ class Selection:
         choice: the configuration of each variable.
         options: the option of each variable; absent means the first.
         notes: the planner's remarks (a solver's gap, a budget that ran out).
+        kind: which of a method's kinds of plans it is of; of each kind the best are kept.
     """
 
     space: int
     choice: Mapping[str, int]
     options: Mapping[Any, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True)

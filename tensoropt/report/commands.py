@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from tensoropt.errors import ClusterError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import limits_asked
-from tensoropt.exploration.rates import for_gpus
+from tensoropt.exploration.rates import for_gpus, made_for
 from tensoropt.plan.point import FRONTIER
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
 from tensoropt.report.table import run_line
-from tensoropt.units import format_bytes
+from tensoropt.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -120,17 +121,34 @@ def beside_line(folder: str, planners: str, out: str = "") -> str:
 
 def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
     """Return the line that chooses a point."""
-    point = exploration.all_points[index]
-    # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
-    # planners are no points of the frontier: no limit selects them.
-    which = f"--memory {int(point.memory_bytes) + 1}"
-    if index >= len(exploration.points):
-        which = f"--point {index + 1}"
     return (
         Command(
-            f"Make this plan ({format_bytes(point.memory_bytes)})",
-            f"tensoropt choose {shlex.quote(folder)} {which} --out plan.json",
+            f"Make this plan (needs {format_bytes(float(exploration.needs[index]))})",
+            f"tensoropt choose {shlex.quote(folder)} --point {index + 1} --out plan.json",
         ),
+    )
+
+
+def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
+    """Return the ways to run a plan on its devices; one for GPUs, which may not be here, also on CPU
+    ranks."""
+    known = made_for(cluster)
+    if known is None or not for_gpus(cluster):
+        return (Command("Run it", run_line(devices, path)),)
+    inside = known.levels[-1].size if known.levels else devices
+    nodes, each = -(-devices // inside), min(inside, devices)
+    several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if nodes > 1 else ""
+    return (
+        Command(
+            f"Run it on {counted(devices, 'GPU')}{' (on each node)' if nodes > 1 else ''}",
+            f"torchrun {several}--nproc-per-node {each} -m tensoropt.execute {path}",
+        ),
+        Command("Or in your own loop, under torchrun", f'tensoropt.parallelize(model, "{path}")'),
+        Command(
+            "Or by Hugging Face's Trainer (tensoropt.integrations.transformers)",
+            f'PlanTrainer(model, arguments, plan="{path}")',
+        ),
+        Command("Run it on CPU ranks", run_line(devices, path, gpus=True)),
     )
 
 
@@ -142,14 +160,10 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
         folder: the exploration's folder.
         rerun: the folder into which a repeated exploration is written.
     """
-    gpus = for_gpus(exploration.cluster)
     return (
         Command("Explore again", explore_line(exploration, rerun, folder)),
         *_choose_commands(exploration, folder, index),
-        Command(
-            "Run it on CPU ranks" if gpus else "Run it",
-            run_line(_devices_of(exploration, index), "plan.json", gpus=gpus),
-        ),
+        *run_ways(exploration.cluster, _devices_of(exploration, index), "plan.json"),
         Command(
             "Check it beside the unsplit model, and keep what was found",
             f"tensoropt verify plan.json --save {shlex.quote(folder)}",

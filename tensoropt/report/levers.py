@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tensoropt.cluster import Cluster, slowest
+from tensoropt.cluster import slowest
 from tensoropt.costs.compute import call_class, peak_flops
 from tensoropt.costs.prices import FREE_COMMUNICATION
 from tensoropt.exploration.exploration import Exploration
@@ -42,7 +42,7 @@ class Lever:
         title: the change in words.
         how: where the answer comes from: one of ``looked up``, ``simulated``, ``bound``, ``explored``, ``to
             explore``, ``not possible``.
-        time_s, memory_bytes: those of the plan that answers; None if there is none.
+        time_s, memory_bytes: those of the plan that answers, and what it needs; None if there is none.
         index: that plan's place in ``points`` of the exploration that has it (another exploration if ``how``
             is ``explored``); None if it is this very plan, or a bound.
         words: what was kept fixed, what was computed, or why there is no answer.
@@ -86,19 +86,18 @@ def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more
     key = f"memory:{more:+.0f}"
     fastest = exploration.fastest_within(budget)
     if fastest is None:
-        leanest = format_bytes(points[0].memory_bytes)
+        leanest = format_bytes(float(exploration.needs[: len(points)].min()))
         words = f"no plan needs so little: the leanest takes {leanest}"
         return Lever(key, title, LOOKED_UP, words=words)
-    best = points[fastest]
+    best, needs = points[fastest], float(exploration.needs[fastest])
     words = f"the frontier's fastest within {format_bytes(budget)}"
-    if best.memory_bytes <= memory_bytes and more > 0:
+    if needs <= memory_bytes and more > 0:
         words = "no faster plan needs only that much more"
         if best is points[-1]:
             words = "the frontier has no faster plan, whatever its memory"
-    capacity = float(Cluster.from_dict(exploration.cluster).memory_bytes)
-    if budget > capacity and best.memory_bytes > capacity:
-        words += f", more than the {format_bytes(capacity)} of a device"
-    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fastest, words)
+    if needs > exploration.device_bytes:
+        words += f", more than the {format_bytes(exploration.device_bytes)} of a device"
+    return Lever(key, title, LOOKED_UP, best.time_s, needs, fastest, words)
 
 
 def unlimited_memory(exploration: Exploration) -> Lever:
@@ -106,7 +105,8 @@ def unlimited_memory(exploration: Exploration) -> Lever:
     last = len(exploration.points) - 1
     point = exploration.points[last]
     words = "the frontier's fastest: no plan that was searched and simulated takes less, whatever it needs"
-    return Lever("memory:unlimited", "memory unlimited", BOUND, point.time_s, point.memory_bytes, last, words)
+    needs = float(exploration.needs[last])
+    return Lever("memory:unlimited", "memory unlimited", BOUND, point.time_s, needs, last, words)
 
 
 def without_waiting(exploration: Exploration, index: int) -> Lever:
@@ -121,15 +121,15 @@ def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: f
     key = f"micro-batches:{count}"
     fitting = [
         i
-        for i, point in enumerate(exploration.points)
-        if point.memory_bytes <= memory_bytes and exploration.spaces[point.space].micro_batches == count
+        for i in exploration.within(memory_bytes).tolist()
+        if exploration.spaces[exploration.points[i].space].micro_batches == count
     ]
     if not fitting:
         words = "already searched: none of the frontier's plans within the budget has so many"
         return Lever(key, title, LOOKED_UP, words=words)
-    best = exploration.points[fitting[-1]]
+    best, needs = exploration.points[fitting[-1]], float(exploration.needs[fitting[-1]])
     words = f"searched already: the frontier's fastest with so many within {format_bytes(memory_bytes)}"
-    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fitting[-1], words)
+    return Lever(key, title, LOOKED_UP, best.time_s, needs, fitting[-1], words)
 
 
 _LEAST_GAIN = 1e-6
@@ -315,14 +315,15 @@ def explored_lever(
     if fastest is None:
         words = (
             f"searched again: no plan fits {format_bytes(memory_bytes)}, the leanest needs "
-            f"{format_bytes(changed.points[0].memory_bytes)}"
+            f"{format_bytes(float(changed.needs.min()))}"
         )
         return Lever(key, title, EXPLORED, words=words)
     best = changed.points[fastest]
     words = f"searched again: the fastest within {format_bytes(memory_bytes)}, all else as it was"
     if unchanged_s is not None:
         words += f"; without the change another plan takes {format_seconds(unchanged_s)} within it"
-    return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fastest, words)
+    needs = float(changed.needs[fastest])
+    return Lever(key, title, EXPLORED, best.time_s, needs, fastest, words)
 
 
 _MOVED = 0.01

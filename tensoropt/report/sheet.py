@@ -23,9 +23,10 @@ from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, point_fit, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
-from tensoropt.exploration.frontier_table import draw_frontier, marks_of, shown_points
+from tensoropt.exploration.frontier_table import draw_frontier, shown_points
+from tensoropt.exploration.notable import marks_of
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.exploration.verified import Verified, fingerprint
 from tensoropt.files import write_text
@@ -282,14 +283,15 @@ class _Sheet:
 
     def text(self) -> str:
         """Return the whole page."""
-        exploration, point = self.exploration, self.point
-        fits, size = point.memory_bytes <= self.limit_bytes, format_bytes(self.limit_bytes)
+        exploration = self.exploration
+        fit, size = exploration.fit(self.index, self.limit_bytes), format_bytes(self.limit_bytes)
+        needs = fit.needed_bytes
+        fits = needs <= self.limit_bytes
         verdict = (
-            f"{point_fit(exploration, self.index, self.limit_bytes).verb} {self.limit} of {size}: uses "
-            f"{share_words(point.memory_bytes / self.limit_bytes)} of it."
+            f"{fit.verdict.capitalize()} {self.limit} of {size}: uses "
+            f"{share_words(needs / self.limit_bytes)} of it."
             if fits
-            else f"Does not fit {self.limit} of {size}: "
-            f"{format_bytes(point.memory_bytes - self.limit_bytes)} too much."
+            else f"Does not fit {self.limit} of {size}: {format_bytes(needs - self.limit_bytes)} too much."
         )
         title, print_of = f"{self.model} on {exploration.cluster['name']}", fingerprint(exploration)
         drawn = sorted(

@@ -124,7 +124,7 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
     buys."""
     said = limit[:1].upper() + limit[1:]
     points, point = exploration.points, exploration.all_points[index]
-    best, fastest = points[within], points[-1]
+    best, fastest, needs = points[within], points[-1], float(exploration.needs[len(points) - 1])
     sentences = []
     if best.time_s < point.time_s * (1 - 1e-9):
         sentences.append(
@@ -133,7 +133,7 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
         )
     if fastest.time_s < best.time_s * (1 - _LEAST):
         more = (
-            f"the frontier's fastest plan needs {format_bytes(fastest.memory_bytes)} and takes "
+            f"the frontier's fastest plan needs {format_bytes(needs)} and takes "
             f"{_faster(point.time_s, fastest)}."
         )
         sentences.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
@@ -253,14 +253,14 @@ def looked_up(
     count = len(exploration.all_points)
     if not 0 <= index < count:
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {count}")
-    point = exploration.all_points[index]
+    point, needs = exploration.all_points[index], float(exploration.needs[index])
     if memory_bytes is None:
-        budget, limit = point.memory_bytes, ""
+        budget, limit = needs, ""
     else:
         budget, limit = memory_bytes, limit or f"the memory budget of {format_bytes(memory_bytes)}"
-        if point.memory_bytes > budget:
+        if needs > budget:
             raise InfeasibleError(
-                f"{exploration.title(index)} needs {format_bytes(point.memory_bytes)}, more than the budget "
+                f"{exploration.title(index)} needs {format_bytes(needs)}, more than the budget "
                 f"of {format_bytes(budget)}; take a point that fits, or a larger budget"
             )
     fastest = exploration.fastest_within(budget)

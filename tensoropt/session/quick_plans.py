@@ -186,10 +186,10 @@ class _Asking:
 
     def baselines(self) -> tuple[Point, ...]:
         """Return the plans of those planners that people compare with, though points may beat them: of each
-        planner those that none of its own beats, of the heuristics together."""
+        its own trade-offs, of the heuristics those that none of theirs beats."""
         heuristics = [point for name in HEURISTICS for point in self._points.get(name, ())]
         others = [self._points.get(name, ()) for name in BASELINES if name not in HEURISTICS]
-        return tuple(point for own in (*others, heuristics) for point in reduce_points(own))
+        return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
         """Return for each planner how many different plans it found, its fastest, or why it has none."""

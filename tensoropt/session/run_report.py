@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.ops.index_space import AtomGraph
-from tensoropt.plan.point import Point
+from tensoropt.plan.findings import Findings
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.local_hardware import local_notes
 from tensoropt.session.searched import Searched
@@ -244,15 +244,16 @@ def unusual_figures(cluster: Cluster) -> Iterator[str]:
         yield from BANDWIDTH.unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}")
 
 
-def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:
+def implausible(found: Findings) -> Iterator[str]:
     """Yield remarks that no plan fits a device, or that every step takes hours."""
+    points = found.points
     if not points:
         return
-    largest = max(device.memory_bytes for device in cluster.devices)
-    if points[0].memory_bytes > largest:
+    if (least := float(found.needs.min())) > found.device_bytes:
         yield (
-            f"no plan fits a device: the leanest needs {format_bytes(points[0].memory_bytes)}, and a device "
-            f"has {format_bytes(largest)}; take more devices or a smaller batch, or mend the cluster's units"
+            f"no plan fits a device: the leanest needs {format_bytes(least)}, and a device "
+            f"has {format_bytes(found.device_bytes)}; take more devices or a smaller batch, or mend the "
+            "cluster's units"
         )
     if points[-1].time_s > _HOUR_S:
         yield (

@@ -54,7 +54,7 @@ def test_what_is_not_a_limit_is_said(text: str) -> None:
 def test_arrows_walk_along_the_frontier_and_stop_at_its_ends() -> None:
     assert events.on_key(VIEW, DATA, {"step": 1}).point == 5
     assert events.on_key(VIEW, DATA, {"step": -10}).point == 0
-    assert events.on_key(VIEW, DATA, {"word": "fastest"}).point == 7
+    assert events.on_key(VIEW, DATA, {"word": "fastest"}).point == 6
     assert events.on_key(VIEW, DATA, {"word": "compare"}).other == 4
 
 

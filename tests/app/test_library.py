@@ -41,7 +41,7 @@ def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
     library = Library()
     first = library.load(library.entries()[0].key)
     found = answer(first)
-    assert found.budget_bytes == first.settings["memory_bytes"]
+    assert found.limit_bytes == first.settings["memory_bytes"]
     assert found.row is not None
     fitting = {base.title: base.fits for base in found.baselines}
     assert not fitting["DDP"]

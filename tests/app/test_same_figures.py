@@ -125,7 +125,7 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
         assert chosen["memory_bytes"] == round(point.memory_bytes)
         assert plan.predicted.memory_bytes == point.memory_bytes
         assert (card.memory, card.time) == (
-            data.units.memory.text(point.memory_bytes), data.units.time.text(point.time_s),
+            data.units.memory.text(exploration.needs[index]), data.units.time.text(point.time_s),
         )  # fmt: skip
         assert float(columns["memory"][index]) == pytest.approx(data.units.memory.of(point.memory_bytes))
         assert format_bytes(point.memory_bytes) in sheet

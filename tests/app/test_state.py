@@ -70,16 +70,17 @@ def test_a_page_can_hold_nothing_that_breaks_the_view(data: dict[str, object]) -
     View.from_query(View.from_data(data).to_query())
 
 
-def test_without_a_point_the_knee_is_shown() -> None:
+def test_without_a_point_the_recommended_plan_is_shown() -> None:
     found = FrontierData.of(exploration())
-    assert state.with_point(View(), found).point == found.exploration.knee
-    assert state.with_point(View(point=99), found).point == found.exploration.knee
+    recommended = found.exploration.index()
+    assert state.with_point(View(), found).point == recommended
+    assert state.with_point(View(point=99), found).point == recommended
     assert state.with_point(View(point=3, other=3), found).other is None
 
 
 def test_an_exploration_opens_within_the_budget_it_was_made_for() -> None:
     found = exploration()
-    asked = found.points[1].memory_bytes
+    asked = float(found.needs[1])
     made_for = FrontierData.of(replace(found, settings={**found.settings, "memory_bytes": asked}))
     assert state.opened(View(), made_for) == View(point=1, budget_bytes=asked)
     assert state.opened(View(point=0), made_for) == View(point=0)

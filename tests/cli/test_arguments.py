@@ -1,4 +1,4 @@
-"""Budgets from ``--memory`` and ``--headroom`` together.
+"""Budgets from ``--headroom``.
 
 What ``show`` and ``choose`` say a training takes and costs, and what they refuse.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cli.arguments import budget
+from tensoropt.cli.arguments import headroom_option
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
@@ -86,30 +86,19 @@ def test_nonsense_ends_with_code_2_and_the_rule(
 DEVICE = 80 * 2**30
 
 
-@pytest.mark.parametrize(
-    ("memory", "headroom", "bytes_"),
-    [
-        (None, None, None),
-        ("24GiB", None, 24 * 2**30),
-        (None, "25%", 60 * 2**30),
-        (None, "2GiB", 78 * 2**30),
-        ("70GiB", "25%", 60 * 2**30),  # of the device, not of the budget
-        ("24GiB", "25%", 24 * 2**30),
-        (None, "0%", DEVICE),
-    ],
-)
-def test_a_budget_leaves_the_headroom_of_the_device(memory, headroom, bytes_):
-    assert budget(Namespace(memory=memory, headroom=headroom), lambda: DEVICE) == bytes_
+@pytest.mark.parametrize(("headroom", "share"), [(None, None), ("25%", 0.25), ("2GiB", 1 / 40), ("0%", 0.0)])
+def test_headroom_is_a_share_of_the_device(headroom, share):
+    assert headroom_option(Namespace(headroom=headroom), lambda: DEVICE) == share
 
 
 def test_the_device_is_looked_at_only_for_headroom():
     def unknown() -> float:
         raise AssertionError
 
-    assert budget(Namespace(memory="1GiB", headroom=None), unknown) == 2**30
+    assert headroom_option(Namespace(headroom=None), unknown) is None
 
 
 @pytest.mark.parametrize("headroom", ["much", "%", "5%%", "-5%", "100%", "81GiB"])
 def test_headroom_that_means_nothing_is_refused(headroom):
     with pytest.raises(TensorOptError, match=r"--headroom|size"):
-        budget(Namespace(memory=None, headroom=headroom), lambda: DEVICE)
+        headroom_option(Namespace(headroom=headroom), lambda: DEVICE)

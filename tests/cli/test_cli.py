@@ -200,7 +200,14 @@ def test_explore_answers_machines(run: Any, explored: Path) -> None:
 
 def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     count = json.loads((explored / "exploration.json").read_text())["points"]
-    code, out, _ = run("choose", "out", "--memory", "4GiB", "--out", "fast.json", "--json")
+    code, out, _ = run("choose", "out", "--json")
+    assert code == 0
+    chosen = json.loads(out)
+    assert chosen["point"] == chosen["answer"]["point"]
+    assert chosen["answer"]["rule"].startswith("the ")
+    assert "\ntaken as the " in run("choose", "out", "--memory", "4GiB")[1]
+    fastest = ("choose", "out", "--memory", "4GiB", "--fastest")
+    code, out, _ = run(*fastest, "--out", "fast.json", "--json")
     assert (code, json.loads(out)["point"]) == (0, count)
     assert json.loads(Path("fast.json").read_text()) == json.loads(out)["plan"]
     code, out, _ = run("choose", "out", "--time", "10s", "--json")
@@ -212,6 +219,17 @@ def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     assert (code, json.loads(out)["point"]) == (0, 1)
     refused(run("choose", "out", "--point", "0"), f"has points 1 to {count}")
     refused(run("choose", "out", "--point", "1", "--devices", "2"), "name its folder")
+    refused(run("choose", "out", "--point", "1", "--headroom", "5%"), "give one of them")
+
+
+def test_baselines_are_plans_that_run(run: Any, explored: Path) -> None:
+    code, out, _ = run("choose", "out", "--baseline", "ddp", "--out", "ddp.json", "--json")
+    assert code == 0
+    assert json.loads(out)["name"].startswith("DP 2")
+    assert run("verify", "ddp.json", "--json")[0] == 0
+    refused(run("choose", "out", "--baseline", "tp"), "has no plan of TP (Megatron)")
+    refused(run("choose", "out", "--baseline", "ddp", "--knee"), "give one of them")
+    refused(run("choose", "out", "--baseline", "ddp", "--memory", "1KiB"), "its leanest needs")
 
 
 def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) -> None:
@@ -536,7 +554,6 @@ BAD = {
     "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
     "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less of them free"),
     "headroom of no kind": (("choose", "out", "--memory", "4GiB", "--headroom", "x%"), "write 5% or 2GiB"),
-    "headroom of what": (("choose", "out", "--knee", "--headroom", "5%"), "give --memory with it"),
     "nothing under headroom": (
         ("choose", "out", "--memory", "4GiB", "--headroom", "99.9999999%"),
         "the smallest plan needs",
@@ -595,7 +612,7 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), ("fly",), ("explore",), ("choose", "out"), ("list", "cats"),
+        (), ("fly",), ("explore",), ("list", "cats"),
         ("choose", "out", "--knee", "--time", "1"),
         (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
         (*NET, *EXPLORE, "--pipelines", "some"),

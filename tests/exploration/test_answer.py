@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.exploration.answer import answer, default_budget, without_plans
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.answer import answer, baseline_row, without_plans
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import brief_name
 from tests.app.support.samples_app import GIB, exploration, point
@@ -62,7 +63,7 @@ def test_no_plan_fits() -> None:
 
 def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
     found = with_baselines()
-    assert default_budget(found) == 76 * GIB
+    assert answer(found).limit_bytes == 76 * GIB
     assert answer(found).sentence().startswith("Within 76 GiB (95 % of the memory) of each of 8 H100-80GB: ")
     assert answer(found, 76 * GIB).row == answer(found).row
     asked = replace(found, settings={**found.settings, "memory_bytes": 80 * GIB})
@@ -73,29 +74,64 @@ def test_with_all_memory_nothing_more_is_promised() -> None:
     assert (
         answer(with_baselines(), 80 * GIB)
         .sentence()
-        .endswith("No plan is faster, whatever memory it may use.")
+        .endswith("With more memory no plan that was searched is faster.")
     )
 
 
 def test_only_the_points_asked_about_count() -> None:
     found = with_baselines()
     assert answer(found, 45 * GIB).row == 3
-    assert answer(found, 45 * GIB, [0, 2, 5]).row == 2
-    empty = answer(found, 45 * GIB, [])
+    assert answer(found, 45 * GIB, rows=[0, 2, 5]).row == 2
+    empty = answer(found, 45 * GIB, rows=[])
     assert (empty.row, empty.costs()) == (None, "there is no plan")
 
 
-@given(st.floats(1.0, 100.0), st.lists(st.floats(5.0, 90.0), min_size=1, max_size=12, unique=True))
+@given(st.floats(1.0, 80.0), st.lists(st.floats(5.0, 90.0), min_size=1, max_size=12, unique=True))
 def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[float]) -> None:
     points = [point(size * GIB, 1.0 / (i + 1)) for i, size in enumerate(sorted(sizes))]
-    found = answer(exploration(points), budget * GIB)
-    fitting = [i for i, p in enumerate(points) if p.memory_bytes <= budget * GIB]
+    made = exploration(points)
+    found, needs = answer(made, budget * GIB), made.needs.tolist()
+    fitting = [i for i, need in enumerate(needs) if need <= budget * GIB]
     assert found.row == (max(fitting) if fitting else None)
-    more = [p.time_s for p in points if p.memory_bytes <= found.budget_bytes + found.more_bytes]
+    more = [
+        p.time_s
+        for p, need in zip(points, needs, strict=True)
+        if need <= found.limit_bytes + found.more_bytes
+    ]
     if fitting:
         assert found.gain == pytest.approx(1 - min(more) / points[max(fitting)].time_s)
-        behind = [p.memory_bytes for p in points if p.memory_bytes > budget * GIB]
+        behind = [need for need in needs if need > budget * GIB]
         assert found.next_bytes == (min(behind) - budget * GIB if behind else None)
+
+
+def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
+    found = answer(with_baselines(), 100 * GIB)
+    assert found.limit_bytes == 80 * GIB
+    assert found.sentence().startswith(
+        "Within 80 GiB (a device has no more of 100 GiB) of each of 8 H100-80GB"
+    )
+
+
+def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> None:
+    found = exploration()
+    simple = point(40 * GIB, found.points[4].time_s * 1.02, planner="data_parallel", choice=(1, 1, 1, 1))
+    within = answer(replace(found, others=(simple,)), 50 * GIB)
+    assert within.row == 8
+    assert within.chosen is not None
+    assert within.chosen.fastest == 4
+    assert f"40 GiB. Up to 2 % faster by point 5 ({brief_name(found.names[4])})." in within.sentence()
+    assert "DDP" not in within.sentence().replace(within.name, "")  # it is the answer itself
+    assert within.taken_words().startswith("taken as the simplest plan within 3 % of the fastest that fits: ")
+
+
+def test_a_baseline_is_a_plan_in_its_best_form() -> None:
+    leaner = point(20 * GIB, 0.5, planner="data_parallel", choice=(1, 1, 1, 2))
+    found = replace(with_baselines(), others=(*with_baselines().others, leaner))
+    assert [baseline_row(found, "ddp", size) for size in (None, 60 * GIB, 30 * GIB)] == [8, 8, 12]
+    with pytest.raises(InfeasibleError, match=r"no plan of DDP fits 5 GiB; its leanest needs 20 GiB"):
+        baseline_row(found, "ddp", 5 * GIB)
+    with pytest.raises(TensorOptError, match=r"no plan of FSDP \(ZeRO-3\); it has ddp, tp"):
+        baseline_row(found, "fsdp")
 
 
 def test_our_own_planners_are_no_baselines() -> None:
@@ -121,5 +157,5 @@ def test_planners_without_a_plan_say_why() -> None:
 
 def test_the_budget_of_the_run_is_the_default() -> None:
     found = exploration()
-    asked = found.points[0].memory_bytes
+    asked = found.needs[0]
     assert answer(replace(found, settings={**found.settings, "memory_bytes": asked})).row == 0

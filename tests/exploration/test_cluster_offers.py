@@ -24,7 +24,7 @@ from tensoropt.exploration.cluster_offers import (
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Amount, Tariff
 from tests.exploration.test_rates import explored
-from tests.plan.explorations import point, space
+from tests.plan.explorations import needing, point, space
 
 GIB = 2.0**30
 PRICES = {"H100-80GB": 3.0, "A100-80GB": 1.0}
@@ -34,7 +34,8 @@ def on(cluster: str, *points: tuple[float, float]) -> Exploration:
     """Points of (GiB, seconds) on two devices of a preset."""
     found = explored(f"{cluster}[2]")
     cluster_data = {**load_cluster(f"{cluster}[2]").to_dict(), "name": cluster}
-    made = tuple(point(size * GIB, seconds, 0) for size, seconds in points)
+    device = load_cluster(cluster).memory_bytes
+    made = tuple(needing(size * GIB, seconds, device) for size, seconds in points)
     return replace(found, points=made, cluster=cluster_data)
 
 

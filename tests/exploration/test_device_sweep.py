@@ -72,12 +72,11 @@ def test_two_explorations_on_as_many_devices_share_a_row() -> None:
 
 
 def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
-    assert fewest_devices(FAMILY, 64 * MIB, None).devices == 1
-    assert fewest_devices(FAMILY, 20 * MIB, None).devices == 2
-    assert fewest_devices(FAMILY, 8 * MIB, None).devices == 4
-    assert fewest_devices(FAMILY, None, 0.6).devices == 2
+    for limits, devices in (({"memory_bytes": 64 * MIB}, 1), ({"memory_bytes": 20 * MIB}, 2),
+                            ({"memory_bytes": 8 * MIB}, 4), ({"time_s": 0.6}, 2)):  # fmt: skip
+        assert fewest_devices(FAMILY, limits).devices == devices
     with pytest.raises(InfeasibleError, match=r"1, 2, 4 devices .* leanest needs 4.*MiB on 4"):
-        fewest_devices(FAMILY, 2 * MIB, None)
+        fewest_devices(FAMILY, {"memory_bytes": 2 * MIB})
     assert member(FAMILY, 2) is FAMILY[1]
     with pytest.raises(TensorOptError, match="no exploration on 3 devices; there are 1, 2, 4"):
         member(FAMILY, 3)

@@ -10,7 +10,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.process_memory import memory_of_process
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, point_fit, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.rates import Amount, Tariff
 from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
@@ -47,17 +47,22 @@ def test_a_point_on_gpus_has_a_verdict_with_what_its_process_takes() -> None:
     assert facts(FigureRow.of(on_gpus, 1))[FIT].words.endswith("): fits")
     # No term is known: context, workspaces, and the communicator of all ranks, over which all is sent.
     of = memory_of_process(load_cluster("rtx-4090"), 0.0)
-    estimated = point_fit(on_gpus, 1).process
+    estimated = on_gpus.fit(1).process
     assert estimated["context"] == of.context
     assert estimated["communicators"] == of.communicator_bytes((), ("all_reduce",), 2)
     terms = {"context": 2.0**30, "communicators": 23 * 2.0**30}
-    full = replace(on_gpus, points=tuple(p.changed(terms=terms) for p in FOUND.points))
-    assert facts(FigureRow.of(full, 1))[FIT].words.endswith("process 24.3): tight")
+    full = replace(
+        on_gpus,
+        points=tuple(
+            p.changed(terms=terms, memory_bytes=p.memory_bytes + sum(terms.values())) for p in FOUND.points
+        ),
+    )
+    assert facts(FigureRow.of(full, 1))[FIT].words.endswith("process 24.3): does not fit")
     sending = replace(
         on_gpus, points=tuple(p.changed(collectives=(("send", (0, 1), 8, 1),)) for p in FOUND.points)
     )
-    assert point_fit(sending, 0).process["communicators"] >= estimated["communicators"]
-    assert point_fit(full, 1, 2.0**30).verdict == "does not fit"
+    assert sending.fit(0).process["communicators"] >= estimated["communicators"]
+    assert full.fit(1, 2.0**30).verdict == "does not fit"
 
 
 def test_what_is_unknown_of_rates_says_why() -> None:

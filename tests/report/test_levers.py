@@ -28,7 +28,7 @@ from tensoropt.report.levers import (
     unlimited_memory,
 )
 from tensoropt.report.rebuilt import rebuilt
-from tests.plan.explorations import MIB, point, small_exploration
+from tests.plan.explorations import MIB, needing, small_exploration
 
 
 def on_gpus(points: Any = None) -> Any:
@@ -45,7 +45,7 @@ def by_key(levers: tuple[Lever, ...]) -> dict[str, Lever]:
 
 
 def test_memory_is_looked_up_on_the_frontier() -> None:
-    found = on_gpus([point(size * GIB, 1.0 / size, 0) for size in (4, 5, 6, 30)])
+    found = on_gpus([needing(size * GIB, 1.0 / size, 24 * GIB) for size in (4, 5, 6, 30)])
     levers = by_key(memory_levers(found, 5 * GIB))
     assert len(levers) == 2
     more, less = levers[f"memory:{GIB:+.0f}"], levers[f"memory:{-GIB:+.0f}"]
@@ -62,9 +62,10 @@ def test_memory_is_looked_up_on_the_frontier() -> None:
 
 
 def test_small_plans_are_told_of_a_tenth_too() -> None:
-    titles = [lever.title for lever in memory_levers(on_gpus(), 20 * MIB)]
+    found = small_exploration()
+    titles = [lever.title for lever in memory_levers(found, 20 * MIB)]
     assert titles == ["+10 % of memory", "−10 % of memory", "+1 GiB of memory", "−1 GiB of memory"]
-    tenth = memory_levers(on_gpus(), 11 * MIB)[0]
+    tenth = memory_levers(found, 11 * MIB)[0]
     assert tenth.index == 1  # 12 MiB, within 12.1
 
 
@@ -74,7 +75,7 @@ def test_unlimited_memory_is_the_fastest() -> None:
 
 
 def test_micro_batches_that_were_searched_are_looked_up() -> None:
-    found = on_gpus()  # space 0 has 4 micro-batches, space 1 has 1
+    found = small_exploration()  # space 0 has 4 micro-batches, space 1 has 1
     assert searched_micro_batches(found, 4, 25 * MIB, "4").index == 2
     assert searched_micro_batches(found, 4, 15 * MIB, "4").index == 0
     assert searched_micro_batches(found, 1, 25 * MIB, "1").index == 1
@@ -200,7 +201,7 @@ def test_without_saved_costs_nothing_is_simulated(staged: Any) -> None:
 
 
 def test_an_exploration_answers_within_the_budget() -> None:
-    found = on_gpus()
+    found = small_exploration()
     lever = explored_lever("bfloat16", "t", found, 15 * MIB)
     assert (lever.how, lever.index, lever.time_s) == ("explored", 1, 0.2)
     assert "without the change" not in lever.words

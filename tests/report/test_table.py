@@ -18,7 +18,7 @@ from tests.plan.explorations import MIB, point, small_exploration
 
 def test_the_table_marks_ends_and_knee() -> None:
     lines = frontier_text(small_exploration()).splitlines()
-    assert "memory/MiB" in lines[0]
+    assert "needs/MiB" in lines[0]
     assert "time/ms" in lines[0]
     assert lines[1].endswith("leanest")
     assert lines[2].endswith("knee")

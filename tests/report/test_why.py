@@ -126,9 +126,10 @@ def unrecorded() -> Any:
 
 def test_a_point_is_told_all_of_it(gpus: Any) -> None:
     found, last = gpus.found, len(gpus.found.points) - 1
-    told = tensoropt.why(gpus.folder)
+    assert tensoropt.why(gpus.folder).index == found.index()
+    told = tensoropt.why(gpus.folder, last + 1)
     assert told.index == last
-    assert told.memory_bytes == found.points[last].memory_bytes
+    assert told.memory_bytes == found.needs[last]
     assert [lever.key for lever in told.bounds] == ["memory:unlimited", "communication:free", "compute:peak"]
     assert {lever.how for lever in told.levers} == {"looked up", "simulated"}
     assert {lever.how for lever in told.deeper} <= {"to explore", "looked up"}
@@ -168,8 +169,8 @@ def test_the_budget_is_the_points_own_unless_one_is_given(gpus: Any) -> None:
 
 def test_the_same_point_by_its_limits(gpus: Any) -> None:
     found = gpus.found
-    budget = found.points[1].memory_bytes * (1 + 1e-9)
-    assert tensoropt.why(found, memory_bytes=budget).index == 1
+    budget = float(found.needs[1])
+    assert tensoropt.why(found, memory_bytes=budget).index == found.index(memory_bytes=budget)
     assert tensoropt.why(found, knee=True).index == found.knee
 
 
@@ -198,7 +199,7 @@ def test_without_saved_costs_it_says_what_is_missing() -> None:
 
 
 def test_a_plan_that_is_no_point_of_the_frontier() -> None:
-    found = unrecorded()
+    found = replace(unrecorded(), cluster={"name": "toy"})  # of whose devices nothing is known
     other = found.points[0].changed(planner="zero", memory_bytes=5 * MIB, time_s=0.6, choice=(0, 0, 0, 0))
     told = looked_up(replace(found, others=(other,)), 4)
     assert told.title == "zero 1 of 1"

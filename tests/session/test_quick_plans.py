@@ -159,8 +159,8 @@ def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced:
 
 def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path: Path) -> None:
     index, point = placed(found)[-1]
-    assert found.index(memory_bytes=point.memory_bytes) == index
-    plan = found.choose(memory_bytes=point.memory_bytes)
+    assert found.index(memory_bytes=found.needs[index], fastest=True) == index
+    plan = found.choose(memory_bytes=found.needs[index], fastest=True)
     assert (plan.planner, plan.predicted.time_s) == (point.planner, point.time_s)
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
@@ -355,10 +355,10 @@ def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
 
 
 def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:
-    budget = found.points[-1].memory_bytes
+    budget = float(found.needs[len(found.points) - 1])
     within = explored(store, memory_bytes=budget)
     assert [p.time_s for p in within.points] == [p.time_s for p in found.points]
-    assert within.choose(memory_bytes=budget).predicted.memory_bytes <= budget
+    assert within.needs[within.index(memory_bytes=budget)] <= budget
 
 
 def test_of_many_operators_fewer_planners_are_quick() -> None:

@@ -20,7 +20,7 @@ from ...jobs.manager import JobManager
 from ...jobs.record import Job
 from ...jobs.request import planners_from
 from ...state import View
-from ...views.answer import answer_words
+from ...views.answer import BaselineRow, answer_words
 from ...views.planners import refusals_beside
 from ...views.runs import title_of
 from .. import parts
@@ -85,11 +85,18 @@ def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
     cells = [
         [
             parts.explained(r.title), r.plan, r.memory, r.time, r.verdict,
-            dcc.Link("compare", href=r.link) if r.link else "",
+            _links(r),
         ]
         for r in rows
     ]  # fmt: skip
     return parts.plain_table(_HEAD, cells, numbers=(2, 3)), about
+
+
+def _links(row: BaselineRow) -> Any:
+    """Return links that write and run a baseline's plan, and compare it."""
+    use = [dcc.Link("Use", href=row.use, title=f"Write and run {row.title}")] if row.use else []
+    compare = [dcc.Link("compare", href=row.link)] if row.link else []
+    return html.Span([*use, *([" · "] if use and compare else []), *compare])
 
 
 @CALLBACKS.answer(

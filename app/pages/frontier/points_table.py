@@ -31,7 +31,7 @@ def _columns() -> list[dict[str, Any]]:
 
     return [
         number("point", "point", 72, "d"),
-        number("memory", "memory", 114),
+        number("needs", "needs", 104),
         number("time", "time", 92),
         # What sets a point apart comes before figures that follow from it.
         {"field": "short", "headerName": "plan", "width": 330, "tooltipField": "name"},
@@ -39,6 +39,7 @@ def _columns() -> list[dict[str, Any]]:
         number("micro", "micro-batches", 118, "d"),
         number("compute", "compute", 118),
         number("network", "network", 118),
+        number("memory", "memory", 118),
         *(number(figure.label, figure.label, 118) for figure in LISTED),
         {"field": "mesh", "headerName": "mesh", "width": 84},
         number("devices", "devices", 86, "d"),
@@ -120,6 +121,7 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     heads = {f.label: f"{f.label}, {units[f.unit]}" for f in SHOWN if f.unit in units}
     rates = rate_arrays(data, view)
     heads |= {
+        "needs": f"needs, {data.units.memory.name}",
         "rate": f"{rates.unit}/s",
         "device_hours": f"device-hours, {rates.amount}",
         "cost": f"{view.currency or 'cost'}, {rates.amount}",

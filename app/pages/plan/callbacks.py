@@ -73,7 +73,7 @@ def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> 
     if detail is None:
         return no_update, no_update, no_update, {"display": "none"}
     times, kinds = curve_of(detail)
-    limit = data.usable_bytes(view)
+    limit = data.limit_bytes(view)
     curve = memory_figure(times, kinds, limit, data.units, str(scheme))
     events = in_rows(detail.timeline)
     timeline = timeline_figure(events, data.units, str(scheme), bars_of(detail, events))

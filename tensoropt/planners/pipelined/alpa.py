@@ -19,8 +19,9 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.pipeline.stages import balanced
-from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
+from tensoropt.planners.pipelined.common.data_parallel import flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.tables import computed_otherwise
 
 _LAYERS = 16
 """The most layers into which operators are clustered, as in the paper's examples (appendix)."""

@@ -21,10 +21,9 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.pipeline.stages import balanced, is_crossing
-from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.tables import Scheme
+from tensoropt.planners.tables import Scheme, computed_otherwise
 
 _BINS = 64
 """Bins of the memory budget; an assumption: the paper says that few are enough."""

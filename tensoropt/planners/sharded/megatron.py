@@ -123,8 +123,6 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     inner = inner_labels(graph, batch)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
-        if variable.again and variable.again[index]:
-            return NO_OPTION
         # -3 is the code of a partial sum (ops/layouts.py). A tensor with several readers is whole on the
         # inner axis, unless its maker splits something there: then the frontier decides how it lies.
         if variable.key.kind == "hub":

@@ -87,7 +87,7 @@ def _of_all_stages(task: PlanningTask) -> Iterator[Selection]:
     for stage in STAGES:
         allowed = following_the_batch(task, _stage_scheme(stage))
         for selection in restricted_selections(task, allowed, _is_flat):
-            yield replace(selection, notes=(f"stage {stage}",))
+            yield replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
 
 
 def _is_flat(space: TableSpace) -> bool:

@@ -260,7 +260,7 @@ def test_a_file_without_a_server_has_every_point() -> None:
 
 def test_what_is_zoomed_into_has_its_points() -> None:
     whole = figure(View(), LONG)
-    xs = LONG.memory / LONG.units.memory.factor
+    xs = LONG.needs / LONG.units.memory.factor
     low, high, ups = (
         (xs[10_000] + xs[9_999]) / 2,
         (xs[10_199] + xs[10_200]) / 2,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import load_cluster
+from tensoropt.costs.device_fit import ALLOCATOR_SHARE, DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, StagesInfo
 from tensoropt.plan.point import Point
@@ -44,8 +45,13 @@ def space(shape: Sequence[int] = (2, 4), micro_batches: int = 1) -> Space:
     )
 
 
-def point(memory_bytes: float, time_s: float, **more: Any) -> Point:
-    """A point whose memory is a fifth of each kind and whose time is two thirds compute."""
+def point(needs_bytes: float, time_s: float, **more: Any) -> Point:
+    """A point that needs so much of an H100, whose tensors are a fifth of each kind and whose time is two
+    thirds compute."""
+    context = min(GIB / 8, needs_bytes / 100)
+    tensors = (needs_bytes - DRIVER_SHARE * 80 * GIB - context) / (1 + ALLOCATOR_SHARE)
+    tensors = tensors if tensors > 0 else needs_bytes / 2
+    memory_bytes = tensors + context
     fields: dict[str, Any] = {
         "memory_bytes": memory_bytes,
         "time_s": time_s,
@@ -55,7 +61,8 @@ def point(memory_bytes: float, time_s: float, **more: Any) -> Point:
         "hidden_s": 0.0,
         "additive_memory_bytes": memory_bytes,
         "additive_time_s": time_s,
-        "memory": (memory_bytes / 5,) * 5,
+        "memory": (tensors / 5,) * 5,
+        "terms": {"context": context},
         "space": 0,
         "choice": (1, 2, 0, 1),
         "options": (0, 0, 0, 0),

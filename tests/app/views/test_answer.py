@@ -30,6 +30,13 @@ def test_a_baseline_is_compared_by_its_link() -> None:
     assert View.from_query(row.link).point == 2
 
 
+def test_a_baseline_is_used_by_its_link() -> None:
+    shown = data()
+    (row,) = answer_words(shown, View(exploration="x", point=2)).baselines
+    page, _, query = row.use.partition("?")
+    assert (page, View.from_query(query).point) == ("/export", len(shown) - 1)
+
+
 def test_filters_that_leave_nothing_leave_no_plan() -> None:
     words = answer_words(data(), View(mesh="9"))
     assert (words.plan, words.costs) == ("", "no point passes the filters")

@@ -97,10 +97,12 @@ def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> Non
     data = FrontierData.of(exploration())
     lines = [c.line for c in commands(data, Entry("a", Path("/data/a"), origin), 3)]
     assert parsed(lines[0]).out == again
-    assert (parsed(lines[1]).dir, parsed(lines[1]).memory) == (from_, str(40 * 2**30 + 1))
-    assert lines[2].startswith("torchrun --nproc-per-node 8")
-    assert lines[2].endswith(" --cpu")  # the plan is for GPUs
-    assert parsed(lines[3]).save == from_
+    assert (parsed(lines[1]).dir, parsed(lines[1]).point) == (from_, 4)
+    assert lines[2] == "torchrun --nproc-per-node 8 -m tensoropt.execute plan.json"
+    assert [line.partition("(")[0] for line in lines[3:5]] == ["tensoropt.parallelize", "PlanTrainer"]
+    assert lines[5].startswith("torchrun --nproc-per-node 8")
+    assert lines[5].endswith(" --cpu")  # the plan is for GPUs
+    assert parsed(lines[6]).save == from_
 
 
 def test_a_mark_is_chosen_by_its_number() -> None:

@@ -36,11 +36,13 @@ def test_what_exceeds_the_device_is_named_and_kept() -> None:
     assert table_columns(DATA, view)["fits"].tolist() == [True] * 6 + [False] * 2
 
 
-def test_a_budget_that_a_person_wrote_may_use_the_headroom() -> None:
-    assert DATA.usable_bytes(View()) == 76 * GIB
-    assert DATA.usable_bytes(View(budget_bytes=24 * GIB)) == 76 * GIB
-    assert DATA.usable_bytes(View(budget_bytes=79 * GIB)) == 79 * GIB
-    assert DATA.usable_bytes(View(budget_bytes=99 * GIB)) == 80 * GIB
+def test_limits_of_views_are_those_of_all() -> None:
+    budgets = {None: 76, 24 * GIB: 24, 79 * GIB: 79, 99 * GIB: 80}
+    for budget, limit in budgets.items():
+        assert DATA.limit_bytes(View(budget_bytes=budget)) == limit * GIB
+    assert DATA.limit_bytes(View(budget_bytes=79 * GIB, headroom=0.1)) == 72 * GIB
+    assert DATA.room_bytes(View()) == 80 * GIB
+    assert DATA.room_bytes(View(headroom=0.1)) == 72 * GIB
     said = limit_sentence(DATA, View(budget_bytes=79 * GIB))
     assert said == "1 of 8 plans needs more than your 79 GiB and is greyed."
 
@@ -114,7 +116,7 @@ def test_neighbours_are_among_what_the_filters_keep() -> None:
 
 def test_a_long_frontier_stays_whole() -> None:
     data = FrontierData.of(long_exploration(20_000))
-    assert np.all(np.diff(data.memory) > 0)
+    assert np.all(np.diff(data.needs) > 0)
 
 
 def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
@@ -131,7 +133,7 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
     rows = table_rows(table_columns(data, View()))
     assert [row["point"] for row in rows] == [*range(1, 9), None, None, None]
     # What another run of the search found is no point of this frontier: the fastest is a point of it.
-    assert data.special(View())["fastest"] == 7
+    assert data.special(View())["fastest"] == 6  # of those that fit
     assert data.special(View(budget_bytes=25 * GIB)) == {"leanest": 0, "knee": 0, "fastest": 1}
 
 
@@ -146,7 +148,10 @@ def test_sentences_speak_of_what_the_filters_keep() -> None:
     points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5, space=1)]
     data = FrontierData.of(exploration(points, (space((8,)), space((2, 4)))))
     assert limit_sentence(data, View(budget_bytes=15 * GIB, mesh="2x4")).endswith("smallest needs 20.0 GiB.")
-    assert limit_sentence(data, View(budget_bytes=15 * GIB)) == ""
+    assert limit_sentence(data, View(budget_bytes=15 * GIB)).startswith(
+        "1 of 2 plans needs more than your 15"
+    )
+    assert limit_sentence(data, View()) == ""
 
 
 def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -> None:
@@ -163,14 +168,18 @@ def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -
         assert int(line["point"]) == row["point"] == one["point"] == i + 1
         assert line["name"] == row["name"] == one["name"]
         assert int(line["memory_bytes"]) == one["memory_bytes"]
-        assert row["memory"] == float(f"{unit.of(float(line['memory_bytes'])):.4g}")
+        for column, name in (("memory", "memory_bytes"), ("needs", "needs_bytes")):
+            assert int(line[name]) == one[name]
+            assert row[column] == float(f"{unit.of(float(line[name])):.4g}")
+        assert line["fits"] == one["fits"]
         assert (
             row["time"]
             == float(f"{time.of(float(line['time_s'])):.4g}")
             == float(f"{time.of(one['time_s']):.4g}")
         )
         assert point_lines(FigureRow.of(found, i))[0].startswith(f"point {i + 1} of {len(shown)}:")
-    assert data.special(View())["fastest"] == found.index(memory_bytes=100 * 2.0**30)
+    assert data.special(View())["fastest"] == found.fastest_within(data.limit_bytes(View()))
+    assert data.picked(View()) == found.index()
     assert data.special(View())["knee"] == found.knee
 
 

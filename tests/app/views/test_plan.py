@@ -111,7 +111,7 @@ def test_memory_is_stacked_up_to_the_device_with_headroom() -> None:
     bar = memory_bar(DATA, View(headroom=0.1), 3)  # 40 of 80 GiB
     assert sum(s.share for s in bar.segments) == pytest.approx(1.0)
     sizes = {s.kind: s.size for s in bar.segments}
-    assert sizes["parameters"] == "8.00 GiB"
+    assert sizes["parameters"] == "7.65 GiB"
     assert (sizes["free"], sizes["headroom"]) == ("32.0 GiB", "8.00 GiB")
     assert bar.summary == "40.0 GiB of 80.0 GiB on each device (50 %)."
 

@@ -17,10 +17,12 @@ def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     card = point_card(DATA, View(headroom=0.05), 2)
     assert (card.memory, card.time, card.fits) == ("30.0 GiB", "600 ms", True)
     assert card.verdict == "Fits an H100-80GB (38 % of its 80 GiB)."
-    over = point_card(DATA, View(headroom=0.05), 7)
+    tight = point_card(DATA, View(), 7)
+    assert (tight.fits, tight.verdict) == (True, "Just fits an H100-80GB (100 % of its 80 GiB).")
+    over = point_card(DATA, View(headroom=0.1), 7)
     assert not over.fits
     assert over.verdict == (
-        "Does not fit an H100-80GB: needs 4.00 GiB more than the 76 GiB that 5 % headroom leaves."
+        "Does not fit an H100-80GB: needs 8.00 GiB more than the 72 GiB that 10 % headroom leaves."
     )
 
 
@@ -40,20 +42,18 @@ def test_what_is_over_a_budget_does_not_fit() -> None:
 
 @pytest.mark.parametrize(
     ("budget", "fits"),
-    [(31, "Tensors alone fit"), (34, "Just fits"), (40, "Fits"), (75, "Fits"), (79, "Fits"), (200, "Fits")],
+    [(30, "Just fits"), (31, "Just fits"), (34, "Fits"), (75, "Fits"), (79, "Fits")],
 )
 def test_what_fits_a_budget_says_its_share_of_it(budget: float, fits: str) -> None:
-    """Memory counts tensors alone here; what a process takes beside them decides how well a plan fits."""
+    """The error of predictions decides how well a plan fits."""
     card = point_card(DATA, View(budget_bytes=budget * GIB, headroom=0.05), 2)
     assert card.fits
     assert card.verdict == f"{fits} your {budget} GiB ({round(3000 / budget)} %)."
 
 
-def test_what_fits_a_budget_and_not_the_device_does_not_fit() -> None:
-    card = point_card(DATA, View(headroom=0.05), 7)
-    assert card.verdict.startswith("Does not fit an H100-80GB: needs 4.00 GiB more")
-    card = point_card(DATA, View(budget_bytes=80 * GIB, headroom=0.05), 7)
-    assert card.verdict == "Tensors alone fit your 80 GiB (100 %)."
+def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
+    card = point_card(DATA, View(budget_bytes=200 * GIB), 2)
+    assert card.verdict == "Fits an H100-80GB (38 % of its 80 GiB)."
     data = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
     card = point_card(data, View(budget_bytes=99 * GIB, headroom=0.05), 0)
     assert not card.fits
@@ -77,7 +77,7 @@ def test_what_is_proven_is_said_of_the_sums_and_not_of_the_simulated_figures() -
 
 
 def test_what_dominates_is_named() -> None:
-    lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0))])
+    lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0), terms={})])
     assert "kept activations (90 %)" in dominant_words(lean, 0)
     waiting = exploration([point(GIB, 1.0, compute_s=0.2, communication_s=0.8, exposed_s=0.8)])
     assert "communication (80 %)" in dominant_words(waiting, 0)
@@ -92,8 +92,9 @@ def test_a_placed_plans_host_is_in_what_it_computes() -> None:
 
 def test_only_what_differs_is_listed_with_its_change() -> None:
     rows = {d.label: d for d in differences(DATA, 0, 4)}
-    assert (rows["memory"].first, rows["memory"].second) == ("10.0 GiB", "50.0 GiB")
-    assert rows["memory"].change == "+40.0 GiB (+400 %)"
+    assert (rows["needs"].first, rows["needs"].second) == ("10.0 GiB", "50.0 GiB")
+    assert rows["needs"].change == "+40.0 GiB (+400 %)"
+    assert "memory" in rows
     assert rows["time"].change == "−400 ms (−50 %)"
     assert "mesh" not in rows
     assert differences(DATA, 3, 3) == ()

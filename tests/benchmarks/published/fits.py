@@ -144,7 +144,7 @@ def fit_of(needed: Mapping[str, float], device_bytes: float) -> DeviceFit:
     """Whether that fits a device."""
     terms = {name: needed[name] for name in TERMS if name in needed}
     tensors = needed["requested"] - sum(allocator_blocks(terms))
-    return device_fit(tensors, terms, {n: needed[n] for n in ALLOCATOR}, device_bytes, estimated=True)
+    return device_fit(tensors, terms, device_bytes, device_bytes, estimated=True)
 
 
 def by_meter(needed: Mapping[str, float], meter: str) -> float:

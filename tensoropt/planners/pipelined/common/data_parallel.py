@@ -8,11 +8,7 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners.sharded.common.restricted import whole
-from tensoropt.planners.tables import Scheme
-from tensoropt.sharding.regions import region_of
-
-_Recomputing = bool | None
-"""Whether blocks are recomputed in backward; None leaves this open."""
+from tensoropt.planners.tables import Scheme, computed_otherwise
 
 
 def flat(mesh: Mesh) -> bool:
@@ -20,9 +16,12 @@ def flat(mesh: Mesh) -> bool:
     return len(mesh.shape) <= 2
 
 
-def following_the_batch(*, recomputing: _Recomputing = False) -> Scheme:
+def following_the_batch(*, recomputing: bool | None = False) -> Scheme:
     """Return the scheme that splits every group of a stage along its batch dim only, with whole
     parameters.
+
+    Args:
+        recomputing: whether blocks are recomputed in backward; None leaves this open.
     """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -38,15 +37,3 @@ def following_the_batch(*, recomputing: _Recomputing = False) -> Scheme:
         return whole(tables, variable, index)
 
     return allowed
-
-
-def computed_otherwise(
-    tables: CostTables, variable: VariableTable, index: int, recomputing: _Recomputing
-) -> bool:
-    """Return whether a configuration recomputes although it should not, or does not although it should."""
-    if recomputing is None or not variable.again:
-        return False
-    if recomputing and variable.key.kind == "group":
-        in_block = variable.key in region_of(tables.regions)
-        return in_block and not variable.again[index]
-    return variable.again[index] and not recomputing

@@ -16,7 +16,7 @@ import numpy as np
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Scheme, TableSpace
+from tensoropt.planners.tables import Scheme, TableSpace, computed_otherwise
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
@@ -41,14 +41,12 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
 
 
 def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
-    """Return the scheme that splits every group on its batch dim on every axis, with nothing recomputed;
-    ``stored`` decides about options.
+    """Return the scheme that splits every group on its batch dim on every axis; ``stored`` decides about
+    options.
     """
     labels = batch_labels(task)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
-        if variable.again and variable.again[index]:
-            return NO_OPTION
         if variable.key.kind != "group":
             return stored(tables, variable, index) if variable.key.kind == "parameter" else None
         if any(label != labels[variable.key] for label in tables.labels(variable.key, index)):
@@ -73,19 +71,28 @@ _MOST_POINTS = 64
 def restricted_selections(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """Yield the frontiers of the permitted choices, over all spaces that suit; spaces without any strategy
-    yield none.
+    """Yield the frontiers of the permitted choices, over all spaces that suit, with nothing recomputed and
+    with all blocks recomputed; spaces without any strategy yield none.
     """
     for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
-        graph = space.tables.restricted(partial(allowed, space.tables))
-        try:
-            # A gap of a thousandth is allowed: what a scheme leaves open does not deserve an exact search.
-            frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
-        except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
-            continue
-        yield from selections_of(number, frontier)
+        for recomputing in (False, True) if space.tables.regions else (False,):
+            graph = space.tables.restricted(partial(_in_a_form, allowed, recomputing, space.tables))
+            try:
+                # A gap of a thousandth: what a scheme leaves open does not deserve an exact search.
+                frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
+            except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
+                continue
+            yield from selections_of(number, frontier)
+
+
+def _in_a_form(
+    allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
+) -> np.ndarray | None:
+    if computed_otherwise(tables, variable, index, recomputing):
+        return NO_OPTION
+    return allowed(tables, variable, index)
 
 
 def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:

@@ -1,0 +1,98 @@
+"""The plan that an exploration recommends: the simplest within 3 % of the fastest that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan_names import JOIN
+from tensoropt.units import share_words
+
+WITHIN = 0.03
+"""The share of the fastest step by which a simpler plan may take longer; smaller than the error of
+predictions."""
+_FOR_A_CONFIG = re.compile(
+    r"one device|(DP|ZeRO-\d|TP|CP|EP) ?[\d×]*( \+ SP)?( \((ring|Ulysses)\))?|PP .*|\d+ micro-batches"
+    r"|.* recomputed(?!.*in part).*"
+)
+"""A part of a name that degrees, a stage, a schedule or a recipe say, of all operators alike."""
+_KINDS = ("DP", "ZeRO", "TP", "SP", "CP", "EP", "PP", "placed", "other")
+"""The kinds of parallelism by a word of a plan's name."""
+
+
+class Recommendation(NamedTuple):
+    """The recommended plan, and the fastest.
+
+    Attributes:
+        row, fastest: their numbers among :attr:`Findings.all_points`.
+        faster: the share by which the fastest's step is shorter; 0 if it is the recommended one.
+    """
+
+    row: int
+    fastest: int
+    faster: float
+
+    @property
+    def rule(self) -> str:
+        """Why it is taken, in words."""
+        near = f"within {share_words(WITHIN)} of"
+        if self.row == self.fastest:
+            return f"the fastest plan that fits; none {near} it is simpler"
+        return f"the simplest plan {near} the fastest that fits"
+
+
+def recommended(
+    findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
+) -> Recommendation | None:
+    """Return the simplest plan within :data:`WITHIN` of the fastest, among those that need at most so much of
+    a device; None if none does.
+
+    The simplest is the first by: a launcher's config can say it, how many kinds of parallelism it has, how
+    much of it goes another way, micro-batches, time.
+
+    Args:
+        rows: the numbers of the points that are asked about; by default all, of planners, too.
+    """
+    needs, times = findings.needs, findings.all_points.time
+    asked = np.arange(len(needs)) if rows is None else np.asarray(rows, dtype=int)
+    fitting = asked[needs[asked] <= limit_bytes]
+    if not len(fitting):
+        return None
+    # Of equals the one that needs least.
+    fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
+    near = fitting[times[fitting] <= times[fastest] * (1 + WITHIN)].tolist()
+    spaces = findings.all_points.column("space")
+
+    def complexity(row: int) -> tuple[float, ...]:
+        name = findings.names[row]
+        micro_batches = findings.spaces[spaces[row]].micro_batches
+        return (
+            not a_config_says(name), kinds_of(name), exceptions(findings, row), micro_batches,
+            float(times[row]), float(needs[row]),
+        )  # fmt: skip
+
+    row = min(near, key=complexity)
+    return Recommendation(row, fastest, max(1.0 - float(times[fastest] / times[row]), 0.0))
+
+
+def a_config_says(name: str) -> bool:
+    """Return whether a launcher's config can say a plan, given its name: whether all operators go the same
+    way, and whole blocks are recomputed."""
+    return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
+
+
+def kinds_of(name: str) -> int:
+    """Return the number of kinds of parallelism in a name."""
+    words = set(re.findall(r"[A-Za-z]+", name))
+    return sum(kind in words for kind in _KINDS)
+
+
+def exceptions(findings: Findings, row: int) -> float:
+    """Return how much of a plan goes another way than the rest: how many shares of operators or parameters
+    its name has."""
+    parts = [part for part in findings.names[row].split(JOIN) if " recomputed" not in part]
+    return float(sum(len(re.findall(r"\d+/\d+", part)) for part in parts))

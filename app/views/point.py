@@ -6,8 +6,9 @@ settings, defaults, sources, and what was left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
@@ -18,8 +19,8 @@ from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER, Point
+from tensoropt.question.settings import settings_fields
 from tensoropt.report.beside import ran_words
-from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -75,7 +76,7 @@ def assumptions(
     price = price_of(data, view)
     facts = [
         Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
-        Fact("batch", batch_words(exploration)),
+        Fact("batch", _batch_words(exploration)),
         Fact(
             "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
         ),
@@ -92,6 +93,40 @@ def assumptions(
         facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
     facts += [Fact(NOTE, text) for text in noted(exploration)]
     return tuple(facts)
+
+
+def settings_facts(exploration: Exploration) -> list[Fact]:
+    """Return what was chosen about an exploration, and what its figures are.
+
+    Of settings that say little at their default there is a row where something else was chosen.
+    """
+    chosen = exploration.settings
+    rows = []
+    for setting in settings_fields():
+        value = chosen.get(setting.name, setting.default)
+        if (setting.assumed or value != setting.default) and setting.name != "constraints":
+            rows.append(Fact(setting.label[:1].lower() + setting.label[1:], setting.row(value)))
+    return [
+        *rows,
+        Fact("time", "one simulated step: compute, communication it waits for, idle"),
+        Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
+    ]
+
+
+def _batch_words(exploration: Exploration) -> str:
+    """Say the global batch, as far as it is known."""
+    model = exploration.model
+    return str(model.batch or _first_size(model.call) or "the model's own")
+
+
+def _first_size(call: Any) -> int | None:
+    """Return the first size of the first tensor that the model was called with."""
+    if not isinstance(call, Mapping):
+        return None
+    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
+        if isinstance(value, Mapping) and value.get("tensor"):
+            return int(value["tensor"][0])
+    return None
 
 
 def _count(number: int) -> str:

@@ -1,7 +1,7 @@
 """The parts of a step's time: operators summed by module and kind, and everything beside them.
 
-This is the one place that decides what takes most of a step: the page, the command line, the decision sheet
-and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
+This is the one place that decides what takes most of a step: the page, the command line and the notebook
+all read these parts. They add up to the step; if devices have different loads, to the step
 of the busiest one.
 
 The seconds of each group of operators are read off the step's timeline, the source of all figures per

@@ -242,12 +242,10 @@ def looked_up(
     memory_bytes: float | None = None,
     folder: str = "DIR",
     detail: Detail | None = None,
-    limit: str = "",
 ) -> Why:
     """Return :func:`why_point` without what needs a simulation of the plan under changed costs.
 
     Args:
-        limit: what ``memory_bytes`` is called, with its size; by default a memory budget.
         detail: the point's detail, if it is already known.
     """
     count = len(exploration.all_points)
@@ -257,7 +255,7 @@ def looked_up(
     if memory_bytes is None:
         budget, limit = point.memory_bytes, ""
     else:
-        budget, limit = memory_bytes, limit or f"the memory budget of {format_bytes(memory_bytes)}"
+        budget, limit = memory_bytes, f"the memory budget of {format_bytes(memory_bytes)}"
         if point.memory_bytes > budget:
             raise InfeasibleError(
                 f"{exploration.title(index)} needs {format_bytes(point.memory_bytes)}, more than the budget "

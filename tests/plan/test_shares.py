@@ -17,8 +17,9 @@ def test_products_weigh_their_flop_and_everything_else_its_bytes() -> None:
     graph, device = found.recorded.graph, found.cluster["kinds"][0]
     weights = weights_of(graph, found.cluster)
     assert set(weights.seconds) == {op.name for op in graph.operators}
-    linear, gelu = (
-        next(op for op in graph.operators if op.target.startswith(t)) for t in ("aten.addmm", "aten.tanh")
+    linear, gelu, view = (
+        next(op for op in graph.operators if op.target.startswith(f"aten.{what}"))
+        for what in ("addmm", "tanh", "view")
     )
     x, out = (graph.tensors[name] for name in (linear.inputs()[1], linear.outputs[0]))
     assert weights.seconds[linear.name] == pytest.approx(

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensoropt.cluster import DeviceKind
+from tensoropt.cluster import DeviceKind, reached_by
+from tensoropt.costs.compute import peak_flops
 from tensoropt.graph.ir import FLOATING, Operator, OperatorGraph, Tensor
 from tensoropt.ops.calls import CostClass
 from tensoropt.ops.registry import cost_class_of, launches
+from tensoropt.ranks.kernel_settings import KernelSettings
 
 LEAST_SHARE = 0.02
 """The share of a step's seconds, or of the parameters' bytes, from which names say what goes another way."""
@@ -26,7 +28,8 @@ class Weights:
     """The weights of operators and parameters; without a graph, everything weighs 1.
 
     Attributes:
-        seconds: operator -> the larger of its FLOP at the device's peak and its bytes at the bandwidth.
+        seconds: operator -> the larger of the seconds of its FLOP and of its bytes, at the shares of the
+            device's peaks that kernels reach.
         sizes: parameter -> its bytes.
     """
 
@@ -63,8 +66,11 @@ def _seconds(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) ->
     # A lookup reads the rows that it returns, whatever the size of its table.
     read = written if cls is CostClass.LOOKUP else sum(tensor.bytes for tensor in reads)
     flops = _flops(cls, [t for t in reads if len(t.shape) > 1 and t.dtype in FLOATING], made)
-    peak = device.flops_of(made[0].dtype) if flops else 1.0
-    return max(flops / peak, (read + written) / device.memory_bandwidth)
+    reached = reached_by(device)
+    moved_s = (read + written) / (device.memory_bandwidth * reached.memory)
+    if not flops or cls is None:
+        return moved_s
+    return max(flops / (peak_flops(device, KernelSettings(), made[0].dtype, cls) * reached.of(cls)), moved_s)
 
 
 def _flops(cls: CostClass | None, reads: list[Tensor], made: list[Tensor]) -> float:

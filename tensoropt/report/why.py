@@ -39,6 +39,7 @@ from tensoropt.report.step_parts import (
     Detail,
     Part,
     largest_words,
+    remedies,
     step_parts,
     waits_of,
 )
@@ -99,6 +100,7 @@ def binding(
     sentences = [
         sentence,
         _largest(parts, key),
+        *remedies(parts)[:1],
         _budget_words(exploration, index, memory_bytes, within, limit),
     ]
     return _Binding(parts, key, " ".join(filter(None, sentences)))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import tensoropt
+from tensoropt.cluster import DeviceKind, reached_by
+from tensoropt.ops.calls import CostClass
 from tensoropt.plan.shares import Weights, weights_of
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
@@ -21,12 +23,13 @@ def test_products_weigh_their_flop_and_everything_else_its_bytes() -> None:
         next(op for op in graph.operators if op.target.startswith(f"aten.{what}"))
         for what in ("addmm", "tanh", "view")
     )
+    kind, reached = DeviceKind(**device), reached_by(DeviceKind(**device))
     x, out = (graph.tensors[name] for name in (linear.inputs()[1], linear.outputs[0]))
-    assert weights.seconds[linear.name] == pytest.approx(
-        2.0 * out.elements * x.shape[-1] / device["flops"][out.dtype], rel=1e-6
-    )
+    peak = device["flops"][out.dtype] * reached.of(CostClass.MATRIX)
+    assert weights.seconds[linear.name] == pytest.approx(2.0 * out.elements * x.shape[-1] / peak)
     made = graph.tensors[gelu.outputs[0]].bytes
-    assert weights.seconds[gelu.name] == pytest.approx(2 * made / device["memory_bandwidth"])
+    bandwidth = kind.memory_bandwidth * reached.memory
+    assert weights.seconds[gelu.name] == pytest.approx(2 * made / bandwidth)
     assert weights.seconds[view.name] == 0.0
     assert sum(weights.sizes.values()) == pytest.approx(4.0 * found.model.parameters)
 

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.exploration.notable import notable
+from tensoropt.exploration.notable import notable, unconstrained_words
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
@@ -154,6 +154,8 @@ def frontier_text(findings: Findings, *, every: bool = False) -> str:
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
     text = columns(rows, left=left_of(rows[0]))
+    if words := unconstrained_words(findings):
+        text += f"\n{words}"
     if len(indices) < len(findings.points):
         text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
     return text

@@ -132,9 +132,20 @@ def is_recomputed(name: str) -> bool:
 
 
 def brief_name(name: str) -> str:
-    """Return a plan's name without what goes another way, and without what another column says."""
-    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
-    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
+    """Return the few words of a plan's name that go into a table or beside a point in a picture: of several
+    ZeRO stages the commonest, without shares, and without what another column says."""
+    kept = []
+    for part in name.split(JOIN):
+        part = re.sub(r" \(.*?\)", "", part)
+        if part.startswith("ZeRO-"):
+            part = max(part.split(", "), key=_percent).partition(" ")[0]
+        if not part.endswith("micro-batches"):
+            kept.append(part.replace(" blocks recomputed", " recomputed").replace(" operators cut", " cut"))
+    return JOIN.join(kept) or name
+
+
+def _percent(stage: str) -> float:
+    return float(stage.split(" ")[1]) if " " in stage else 100.0
 
 
 def stage_of(micro: str) -> int:

@@ -67,7 +67,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
             families.add(title)
             add(row, f"fastest {title}")
     for row, words in within.items():
-        add(row, f"fastest within {' and '.join(words)}")
+        add(row, f"fastest within {' to '.join(dict.fromkeys((words[0], words[-1])))}")
     rows = np.unique([*_apart(table.memory, table.time), *found])
     memory, time = (np.log(np.maximum(costs[rows], 1e-12)) for costs in (table.memory, table.time))
     for place in bends(memory, time, most + len(found)) if len(rows) > most else range(len(rows)):

@@ -140,7 +140,8 @@ def brief_name(name: str) -> str:
         if part.startswith("ZeRO-"):
             part = max(part.split(", "), key=_percent).partition(" ")[0]
         if not part.endswith("micro-batches"):
-            kept.append(part.replace(" blocks recomputed", " recomputed").replace(" operators cut", " cut"))
+            part = re.sub(r"^(\d+)/\1 blocks ", "", part).replace(" blocks recomputed", " recomputed")
+            kept.append(part.replace(" operators cut", " cut"))
     return JOIN.join(kept) or name
 
 

@@ -141,9 +141,9 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
         sentences.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
     elif not sentences:
         sentences.append(
-            f"{said} does not bind: no plan of the frontier is faster, whatever it needs."
+            f"{said} does not bind: no plan that was searched is faster."
             if limit
-            else "No plan of the frontier is faster, whatever memory it needs."
+            else "No plan that was searched is faster."
         )
     return " ".join(sentences)
 

@@ -15,6 +15,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, point_fit, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.notes import notes_of
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.figures import KEPT, LISTED
@@ -57,8 +58,8 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
     return tuple(lines) or (NOT_YET,)
 
 
-NOTE = "note"
-"""The label of each sentence that an exploration noted."""
+NOTE, ORIGIN = "note", "origin"
+"""The labels of each sentence about what was left out or not timed, and about where figures come from."""
 
 
 def assumptions(
@@ -91,7 +92,8 @@ def assumptions(
     ]
     if settings.get("constraints"):
         facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
-    facts += [Fact(NOTE, text) for text in noted(exploration)]
+    facts += [Fact(NOTE, text) for text in (*noted(exploration), *notes_of(exploration, missing=True))]
+    facts += [Fact(ORIGIN, text) for text in notes_of(exploration, missing=False)]
     return tuple(facts)
 
 

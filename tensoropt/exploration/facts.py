@@ -43,10 +43,8 @@ LISTED_NAMES = tuple(figure.label for figure in LISTED)
 
 
 def noted(findings: Findings) -> list[str]:
-    """Return what is not part of the prediction of jobs that somebody runs today, and the sentences that an
-    exploration noted."""
-    said = [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
-    return [*said, *map(str, findings.report.get("notes", []))]
+    """Return what is not part of the prediction of jobs that somebody runs today."""
+    return [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
 
 
 FIT = "on a device"

@@ -154,7 +154,7 @@ def frontier_text(findings: Findings, *, every: bool = False) -> str:
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
     text = columns(rows, left=left_of(rows[0]))
-    if words := unconstrained_words(findings):
+    if not every and (words := unconstrained_words(findings)):
         text += f"\n{words}"
     if len(indices) < len(findings.points):
         text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"

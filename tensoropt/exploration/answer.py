@@ -100,8 +100,8 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """What people call the plan, in few words; "" if none fits."""
-        return "" if self.row is None else brief_name(self.findings.names[self.row])
+        """What people call the plan; "" if none fits."""
+        return "" if self.row is None else self.findings.names[self.row]
 
     def costs(
         self,

@@ -310,7 +310,7 @@ def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
     for part in shown_parts(parts):
         rows.append((part.title, part.seconds, part.share))
         if part.chain:
-            rows += [(f"  of it {words}", *figures) for words, *figures in part.of_kernels()]
+            rows += [(f"  of it {words}", seconds, share) for words, seconds, share in part.of_kernels()]
     return rows
 
 

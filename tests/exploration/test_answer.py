@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tensoropt.exploration.answer import answer, default_budget, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.plan_names import brief_name
 from tests.app.support.samples_app import GIB, exploration, point
 
 
@@ -28,7 +27,7 @@ def with_baselines() -> Exploration:
 def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> None:
     found = with_baselines()
     said = answer(found, 30 * GIB).sentence()
-    name = brief_name(found.names[2])
+    name = found.names[2]
     assert said == (
         f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB. DDP (needs 60 GiB) does not "
         "fit. TP +40 %; placed +28 %. A launcher's config can say TP 2×4: 840 ms a step (+40 %). "

@@ -185,7 +185,9 @@ def frontier_figure(
 
     on_line = seen(data.axes.y.values)
     usable = data.usable_bytes(view)
-    dots = on_line if window is not None or not thinned else worth_a_look(data, whole)
+    dots = on_line
+    if window is None and thinned and len(few := worth_a_look(data, whole)) < len(whole):
+        dots = few
     fits, over = dots[data.memory[dots] <= usable], dots[data.memory[dots] > usable]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
@@ -228,7 +230,7 @@ def _names(data: FrontierData, named: Mapping[int, tuple[str, str]], colours: Pa
 def is_thinned(data: FrontierData, view: View) -> bool:
     """Return whether some points have no dot until the plot is zoomed."""
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
-    return len(worth_a_look(data, whole)) < len(whole)
+    return len(worth_a_look(data, whole)) < len(whole) or len(whole) > MOST
 
 
 def worth_a_look(data: FrontierData, rows: np.ndarray) -> np.ndarray:

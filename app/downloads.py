@@ -20,13 +20,11 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
-from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .context import Context
 from .standalone import frontier_page
 from .state import View
-from .views.export import command_folder
-from .views.frontier import FrontierData, amount_in, tariff_of
+from .views.frontier import FrontierData
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
@@ -44,15 +42,13 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class _Query:
-    """The input of a download; ``model``: people's name for the model; ``view``: limits and price;
-    ``folder``: the exploration's folder in commands."""
+    """The input of a download; ``model``: people's name for the model; ``view``: limits and price."""
 
     exploration: Exploration
     model: str
     point: int
     verified: tuple[Verified, ...]
     view: View
-    folder: str
 
 
 def _plan(query: _Query) -> str:
@@ -76,25 +72,6 @@ def _page(query: _Query) -> str:
     return frontier_page(FrontierData.of(query.exploration, query.model), view, query.verified)
 
 
-def _sheet(query: _Query) -> str:
-    view = query.view
-    try:
-        point_detail = detail(query.exploration, query.point)
-    except TensorOptError:
-        point_detail = None  # the sheet leaves out what only the saved costs say
-    options = SheetOptions(
-        model=query.model,
-        folder=query.folder,
-        memory_bytes=view.budget_bytes,
-        headroom=view.headroom,
-        tariff=tariff_of(view),
-        amount=amount_in(view),
-        verified=query.verified,
-        detail=point_detail,
-    )
-    return decision_sheet(query.exploration, query.point, options)
-
-
 def _trace(query: _Query) -> str:
     return json.dumps(detail(query.exploration, query.point).trace())
 
@@ -115,7 +92,6 @@ _MAKERS: dict[str, tuple[str, Callable[[_Query], str]]] = {
     "frontier.csv": ("text/csv", _written(write_frontier_csv)),
     "strategies.csv": ("text/csv", _written(write_strategies_csv)),
     "frontier.html": ("text/html", _page),
-    "decision.html": ("text/html", _sheet),
     "trace.json": ("application/json", _trace),
     "cluster.json": ("application/json", _cluster),
     "constraints.json": ("application/json", _constraints),
@@ -143,9 +119,8 @@ def register(app: Dash, context: Context) -> None:
         try:
             model = context.library.model_name(exploration.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
-            folder = command_folder(context.library.entry(key))
             verified = context.library.verified(key)
-            text = make(_Query(exploration, model, int(point) - 1, verified, view, folder))
+            text = make(_Query(exploration, model, int(point) - 1, verified, view))
         except TensorOptError as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, export_sheet, show, why
+    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.shopping import device_profile, explore_batches, explore_clusters, shop
@@ -75,7 +75,6 @@ _MODULE_OF = {
     "export_csv": "tensoropt.saved",
     "export_frontiers": "tensoropt.saved",
     "export_job": "tensoropt.saved",
-    "export_sheet": "tensoropt.saved",
     "fit": "tensoropt.estimate.fit",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
@@ -142,7 +141,6 @@ __all__ = [
     "export_csv",
     "export_frontiers",
     "export_job",
-    "export_sheet",
     "fit",
     "list_clusters",
     "list_models",

@@ -56,15 +56,14 @@ WHOLE, NUMBER = option_type(read_whole), option_type(read_number)
 # -- how long it will take, in reports of progress --------------------------------------------------------
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_ETA = re.compile(rf"^about ([0-9.]+) ({'|'.join(_SECONDS)}) left(?: \(([^)]*)\))?(?:, |$)")
+_ETA = re.compile(rf"^about ([0-9.]+) ({'|'.join(_SECONDS)}) left(?:, |$)")
 LEAST_LEFT = 0.3
-"""The least share of the time left that is still said to be left when it takes longer; an assumption."""
+"""The least share of the time left that still counts as left when it takes longer; an assumption."""
 
 
-def with_eta(left_s: float, report: str, why: str = "") -> str:
-    """Return a report with the remaining time in front: ``about 20 s left (now with tables), mesh 8``."""
-    shown = about(left_s)
-    return ", ".join(filter(None, (f"about {shown} left{f' ({why})' if why else ''}", report)))
+def with_eta(left_s: float, report: str) -> str:
+    """Return a report with the remaining time in front: ``about 20 s left, mesh 8``."""
+    return ", ".join(filter(None, (f"about {about(left_s)} left", report)))
 
 
 def about(seconds: float) -> str:
@@ -81,12 +80,12 @@ def eta_of(report: str) -> float | None:
 
 
 def later(report: str, spent_s: float) -> str:
-    """Return a report as it reads some seconds after it was made."""
+    """Return a report as it reads some seconds after it was made; without its remaining time once that is
+    over."""
     left_s = eta_of(report)
-    if left_s is None:
-        return report
-    why = _ETA.match(report)[3] or ""  # type: ignore[index]
-    return with_eta(max(left_s - spent_s, LEAST_LEFT * left_s), without_eta(report), why)
+    if left_s is None or spent_s >= left_s:
+        return without_eta(report)
+    return with_eta(left_s - spent_s, without_eta(report))
 
 
 def without_eta(report: str) -> str:

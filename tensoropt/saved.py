@@ -1,5 +1,4 @@
-"""Functions of a saved exploration: a plan to run, the reasons for a point's costs, CSV files, a decision
-sheet."""
+"""Functions of a saved exploration: a plan to run, the reasons for a point's costs, CSV files."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensoropt.cluster import Cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import baseline_row
@@ -21,13 +19,10 @@ from tensoropt.exploration.export import (
     write_frontiers_csv,
     write_strategies_csv,
 )
-from tensoropt.exploration.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
-from tensoropt.exploration.verified import load_verified
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import MomentOwners, point_owners
-from tensoropt.report.sheet import SheetOptions, write_sheet
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.why import Why, why_point
 from tensoropt.session.launched import job_prices
@@ -260,62 +255,6 @@ def export_frontiers(
     if strategies:
         write_all_strategies_csv(batch.explorations, strategies)
     return batch
-
-
-def export_sheet(
-    saved: _Saved,
-    sheet: str | os.PathLike[str],
-    point: int | None = None,
-    *,
-    memory: float | str | None = None,
-    headroom: float = 0.0,
-    tariff: Tariff = CLUSTERS_OWN,
-    amount: Amount | None = None,
-    folder: str | None = None,
-    memory_bytes: float | None = None,
-) -> int:
-    """Write the decision sheet of a point, one HTML page for printing; return the point's number.
-
-    Args:
-        sheet: the file.
-        point: its number, from 1; by default the fastest within the budget.
-        memory: the budget per device, ``24GiB`` or bytes; by default the devices' memory.
-        headroom: the share of a device's memory that must stay free.
-        tariff: prices that replace those of the cluster, and the currency.
-        amount: the training to which hours and money refer; by default 1,000 steps.
-        folder: the exploration's folder in commands; by default the given one.
-        memory_bytes: the same budget as a number alone.
-
-    Raises:
-        TensorOptError: there is no such point, a price is for a kind that the cluster lacks, the amount's
-            unit is unknown, or the file cannot be written.
-        InfeasibleError: nothing fits; the message says what would.
-    """
-    exploration = opened(saved)
-    tariff.check(kinds_of(exploration))
-    on_disk = None if isinstance(saved, Exploration) else os.fspath(saved)
-    memory_bytes = limit_bytes(memory_bytes, memory)
-    if point is None:
-        usable = Cluster.from_dict(exploration.cluster).memory_bytes * (1 - headroom)
-        index = exploration.index(memory_bytes=min(usable, memory_bytes or usable))
-    else:
-        index = exploration.index(point=point)
-    place = folder or on_disk
-    try:
-        point_detail = detail(exploration, index)
-    except TensorOptError:
-        point_detail = None  # the sheet leaves out what only the saved costs say
-    options = SheetOptions(
-        folder=place or "DIR",
-        memory_bytes=memory_bytes,
-        headroom=headroom,
-        tariff=tariff,
-        amount=amount,
-        verified=load_verified(place) if place else (),
-        detail=point_detail,
-    )
-    write_sheet(exploration, index, sheet, options)
-    return index + 1
 
 
 @shows_progress

@@ -1,5 +1,5 @@
-"""What the words on screens mean, each in one plain sentence: for the dashboard, the decision sheet and the
-command line. The words of the code are in the glossary of ``tensoropt/README.md``.
+"""What the words on screens mean, each in one plain sentence: for the dashboard and the command
+line. The words of the code are in the glossary of ``tensoropt/README.md``.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ NO_BUDGET = "◂ budget"
 NOTHING = "No point passes the filters"
 _GRIP_PX = 9
 """The width in which the budget's line can be taken hold of."""
-THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
+THINNED = "Points much like the one before have no dot; zoom in to see them, or list all."
 _FAMILIES = ("DP", "TP", "ZeRO", "CP", "PP", "placed", OTHER_FAMILY)
 """The families of plans in the order of their colours."""
 _RECOMPUTED, _OVER_DEVICE = "recomputed", "does not fit"
@@ -184,8 +184,11 @@ def frontier_figure(
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
     on_line = seen(data.axes.y.values)
-    fitting = data.fitting(view)[on_line]
-    fits, over = on_line[fitting], on_line[~fitting]
+    usable = data.usable_bytes(view)
+    dots = on_line
+    if window is None and thinned and len(few := worth_a_look(data, whole)) < len(whole):
+        dots = few
+    fits, over = dots[data.memory[dots] <= usable], dots[data.memory[dots] > usable]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     none = np.array([], dtype=int)
@@ -225,8 +228,17 @@ def _names(data: FrontierData, named: Mapping[int, tuple[str, str]], colours: Pa
 
 
 def is_thinned(data: FrontierData, view: View) -> bool:
-    """Return whether there are too many points to draw each."""
-    return int(np.count_nonzero(data.passing(view) & data.on_frontier)) > MOST
+    """Return whether some points have no dot until the plot is zoomed."""
+    whole = np.flatnonzero(data.passing(view) & data.on_frontier)
+    return len(worth_a_look(data, whole)) < len(whole) or len(whole) > MOST
+
+
+def worth_a_look(data: FrontierData, rows: np.ndarray) -> np.ndarray:
+    """Return those of the frontier's rows that have a dot in the whole plot: the notable ones; all of what
+    filters leave."""
+    if len(rows) < int(np.count_nonzero(data.on_frontier)):
+        return rows
+    return rows[np.isin(rows, list(data.notable))]
 
 
 def drawn(data: FrontierData, view: View) -> FrontierData:

@@ -26,11 +26,6 @@ FILES = (
     File("frontier.csv", "every point, one row each", "frontier.csv"),
     File("strategies.csv", "every point's operators and how each is split", "strategies.csv"),
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
-    File(
-        "decision.html",
-        "the reasons for the selected point and the alternatives: a page to print, and one with its basis",
-        "decision.html",
-    ),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),
 )
 

@@ -6,8 +6,9 @@ settings, defaults, sources, and what was left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensoropt.costs.device_fit import FAILS, TIGHT
 from tensoropt.costs.process_memory import CONSTANTS
@@ -15,12 +16,13 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.notes import notes_of
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER, Point
+from tensoropt.question.settings import settings_fields
 from tensoropt.report.beside import ran_words
-from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -57,8 +59,8 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
     return tuple(lines) or (NOT_YET,)
 
 
-NOTE = "note"
-"""The label of each sentence that an exploration noted."""
+NOTE, ORIGIN = "note", "origin"
+"""The labels of each sentence about what was left out or not timed, and about where figures come from."""
 
 
 def assumptions(
@@ -76,7 +78,7 @@ def assumptions(
     price = price_of(data, view)
     facts = [
         Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
-        Fact("batch", batch_words(exploration)),
+        Fact("batch", _batch_words(exploration)),
         Fact(
             "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
         ),
@@ -91,8 +93,43 @@ def assumptions(
     ]
     if settings.get("constraints"):
         facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
-    facts += [Fact(NOTE, text) for text in noted(exploration)]
+    facts += [Fact(NOTE, text) for text in (*noted(exploration), *notes_of(exploration, missing=True))]
+    facts += [Fact(ORIGIN, text) for text in notes_of(exploration, missing=False)]
     return tuple(facts)
+
+
+def settings_facts(exploration: Exploration) -> list[Fact]:
+    """Return what was chosen about an exploration, and what its figures are.
+
+    Of settings that say little at their default there is a row where something else was chosen.
+    """
+    chosen = exploration.settings
+    rows = []
+    for setting in settings_fields():
+        value = chosen.get(setting.name, setting.default)
+        if (setting.assumed or value != setting.default) and setting.name != "constraints":
+            rows.append(Fact(setting.label[:1].lower() + setting.label[1:], setting.row(value)))
+    return [
+        *rows,
+        Fact("time", "one simulated step: compute, communication it waits for, idle"),
+        Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
+    ]
+
+
+def _batch_words(exploration: Exploration) -> str:
+    """Say the global batch, as far as it is known."""
+    model = exploration.model
+    return str(model.batch or _first_size(model.call) or "the model's own")
+
+
+def _first_size(call: Any) -> int | None:
+    """Return the first size of the first tensor that the model was called with."""
+    if not isinstance(call, Mapping):
+        return None
+    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
+        if isinstance(value, Mapping) and value.get("tensor"):
+            return int(value["tensor"][0])
+    return None
 
 
 def _count(number: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan.figures import KEPT, LISTED
-from tensoropt.plan.plan_names import planner_title, short_name
+from tensoropt.plan.plan_names import brief_name, planner_title
 
 from ..state import View
 from .frontier import FrontierData, rate_arrays
@@ -26,7 +26,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
     rates = rate_arrays(data, view)
     points, names = data.exploration.all_points, data.exploration.names
     unknown = np.full(len(data), np.nan)
-    short = {name: short_name(name) for name in set(names)}
+    short = {name: brief_name(name) for name in set(names)}
     columns: dict[str, np.ndarray | list[str]] = {
         "point": np.where(data.on_frontier, np.arange(len(data)) + 1.0, np.nan),
         "needs": data.needs / data.units.memory.factor,

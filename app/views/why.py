@@ -10,7 +10,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.verified import load_changed
 from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever
-from tensoropt.report.step_parts import shown_parts
+from tensoropt.report.step_parts import part_rows
 from tensoropt.report.why import Why, looked_up
 
 from ..jobs.record import Job
@@ -82,8 +82,7 @@ def quick(data: FrontierData, view: View, folder: str, detail: Any) -> Why:
 
 def parts(why: Why, units: Units) -> list[list[str]]:
     """Return (title, time, share) of the parts of the step, with the links that are waited for."""
-    shown = shown_parts(why.binding.parts)
-    return [[part.title, units.time.text(part.seconds), percent(part.share)] for part in shown]
+    return [[title, units.time.text(s), percent(share)] for title, s, share in part_rows(why.binding.parts)]
 
 
 def rows(why: Why, levers: tuple[Lever, ...], data: FrontierData, view: View) -> tuple[WhyRow, ...]:

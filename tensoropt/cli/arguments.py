@@ -190,6 +190,16 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
     return dims
 
 
+def add_notes(verb: argparse.ArgumentParser) -> None:
+    """Add the option for all that an exploration noted."""
+    verb.add_argument(
+        "--notes",
+        action="store_true",
+        help="also say where figures come from, what was counted and how long it took; by default only what "
+        "was left out or not timed",
+    )
+
+
 def add_headroom(verb: argparse.ArgumentParser) -> None:
     """Add the option for the share of a device's memory to keep free."""
     verb.add_argument(

@@ -13,6 +13,7 @@ from tensoropt.cli.arguments import (
     Verb,
     add_amount,
     add_headroom,
+    add_notes,
     add_question,
     amount_option,
     computing_on,
@@ -31,6 +32,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    add_notes(verb)
     add_headroom(verb)
     verb.add_argument(
         "--devices",
@@ -68,16 +70,22 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     amount, tariff = amount_option(options), tariff_option(options)
     asked = {} if amount is None else {"amount": amount}
     asked |= {} if tariff == CLUSTERS_OWN else {"tariff": tariff}
-    return explore(question_option(options), progress, options.out, asked)
+    return explore(question_option(options), progress, options.out, asked, notes=options.notes)
 
 
 def explore(
-    question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any] | None = None
+    question: Any,
+    progress: ProgressDisplay,
+    out: str,
+    asked: Mapping[str, Any] | None = None,
+    *,
+    notes: bool = False,
 ) -> Answer:
     """Return the answer to a question about a model; the exploration is saved in ``out``.
 
     Args:
         asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
+        notes: whether all that was noted is said.
     """
     asked = asked or {}
     _check_prices(question, asked)
@@ -123,7 +131,7 @@ def explore(
             "",
             frontier_text(exploration),
             "",
-            *summary_lines(exploration),
+            *summary_lines(exploration, every=notes),
             f"saved: {folder}/frontier.csv and what `tensoropt choose {folder} --memory ...` needs",
         ]
     )

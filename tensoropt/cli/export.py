@@ -1,4 +1,4 @@
-"""``export``: saved frontiers as CSV, a point of one as a decision sheet."""
+"""``export``: saved frontiers as CSV, a point of one as a launcher is told of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import (
-    OF_AMOUNT,
-    Answer,
-    Verb,
-    add_amount,
-    add_headroom,
-    amount_option,
-    tariff_option,
-)
+from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.units import counted, parse_bytes
+from tensoropt.units import counted
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -30,17 +22,6 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
-    sheet = verb.add_argument_group("decision sheet")
-    sheet.add_argument(
-        "--sheet", metavar="FILE.html", help="one page to print: why a point was chosen, and over what"
-    )
-    sheet.add_argument(
-        "--point", type=WHOLE, metavar="N", help="its number, from 1; default: the fastest that fits --memory"
-    )
-    sheet.add_argument(
-        "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"
-    )
-    add_headroom(verb)
     told = verb.add_argument_group("what a launcher is told")
     told.add_argument(
         "--as",
@@ -49,34 +30,29 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the point of --point as the config of a launcher, or as a script for PyTorch's FSDP2 and "
         "tensor parallelism",
     )
+    told.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
     told.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
     told.add_argument(
         "--nearest",
         action="store_true",
         help="write the nearest plan that can be said, where the point's cannot; its price is told",
     )
-    add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Write the requested files; return what was written, and where."""
     if options.launcher:
         return _told(options, progress)
-    for name in ("to", "nearest"):
-        if getattr(options, name):
+    for name in ("to", "nearest", "point"):
+        if getattr(options, name) not in (None, False):
             raise TensorOptError(f"--{name} is for --as; add the name of a launcher, or leave it out")
-    if not options.csv and not options.sheet:
+    if not options.csv and not options.strategies:
         raise TensorOptError(
-            "nothing to write: give --csv FILE for the frontier, --sheet FILE.html or --as LAUNCHER for a "
-            "point"
+            "nothing to write: give --csv FILE for the frontier, or --as LAUNCHER --point N for a point"
         )
     if options.strategies and not options.csv:
         raise TensorOptError("--strategies is written beside --csv; give both")
-    of_sheet = ("point", "memory", "headroom", *OF_AMOUNT)
-    alone = [name.replace("_", "-") for name in of_sheet if getattr(options, name) not in (None, "", [])]
-    if alone and not options.sheet:
-        raise TensorOptError(f"--{alone[0]} is for --sheet; give a FILE.html, or leave it out")
-    data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies, "sheet": options.sheet}
+    data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies}
     lines = []
     from tensoropt.exploration.exploration_files import DESCRIBED
     from tensoropt.saved import export_csv, opened
@@ -86,18 +62,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return _batch(options, data)
     exploration = opened(folder)
     data["points"] = len(exploration.points)
-    sheet = _sheet(options, exploration) if options.sheet else None
-    if options.csv:
-        export_csv(exploration, options.csv, strategies=options.strategies)
-        lines.append(f"{len(exploration.points)} points written to {options.csv}")
+    export_csv(exploration, options.csv, strategies=options.strategies)
+    lines.append(f"{len(exploration.points)} points written to {options.csv}")
     if options.strategies:
         lines.append(f"their strategies written to {options.strategies}")
-    if sheet is not None:
-        from tensoropt.saved import export_sheet
-
-        point = export_sheet(exploration, options.sheet, **sheet)
-        data["point"] = point
-        lines.append(f"the decision sheet of {exploration.title(point - 1)} written to {options.sheet}")
     return Answer(data, "\n".join(lines))
 
 
@@ -106,8 +74,8 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.files import write_text
     from tensoropt.saved import export_job, opened
 
-    if options.csv or options.sheet or options.strategies:
-        raise TensorOptError("--as writes a config, and --csv or --sheet something else; give one of them")
+    if options.csv or options.strategies:
+        raise TensorOptError("--as writes a config, and --csv a table; give one of them")
     if len(options.dirs) > 1 or options.point is None:
         raise TensorOptError(
             f"--as {options.launcher} is about a point of one exploration; give one DIR, and --point N"
@@ -145,11 +113,6 @@ def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
     """Write the frontiers of several explorations; return what was written, and what is none."""
     from tensoropt.saved import export_frontiers
 
-    if options.sheet:
-        raise TensorOptError(
-            f"--sheet is a page on a point of one exploration, and {', '.join(options.dirs)} may hold "
-            "several; name the folder of one"
-        )
     batch = export_frontiers(options.dirs, options.csv, strategies=options.strategies)
     data["points"] = batch.points
     data["explorations"] = [
@@ -168,22 +131,4 @@ def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
-    """Return the arguments of the decision sheet; wrong values are refused before anything is written."""
-    from tensoropt.cluster import Cluster
-    from tensoropt.question.question import headroom_bytes
-
-    if options.point is not None:
-        exploration.index(point=options.point)
-    whole = Cluster.from_dict(exploration.cluster).memory_bytes if options.headroom else 0
-    return {
-        "point": options.point,
-        "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
-        "headroom": headroom_bytes(options.headroom, whole) / whole if options.headroom else 0.0,
-        "tariff": tariff_option(options),
-        "amount": amount_option(options),
-        "folder": options.dirs[0],
-    }
-
-
-VERB = Verb("export", "write saved frontiers as CSV, a point as a decision sheet", add_arguments, answer)
+VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", add_arguments, answer)

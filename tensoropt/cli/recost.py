@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.arguments import CLUSTER_HELP, Answer, Verb, add_folder, writable_folder
+from tensoropt.cli.arguments import CLUSTER_HELP, Answer, Verb, add_folder, add_notes, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -13,6 +13,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_folder(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    add_notes(verb)
     verb.add_argument("--cluster", help="another cluster; default: the saved one. " + CLUSTER_HELP)
     verb.add_argument(
         "--planners", metavar="all|a,b", help="published planners to run too; see: tensoropt list planners"
@@ -68,7 +69,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     }
     old = recosted_lines(before, after, recosted) if recosted else []
     text = "\n".join(
-        [frontier_text(after), "", *summary_lines(after), *old,
+        [frontier_text(after), "", *summary_lines(after, every=options.notes), *old,
          *([comparison_text(after)] if after.comparison else []), f"saved: {folder}"]
     )  # fmt: skip
     return Answer(data, text)

@@ -9,6 +9,7 @@ from tensoropt.cli.arguments import (
     Verb,
     add_amount,
     add_folder,
+    add_notes,
     add_point,
     limits,
     told_point,
@@ -51,6 +52,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--top", type=WHOLE, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
     verb.add_argument("--all", action="store_true", help="list all points of the frontier instead of one")
+    add_notes(verb)
     add_amount(verb)
 
 
@@ -69,6 +71,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
     from tensoropt.report.step_parts import write_trace
+    from tensoropt.report.table import summary_lines
     from tensoropt.report.unordered import point_unordered
     from tensoropt.saved import opened, show
 
@@ -82,6 +85,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "",
         *detail_lines(detail, options.top),
     ]
+    if options.notes:
+        lines += ["", *summary_lines(exploration, every=True)]
     if options.trace:
         write_trace(detail.trace(), options.trace)
         lines.append(

@@ -35,6 +35,8 @@ from tensoropt.units import counted, format_bytes, format_seconds, limit_bytes, 
 
 _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
+_MOST_ROWS = 8
+"""The most points of a table in a notebook, whose output is a screenful."""
 _DRAWN = 400
 """Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
 _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
@@ -129,7 +131,7 @@ def _rows(findings: Findings) -> list[list[str]]:
     """Return a header and rows; what is special about a point stands beside its number, the longest words
     last.
     """
-    rows = table_rows(findings, list(notable(findings)))
+    rows = table_rows(findings, list(notable(findings, _MOST_ROWS)))
     kept = [i for i, name in enumerate(rows[0][:-1]) if not name.startswith(_LEFT_OUT)]
     return [
         [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in kept[1:])] for row in rows

@@ -1,7 +1,7 @@
 """The facts of a point, a plan and a space, each defined once for all places that show it.
 
-``show``, the page's card, the decision sheet, the table of two points and notebooks pick from
-:func:`facts` by name and show what they pick (:mod:`tensoropt.plan.facts_table`).
+``show``, the page's card, the table of two points and notebooks pick from :func:`facts` by
+name and show what they pick (:mod:`tensoropt.plan.facts_table`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ LISTED_NAMES = tuple(figure.label for figure in LISTED)
 
 
 def noted(findings: Findings) -> list[str]:
-    """Return what is not part of the prediction of jobs that somebody runs today, and the sentences that an
-    exploration noted."""
-    said = [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
-    return [*said, *map(str, findings.report.get("notes", []))]
+    """Return what is not part of the prediction of jobs that somebody runs today."""
+    return [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
 
 
 FIT = "on a device"

@@ -14,8 +14,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.costs.device_fit import MARKS
-from tensoropt.exploration.notable import marks_of, notable
+from tensoropt.exploration.notable import notable, unconstrained_words
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
@@ -155,6 +154,8 @@ def frontier_text(findings: Findings, *, every: bool = False) -> str:
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
     text = columns(rows, left=left_of(rows[0]))
+    if not every and (words := unconstrained_words(findings)):
+        text += f"\n{words}"
     if len(indices) < len(findings.points):
         text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
     return text
@@ -167,6 +168,15 @@ def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
     memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
+
+
+def _marks_of(findings: Findings) -> dict[int, list[str]]:
+    """Return the marks of special points: ``leanest``, ``knee``, ``fastest``."""
+    marks: dict[int, list[str]] = {}
+    last = len(findings.points) - 1
+    for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
+        marks.setdefault(index, []).append(word)
+    return marks
 
 
 _WIDTH, _HEIGHT = 720, 400
@@ -192,24 +202,17 @@ def frontier_svg(findings: Findings, path: str | os.PathLike[str], *, title: str
     write_text(path, draw_frontier(findings, title=title) + "\n")
 
 
-def draw_frontier(
-    findings: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
-) -> str:
+def draw_frontier(findings: Findings, *, title: str, indices: Sequence[int] | None = None) -> str:
     """Return the SVG of memory against time as a staircase, with the ends and the knee named.
 
     Args:
         indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.
-        chosen: a point of ``all_points`` that is marked, wherever it lies.
     """
     (size_name, size), (time_name, second) = units_of(findings)
     drawn = range(len(findings.points)) if indices is None else indices
     xs = [findings.points[i].memory_bytes / size for i in drawn]
     ys = [findings.points[i].time_s / second for i in drawn]
-    reach_x, reach_y = list(xs), list(ys)
-    if chosen is not None:
-        reach_x.append(findings.all_points[chosen].memory_bytes / size)
-        reach_y.append(findings.all_points[chosen].time_s / second)
-    right, left_end, high, low = max(reach_x), min(reach_x), max(reach_y), min(reach_y)
+    right, left_end, high, low = max(xs), min(xs), max(ys), min(ys)
     pad_x, pad_y = 0.04 * (right - left_end) or 0.1 * left_end, 0.06 * (high - low) or 0.1 * high
     x0, x1, y0, y1 = left_end - pad_x, right + 3 * pad_x, low - 2 * pad_y, high + pad_y
 
@@ -247,26 +250,14 @@ def draw_frontier(
     for x, y in zip(xs, ys, strict=True):
         px, py = at(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_LINE}"/>')
-    marks = marks_of(findings)
-    if chosen is not None:
-        # Drawn last, over the others; a point that has a name keeps it.
-        marks[chosen] = ["chosen", *marks.pop(chosen, [])]
-    for index, words in marks.items():
-        point = findings.all_points[index]
+    for index, words in _marks_of(findings).items():
+        point = findings.points[index]
         px, py = at(point.memory_bytes / size, point.time_s / second)
         last = index == len(findings.points) - 1 and index > 0
         # The stairs come from above left: the last point's words stand below them, all others above.
         anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
         figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
         label = f"{', '.join(words)}: {figures}"
-        if index == chosen:
-            parts.append(
-                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="9" fill="none" stroke="{_MARK}" stroke-width="2.5"/>'
-            )
-            # Beside the point, so that the knee's words and the leanest's have their usual places.
-            across, down, anchor = (
-                (-14, 24, "end") if px > (_LEFT_MARGIN + _WIDTH - _RIGHT) / 2 else (14, 24, "start")
-            )
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{_MARK}"/>')
         parts.append(
             f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensoropt.exploration.answer import answer
 from tensoropt.frontier import bends
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import OTHER_FAMILY, family
@@ -12,28 +13,29 @@ from tensoropt.units import format_bytes, without_zeros
 
 CARDS_GIB = (16, 24, 40, 80)
 """The memory of the cards that people have."""
-NOTABLE = 8
-"""The most points of a short table."""
+NOTABLE = 30
+"""The most points of a short table, and of a plot that is not zoomed."""
+_FEW = 5
+"""The same where memory is no constraint."""
+_APART = 0.01
+"""The share of memory and of time by which a point differs from the one before, or is not looked at."""
+_NO_CONSTRAINT = 0.25
+"""The share of a device's memory within which all of a frontier is no matter of memory; an assumption."""
 
 
-def marks_of(findings: Findings) -> dict[int, list[str]]:
-    """Return the special points: ``fastest`` and ``knee`` of those that fit, and ``leanest``."""
-    marks: dict[int, list[str]] = {}
-    fitting = findings.within(findings.limit_bytes)
-    of_fitting = ((int(fitting[-1]), "fastest"), (findings.knee, "knee")) if len(fitting) else ()
-    for index, word in (*of_fitting[:1], (0, "leanest"), *of_fitting[1:]):
-        marks.setdefault(index, []).append(word)
-    return marks
-
-
-def notable(findings: Findings, most: int = NOTABLE) -> dict[int, list[str]]:
+def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
     """Return the numbers of at most ``most`` points of the frontier, ascending, with what each is.
 
-    In this order, until there are ``most``: ``fastest`` of those that fit, ``leanest``, ``knee``; the fastest
+    In this order, until there are ``most``: ``fastest``, ``leanest``, ``knee``, ``recommended``; the fastest
     of each family of plans, and within the memory that the exploration was made for and that of each card of
-    :data:`CARDS_GIB`; then, without words, points where the frontier bends most; all of a frontier that has
-    no more.
+    :data:`CARDS_GIB`; then, without words, points that differ by more than 1 % in memory and in time from the
+    one before; of many, those where the frontier bends most.
+
+    Args:
+        most: by default :data:`NOTABLE`, and few where memory is no constraint (:func:`unconstrained_words`).
     """
+    if most is None:
+        most = _FEW if unconstrained_words(findings) else NOTABLE
     count, found = len(findings.points), dict[int, list[str]]()
 
     def add(row: int, words: str = "") -> None:
@@ -42,12 +44,11 @@ def notable(findings: Findings, most: int = NOTABLE) -> dict[int, list[str]]:
 
     if not count:
         return found
-    table, marks = PointTable.of(findings.points), marks_of(findings)
-    fitting = findings.within(findings.limit_bytes)
-    fastest = int(fitting[-1]) if len(fitting) else count - 1
-    for row, titles in marks.items():
-        for title in titles:
-            add(row, title)
+    table, fastest = PointTable.of(findings.points), count - 1
+    for row, title in ((fastest, "fastest"), (0, "leanest"), (findings.knee, "knee")):
+        add(row, title)
+    if findings.cluster.get("kinds") and (best := answer(findings).row) is not None:
+        add(best, "recommended")
 
     asked, within = findings.settings.get("memory_bytes"), dict[int, list[str]]()
     for limit in dict.fromkeys(
@@ -66,8 +67,37 @@ def notable(findings: Findings, most: int = NOTABLE) -> dict[int, list[str]]:
             families.add(title)
             add(row, f"fastest {title}")
     for row, words in within.items():
-        add(row, f"fastest within {' and '.join(words)}")
-    memory, time = (np.log(np.maximum(costs, 1e-12)) for costs in (table.memory, table.time))
-    for row in bends(memory, time, most + len(found)) if count > most else range(count):
-        add(row)
+        add(row, f"fastest within {' to '.join(dict.fromkeys((words[0], words[-1])))}")
+    rows = np.unique([*_apart(table.memory, table.time), *found])
+    memory, time = (np.log(np.maximum(costs[rows], 1e-12)) for costs in (table.memory, table.time))
+    for place in bends(memory, time, most + len(found)) if len(rows) > most else range(len(rows)):
+        add(int(rows[place]))
+    for row in rows[np.linspace(0, len(rows) - 1, most).astype(int)]:  # where a frontier bends little
+        add(int(row))
     return dict(sorted(found.items()))
+
+
+def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
+    """Return the rows of a frontier of which each differs from the one before in memory and in time."""
+    rows, row = list[int](), 0
+    while row < len(memory):
+        rows.append(row)
+        row = max(
+            int(np.searchsorted(memory, memory[row] * (1.0 + _APART), side="right")),
+            int(np.searchsorted(-time, -time[row] * (1.0 - _APART), side="right")),
+        )
+    return rows
+
+
+def unconstrained_words(findings: Findings) -> str:
+    """Return a sentence that says that memory is no constraint; "" if it may be one."""
+    kinds = findings.cluster.get("kinds")
+    if not kinds or not findings.points or findings.settings.get("memory_bytes"):
+        return ""
+    device = min(kind["memory_bytes"] for kind in kinds)
+    largest = findings.points[-1].memory_bytes
+    if largest > _NO_CONSTRAINT * device:
+        return ""
+    return (
+        f"Memory is no constraint: the fastest plan takes {format_bytes(largest)} of {format_bytes(device)}."
+    )

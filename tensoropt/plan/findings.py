@@ -20,9 +20,10 @@ from tensoropt.frontier import knee
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
+from tensoropt.plan.plan_names import YOUR_JOB, exceptions_share, plan_names, planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
+from tensoropt.plan.shares import Weights, weights_of
 from tensoropt.plan.space import Space
 
 
@@ -66,7 +67,18 @@ class Findings:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The display name of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
-        return plan_names(self.all_points, self.spaces, self.model.adapters)
+        return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What operators and parameters weigh in plans (:mod:`tensoropt.plan.shares`)."""
+        return weights_of(self.recorded.graph if self.recorded else None, self.cluster)
+
+    @cached_property
+    def exceptions(self) -> np.ndarray:
+        """For each of :attr:`all_points`, the share of its plan that goes another way than its name
+        begins (:func:`~tensoropt.plan.plan_names.exceptions_share`)."""
+        return exceptions_share(self.all_points, self.spaces, self.weights)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Plans by the names that people know: ``DP 8 · ZeRO-1 · TP 2 · 3/12 blocks recomputed · 4 micro-batches``.
 
-A name is read off the plan alone: which dim of each operator a mesh axis splits, how parameters are stored.
-An axis is called after what it does in most operators, and what it does otherwise in the rest is said with
-their share, so that two plans that differ in a few operators have two names.
+A name is read off the plan: which dim of each operator a mesh axis splits, how parameters are stored. An axis
+is called after what it does for most of the operators' seconds; what it does otherwise is said with its share
+of these, from 2 % on, and likewise how parameters are stored, by bytes (:mod:`tensoropt.plan.shares`; of an
+exploration that kept no operator graph every operator and parameter weighs the same).
 
 - *DP*: an axis splits the batch
 - *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
@@ -16,9 +17,10 @@ their share, so that two plans that differ in a few operators have two names.
 - *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
-- *inputs gathered again*: copies of activations that backward gathers a second time instead of keeping them
 - *LoRA r16*: adapters of that rank are trained, and nothing else; *on nf4*: beside weights of bytes
-- *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
+- *blocks recomputed*: wholly or *in part*; or what of them is, by a recipe
+  (:mod:`tensoropt.sharding.recipes`)
+- *alike*: devices compute the same, for longer than they do what the axis is named after
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
-from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord, by_recipes
+from tensoropt.plan.point_records import FULL, IN_PART, LIGHT, StagesRecord, recomputed_words
+from tensoropt.plan.shares import LEAST_SHARE, Weights
 from tensoropt.plan.space import Space
-from tensoropt.units import counted_if_any
+from tensoropt.units import share_words
 
 DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
 """What an operator does on one mesh axis; *added*: it computes the same on all ranks, whose gradients add up,
@@ -55,6 +60,8 @@ _WEIGHT_LOOPS = frozenset(
     )
 )
 """Loops of weights, and of what follows them: heads, and the classes of a loss (Megatron's section 3)."""
+_BATCH_LOOPS = frozenset(("batch", "batch0", "rows", "rows.0", "d0"))
+"""Loops of the batch: of activations it is the first dim."""
 _QUERIES, _RING, _HEADS = "queries", "ring", ("heads", "group")
 """Loops of attention."""
 _EXPERT_LOOPS = frozenset(("experts", "dispatch"))
@@ -100,6 +107,8 @@ YOUR_JOB = "your_job_"
 """How the planner of a point begins that a launcher runs today; its name ends with the launcher's."""
 OWN = ("frontier", "local_search", "cut_search")
 """Planners that no one published: their plans are not what others are compared with."""
+ALIKE = Weights()
+"""The weights without a graph: everything weighs the same."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
@@ -122,28 +131,22 @@ def is_recomputed(name: str) -> bool:
     return " recomputed" in name
 
 
-def short_name(name: str) -> str:
-    """Return a plan's name without what most plans of a frontier share or another column says."""
-    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
-    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
-
-
 def brief_name(name: str) -> str:
-    """Return the few words that go beside a point in a picture: of several ZeRO stages the commonest, without
-    counts of parameters and without inputs that are gathered again."""
+    """Return the few words of a plan's name that go into a table or beside a point in a picture: of several
+    ZeRO stages the commonest, without shares, and without what another column says."""
     kept = []
-    for part in short_name(name).split(JOIN):
+    for part in name.split(JOIN):
+        part = re.sub(r" \(.*?\)", "", part)
         if part.startswith("ZeRO-"):
-            stages = (stage.split(" ") for stage in part.split(", "))
-            part = max(stages, key=lambda stage: _share(stage[1]) if len(stage) > 1 else 1.0)[0]
-        if not part.endswith("gathered again"):
-            kept.append(part.replace(" blocks recomputed", " recomputed").replace(" operators cut", " cut"))
+            part = max(part.split(", "), key=_percent).partition(" ")[0]
+        if not part.endswith("micro-batches"):
+            part = re.sub(r"^(\d+)/\1 blocks ", "", part).replace(" blocks recomputed", " recomputed")
+            kept.append(part.replace(" operators cut", " cut"))
     return JOIN.join(kept) or name
 
 
-def _share(count: str) -> float:
-    some, _, whole = count.partition("/")
-    return float(some) / float(whole)
+def _percent(stage: str) -> float:
+    return float(stage.split(" ")[1]) if " " in stage else 100.0
 
 
 def stage_of(micro: str) -> int:
@@ -162,7 +165,8 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
     """Return the kind of split that a label means on one axis.
 
     Args:
-        batch: the operator's label on the micro-batch axis.
+        batch: the operator's label on the micro-batch axis; "" where micro-batches are refused (batch norms),
+            which leaves its loops' own names.
         sequence: the label with which it follows the sequence; "" if it does not.
     """
     if label in ("none", "partial"):
@@ -174,11 +178,14 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
         return DATA
     # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
     dim = label.partition("@")[0]
+    if not batch and dim in _BATCH_LOOPS and dim != sequence:
+        return DATA
     if dim.partition(".")[0] in _WEIGHT_LOOPS:
         return TENSOR
     return SEQUENCE if dim in (sequence, _QUERIES, _RING) else OTHER
 
 
+@cache
 def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
     """Return (_COUNTED,) in which of the counts an operator with this label is."""
     counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
@@ -194,46 +201,107 @@ def splits_experts(label: str) -> bool:
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
-def plan_names(points: Sequence[Point], spaces: Sequence[Space], adapters: str = "") -> tuple[str, ...]:
+def plan_names(
+    points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = ALIKE
+) -> tuple[str, ...]:
     """Return the name of every point, in one call because points of a space share most of what is looked
     up.
 
     Args:
         adapters: what alone is trained, such as ``LoRA r16``; "" if that is all there is.
+        weights: what operators and parameters weigh.
     """
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
     for i, record in records.items():
-        names[i] = _staged_name(record, spaces[points[i].space])
+        names[i] = _staged_name(record, spaces[points[i].space], weights)
     for number, rows in of_spaces.items():
-        for i, name in zip(rows, _sharded_names([points[i] for i in rows], spaces[number]), strict=True):
+        of_space = _sharded_names([points[i] for i in rows], spaces[number], weights)
+        for i, name in zip(rows, of_space, strict=True):
             names[i] = name
     return tuple(f"{name}{JOIN}{adapters}" for name in names) if adapters else tuple(names)
 
 
-def _staged_name(record: StagesRecord, space: Space) -> str:
+def exceptions_share(
+    points: Sequence[Point], spaces: Sequence[Space], weights: Weights = ALIKE
+) -> np.ndarray:
+    """Return, for each point, the share of its plan that goes another way than its name begins.
+
+    It is the largest of three: of the operators' seconds on an axis, of the bytes of parameters beside the
+    commonest storage, of blocks that are not recomputed as most are. Of a plan that puts single operators on
+    devices it is 1.
+    """
+    found = np.ones(len(points))
+    of_spaces, records = by_strategy(points)
+    for i, record in records.items():
+        if not record.placing:
+            counts, stored, _ = _of_stages(record, spaces[points[i].space], weights)
+            found[i] = max(_other_way(counts[None]).max(initial=0.0), _stored_otherwise(stored[None])[0])
+    for number, rows in of_spaces.items():
+        space = spaces[number]
+        told = _of_space([points[i] for i in rows], space, weights)
+        split = [axis for axis, size in enumerate(space.mesh.shape) if size > 1]
+        found[rows] = np.maximum(
+            _other_way(told.counts[:, split]).max(axis=1, initial=0.0), _stored_otherwise(told.stored)
+        )
+        ways = np.array([max(ways.values(), default=0) for ways in told.ways()])
+        if blocks := len(told.once):
+            found[rows] = np.maximum(found[rows], 1.0 - ways / blocks)
+    return found
+
+
+def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
+    """Return (points,) the share of parameters' bytes that are not stored as most are."""
+    possible, shards = stored[:, 0], stored[:, 1:]
+    ways = np.concatenate([shards, (possible - shards.sum(axis=1))[:, None]], axis=1)
+    return 1.0 - np.divide(ways.max(axis=1), possible, out=np.ones_like(possible), where=possible > 0)
+
+
+def _other_way(counts: np.ndarray) -> np.ndarray:
+    """Return (points, axes) the share of the operators' seconds in which an axis does not do what it is named
+    after, nor what goes with that."""
+    named = counts[..., :OTHER]
+    named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
+    main = named.argmax(axis=-1)
+    total = counts[..., :_KINDS].sum(axis=-1)
+    along = (main == TENSOR) & _is_along(counts)
+    meant = named.max(axis=-1) + counts[..., WHOLE] + counts[..., ADDED]
+    meant += np.where((main == SEQUENCE) | along, counts[..., OTHER], 0.0)
+    meant += np.where(along, counts[..., SEQUENCE], 0.0)
+    by_heads = (main == SEQUENCE) & (counts[..., HEADS] > counts[..., QUERIES])
+    meant += np.where(by_heads, counts[..., HEADS], 0.0)
+    return 1.0 - np.divide(np.minimum(meant, total), total, out=np.ones_like(total), where=total > 0)
+
+
+def _of_stages(
+    record: StagesRecord, space: Space, weights: Weights
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Return (axes, _COUNTED) what operators of each count weigh, (4,) what parameters weigh that could be
+    stored in shards and that are, by ZeRO stage, and into how many parts each layer's experts are split."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
-    computing = [
-        (name, batch, labels)
-        for stage in stages
-        for name, (batch, *labels) in stage.groups.items()
-        if name in record.operators  # and not what arrives or departs
-    ]
-    counts = np.zeros((len(shape), _COUNTED), dtype=int)
-    for name, batch, labels in computing:
-        for axis, label in enumerate(labels):
-            counts[axis] += _counted(label, batch, space.sequence.get(name, ""))
-    experts = [parts for _, _, labels in computing if (parts := _expert_parts(labels, shape)) > 1]
-    of_experts = {
-        axis for _, _, labels in computing for axis, label in enumerate(labels) if splits_experts(label)
-    }
-    outside = [a for a in range(len(shape)) if _main(counts[a]) != TENSOR and a not in of_experts]
-    stored = np.zeros(4, dtype=int)
+    counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
-        for layout in stage.stored.values():
-            stored[0] += 1
+        for name, (batch, *labels) in stage.groups.items():
+            if name in record.operators:  # and not what arrives or departs
+                weight = weights.of_operators(record.operators[name].members or (name,))
+                for axis, label in enumerate(labels):
+                    counts[axis] += weight * _counted(label, batch, space.sequence.get(name, ""))
+                    of_experts |= {axis} if splits_experts(label) else set()
+                experts += [parts for parts in [_expert_parts(labels, shape)] if parts > 1]
+    outside = [a for a in range(len(shape)) if _main(counts[a]) != TENSOR and a not in of_experts]
+    stored = np.zeros(4)
+    for stage in stages:
+        for name, layout in stage.stored.items():
+            weight = weights.of_parameter(name)
+            stored[0] += weight
             if any(layout[axis + 1].startswith("S(") for axis in outside):
-                stored[stage_of(layout[0])] += 1
+                stored[stage_of(layout[0])] += weight
+    return counts, stored, experts
+
+
+def _staged_name(record: StagesRecord, space: Space, weights: Weights) -> str:
+    shape = space.mesh.shape[len(record.kind.first_axes) :]
+    counts, stored, experts = _of_stages(record, space, weights)
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
@@ -257,70 +325,104 @@ def _micro(space: Space) -> tuple[str, ...]:
     return (f"{space.micro_batches} micro-batches",) if space.micro_batches > 1 else ()
 
 
-def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
+@dataclass(frozen=True)
+class _OfSpace:
+    """What the names of a space's points are made of.
+
+    Attributes:
+        counts: (points, axes, _COUNTED) what operators of each count weigh.
+        stored: (points, 4) what parameters weigh that could be stored in shards, and that are, by stage.
+        once: for each block, (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
+        experts: for each layer of experts, (points,) into how many parts they are split.
+    """
+
+    space: Space
+    counts: np.ndarray
+    stored: np.ndarray
+    once: Mapping[str, np.ndarray]
+    experts: Sequence[np.ndarray]
+
+    def ways(self) -> Iterator[Counter[str]]:
+        """Yield how many blocks of each point are recomputed in each way; :data:`NOT_AT_ALL` is one."""
+        known: dict[tuple[str, bytes], str] = {}
+        for i in range(len(self.counts)):
+            found = Counter[str]()
+            for block, flags in self.once.items():
+                key = block, flags[i].tobytes()
+                if key not in known:
+                    known[key] = _recipe(key[1].decode(), self.space.recipes.get(block, {}))
+                found[known[key]] += 1
+            yield found
+
+
+def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpace:
     groups, shape = len(space.groups), space.mesh.shape
     choices = np.array([p.choice for p in points], dtype=np.intp).reshape(len(points), -1)
     options = np.array([p.options for p in points], dtype=np.intp).reshape(len(points), -1)
-    counts = np.zeros((len(points), len(shape), _COUNTED), dtype=int)
-    stored = np.zeros((len(points), 4), dtype=int)
-    regions = list(dict.fromkeys(space.regions.values()))
-    runs: dict[str, list[np.ndarray]] = {region: [] for region in regions}
+    counts, stored = np.zeros((len(points), len(shape), _COUNTED)), np.zeros((len(points), 4))
+    runs: dict[str, list[np.ndarray]] = {region: [] for region in dict.fromkeys(space.regions.values())}
     experts: list[np.ndarray] = []
+    tables: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+    refused = all(group["micro"] in UNSPLIT for group in space.groups.values())
     for place, (name, group) in enumerate(space.groups.items()):
         if place >= choices.shape[1]:
             break
         configurations = len(group["configurations"])
         at = choices[:, place] % configurations
-        counted, storage = _tables(group, len(shape), space.sequence.get(name, ""))
-        counts += counted[at]
+        batch, along = "" if refused else group["micro"], space.sequence.get(name, "")
+        sizes = tuple(weights.of_parameter(parameter) for parameter in group["parameters"])
+        # Layers that look alike have the same tables.
+        key = repr((group["configurations"], group["options"], batch, along, sizes))
+        if key not in tables:
+            tables[key] = _tables(group, shape, batch, along, sizes)
+        counted, storage, parts = tables[key]
+        counts += weights.of_operators(group["members"]) * counted[at]
         stored += storage[at, options[:, place]]
-        parts = np.array([_expert_parts(labels, shape) for labels in group["configurations"]])
         if (parts > 1).any():
             experts.append(parts[at])
         if name in space.regions:
             runs[space.regions[name]].append(choices[:, place] < configurations)
     # Behind the groups' variables are those of hubs, then those of tied parameters.
-    for place, layouts in enumerate(space.shared.values(), groups + len(space.hubs)):
+    for place, (name, layouts) in enumerate(space.shared.items(), groups + len(space.hubs)):
         if place < choices.shape[1]:
-            stored += np.array([_of_tied(layout) for layout in layouts])[choices[:, place]]
-    # (points, groups of a block) characters.
-    written = {
+            of_tied = weights.of_parameter(name) * np.array([_of_tied(layout) for layout in layouts])
+            stored += of_tied[choices[:, place]]
+    once = {
         region: np.where(np.stack(flags, axis=1), ord("1"), ord("0")).astype(np.uint8)
         for region, flags in runs.items()
         if flags
     }
-    known: dict[bytes, str] = {}
-    for i in range(len(points)):
+    return _OfSpace(space, counts, stored, once, experts)
+
+
+def _sharded_names(points: Sequence[Point], space: Space, weights: Weights) -> Iterator[str]:
+    told, known = _of_space(points, space, weights), dict[bytes, str]()
+    for i, ways in enumerate(told.ways()):
         # Many points share their first words, and arrays take long to word.
-        key = counts[i].tobytes() + stored[i].tobytes()
+        key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:
-            known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
-        once = {region: flags[i].tobytes().decode() for region, flags in written.items()}
-        of_point = [int(parts[i]) for parts in experts]
-        gathered = counted_if_any(int(options[i, len(space.variables) :].sum()), "input", "{} gathered again")
-        again = *_recomputed(once, space), *gathered
-        words = (known[key], *_experts(of_point, len(experts)), *again, *_micro(space))
-        yield JOIN.join(words)
+            known[key] = JOIN.join(_axes_and_storage(space.mesh.shape, told.counts[i], told.stored[i]))
+        of_point = [int(parts[i]) for parts in told.experts]
+        del ways[NOT_AT_ALL]
+        again = recomputed_words(ways, len(told.once))
+        yield JOIN.join((known[key], *_experts(of_point, len(of_point)), *again, *_micro(space)))
 
 
-def _recomputed(once: Mapping[str, str], space: Space) -> Iterator[str]:
-    """Yield how many blocks are recomputed, and by which recipe.
-
-    Args:
-        once: for each block, whether each of its groups runs once, as in :attr:`Space.recipes`.
-    """
-    ways = Counter(
-        _recipe(flags, space.recipes.get(name, {})) for name, flags in once.items() if "0" in flags
-    )
-    if ways:
-        yield f"{ways.total()}/{len(once)} blocks recomputed{by_recipes(ways)}"
+NOT_AT_ALL = "not at all"
+"""The way of a block of which nothing runs again."""
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
     """Return what runs again of a block."""
+    if "0" not in once:
+        return NOT_AT_ALL
     if "1" not in once:
         return FULL
-    return next((name for name, flags in recipes.items() if flags == once), IN_PART)
+    exact = next((name for name, flags in recipes.items() if flags == once), None)
+    light = recipes.get(LIGHT, "")
+    if exact is None and light and all(b == "0" for a, b in zip(once, light, strict=True) if a == "0"):
+        return LIGHT
+    return exact or IN_PART
 
 
 def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
@@ -341,16 +443,19 @@ def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
         yield f"EP {count}" + (f" ({alike}/{layers} layers)" if alike < layers else "")
 
 
-def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (configurations, axes, _COUNTED) in which counts a group is, and (configurations, options, 4)
-    how many parameters could be stored in shards, and how many are, by ZeRO stage.
+def _tables(
+    group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (configurations, axes, _COUNTED) in which counts a group is, (configurations, options, 4) what
+    parameters (of ``sizes``) weigh that could be stored in shards, and that are, by ZeRO stage, and
+    (configurations,) into how many parts its experts are split.
     """
-    configurations = group["configurations"]
+    configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
     for c, labels in enumerate(configurations):
         for axis, label in enumerate(labels):
-            counted[c, axis] = _counted(label, group["micro"], sequence)
-    stored = np.zeros((len(configurations), max(map(len, group["options"]), default=1), 4), dtype=int)
+            counted[c, axis] = _counted(label, batch, sequence)
+    stored = np.zeros((len(configurations), max(map(len, group["options"]), default=1), 4))
     for c, options in enumerate(group["options"]):
         # Where an axis splits the parameter for its use, shards are no storage of their own.
         labels = configurations[c]
@@ -361,11 +466,11 @@ def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndar
         ]
         possible = [any(column) for column in zip(*sharded, strict=True)]
         for o, option in enumerate(options):
-            stored[c, o, 0] = sum(possible)
-            for layout, is_sharded in zip(option, sharded[o], strict=True):
+            stored[c, o, 0] = sum(size for size, may in zip(sizes, possible, strict=False) if may)
+            for layout, size, is_sharded in zip(option, sizes, sharded[o], strict=False):
                 if is_sharded:
-                    stored[c, o, stage_of(layout[0])] += 1
-    return counted, stored
+                    stored[c, o, stage_of(layout[0])] += size
+    return counted, stored, np.array([_expert_parts(labels, shape) for labels in configurations])
 
 
 def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
@@ -414,38 +519,47 @@ def _of(axes: Sequence[tuple[int, int]], kind: int) -> list[int]:
 def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: int) -> str:
     sizes = "×".join(str(shape[axis]) for axis in axes)
     mine = counts[list(axes)]
-    queries, around, heads, unsplit_sequence = (int(n) for n in mine[:, QUERIES:].max(axis=0))
+    queries, around, heads = mine[:, QUERIES:UNSPLIT_SEQUENCE].max(axis=0)
     title, left_out = TITLES[kind], {kind}
     by_heads = kind == SEQUENCE and heads > queries
     if kind == SEQUENCE:
         title = "CP" if queries or heads else title
         # What follows the sequence under the name of another dim.
         left_out |= {OTHER}
-    along = kind == TENSOR and mine[:, SEQUENCE].all() and not unsplit_sequence
+    along = kind == TENSOR and bool(_is_along(mine).all())
     if along:
         left_out |= {SEQUENCE, OTHER}
     rest = ["Ulysses"] if by_heads else []
     if kind == SEQUENCE and around:
-        rest.append("ring" if around == queries else f"ring {around}/{queries}")
+        rest.append("ring" if np.isclose(around, queries) else f"ring {share_words(around / queries)}")
     for other in (DATA, TENSOR, SEQUENCE, OTHER):
-        most = max((_operators(of, other, kind), int(of[:WHOLE].sum() + of[ADDED])) for of in mine)
-        count = most[0] - (heads if by_heads and other == TENSOR else 0)
-        if other not in left_out and count > 0:
-            rest.append(f"{TITLES[other]} {count}/{most[1]}")
+        without = heads if by_heads and other == TENSOR else 0.0
+        share = max((_spent(of, other, kind) - without) / of[:_KINDS].sum() for of in mine)
+        if other not in left_out and share >= LEAST_SHARE:
+            rest.append(f"{TITLES[other]} {share_words(share)}")
+    alike = max((of[WHOLE] / of[:_KINDS].sum() for of in mine if of[WHOLE] > of[kind]), default=0.0)
+    if alike:
+        rest.append(f"alike {share_words(alike)}")
     return f"{title} {sizes}" + (" + SP" if along else "") + (f" ({', '.join(rest)})" if rest else "")
 
 
-def _operators(counts: np.ndarray, kind: int, main: int) -> int:
-    """Return the number of operators of a kind on an axis that is named after another one."""
+def _is_along(counts: np.ndarray) -> np.ndarray:
+    """Return whether what an axis does not split as tensor parallelism does is split along the sequence."""
+    total = counts[..., :_KINDS].sum(axis=-1)
+    return (counts[..., SEQUENCE] > 0) & (counts[..., UNSPLIT_SEQUENCE] < LEAST_SHARE * total)
+
+
+def _spent(counts: np.ndarray, kind: int, main: int) -> float:
+    """Return what operators of a kind weigh on an axis that is named after another one."""
     # What is added up belongs to the split along the sequence if the axis has that.
-    added = counts[ADDED] if kind == DATA and main != SEQUENCE else 0
-    return int(counts[kind] + added)
+    added = counts[ADDED] if kind == DATA and main != SEQUENCE else 0.0
+    return float(counts[kind] + added)
 
 
 def _zero(stored: np.ndarray) -> Iterator[str]:
-    possible = int(stored[0])
-    parts = [(stage, int(stored[stage])) for stage in (1, 2, 3) if stored[stage]]
-    if len(parts) == 1 and parts[0][1] == possible:
-        yield f"ZeRO-{parts[0][0]}"
-    elif parts:
-        yield ", ".join(f"ZeRO-{stage} {count}/{possible}" for stage, count in parts)
+    shares = {stage: stored[stage] / stored[0] for stage in (1, 2, 3) if stored[0]}
+    said = {stage: share for stage, share in shares.items() if share >= LEAST_SHARE}
+    if len(said) == 1 and max(said.values()) > 1.0 - LEAST_SHARE:
+        yield f"ZeRO-{next(iter(said))}"
+    elif said:
+        yield ", ".join(f"ZeRO-{stage} {share_words(share)}" for stage, share in said.items())

@@ -15,19 +15,30 @@ from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
-from tensoropt.units import counted_if_any
+from tensoropt.units import counted, counted_if_any
 
-FULL, IN_PART = "full", "in part"
-"""The recipe of a block that runs again as a whole, and the word for what no recipe describes."""
+FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
+"""The recipe of a block that runs again as a whole, that of no product, and the word for what no recipe
+describes."""
 
 
-def by_recipes(ways: Counter[str]) -> str:
-    """Return how many blocks each recipe recomputes, in brackets; nothing if all are, wholly."""
-    if not set(ways) - {FULL}:
-        return ""
-    if len(ways) == 1:
-        return f" ({next(iter(ways))})"
-    return f" ({', '.join(f'{count} {way}' for way, count in ways.most_common())})"
+def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
+    """Return how many blocks are recomputed, or what of them: ``norms and activations recomputed``.
+
+    Args:
+        ways: how many blocks each recipe recomputes.
+        blocks: how many might be; 0 if that is unknown.
+    """
+    total = ways.total()
+    if not total:
+        return ()
+    of = f"{total}/{blocks} blocks" if blocks else counted(total, "block")
+    if set(ways) == {FULL}:
+        return (f"{of} recomputed",)
+    if len(ways) > 1 or IN_PART in ways:
+        return (f"{of} recomputed in part",)
+    (way,) = ways
+    return (f"{way} recomputed" if total == blocks else f"{way} of {of} recomputed",)
 
 
 @dataclass(frozen=True)
@@ -72,19 +83,18 @@ class StagesRecord:
 
     @property
     def recomputing(self) -> tuple[str, ...]:
-        """How many blocks are recomputed, by which recipes, and how many inputs gathered again, in words."""
+        """How many blocks are recomputed, or what of them, in words."""
         otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
         ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
-        gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
-        return (
-            *counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{by_recipes(ways)}"),
-            *counted_if_any(gathered, "input", "{} gathered again"),
-        )
+        return recomputed_words(ways)
 
     @property
     def split_words(self) -> tuple[str, ...]:
-        """How the model is cut into stages, and what is recomputed or lies on single devices, in words."""
-        return (*self.info.words, *self.recomputing, *self.placing)
+        """How the model is cut into stages, and what is recomputed, gathered again or lies on single devices,
+        in words."""
+        gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
+        again = counted_if_any(gathered, "input", "{} gathered again")
+        return (*self.info.words, *self.recomputing, *again, *self.placing)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:

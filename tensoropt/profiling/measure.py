@@ -82,15 +82,14 @@ class Remaining:
     What is left of a part is corrected by what is done of it, other parts by the square root of that: a part
     may be slow by itself, or because the machine is.
 
-    What reports say of them only falls; where much more is left than was said, it rises and the report says
-    why.
+    What reports say of them only falls. It is not said any more once it was wrong: when a part was not
+    announced in time, or takes much longer; nor while a part takes longer than it was announced to.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._left: dict[str, float] = {}
-        self._said_s = math.inf
-        self._said: frozenset[str] = frozenset()
+        self._said_s, self._wrong = math.inf, False
         self._spent: dict[str, tuple[float, float]] = {}  # by part: as expected, and as it was
         self._since = clock()
 
@@ -117,18 +116,13 @@ class Remaining:
 
     def before(self, report: str) -> str:
         """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
-        it is if nothing is left."""
-        waiting = frozenset(part for part, seconds in self._left.items() if seconds)
-        if not waiting:
+        it is if nothing is left, or that is not known."""
+        left_s = self.left_s
+        self._wrong |= left_s > _MUCH_MORE * self._said_s + _MORE_S
+        if self._wrong or not left_s or self._clock() - self._since > left_s:
             return report
-        left_s, why = self.left_s, ""
-        if left_s <= _MUCH_MORE * self._said_s + _MORE_S:
-            self._said_s = min(left_s, self._said_s)
-        else:
-            self._said_s, new = left_s, sorted(waiting - self._said)
-            why = f"now with {' and '.join(new)}" if new else "longer than expected"
-        self._said |= waiting
-        return with_eta(self._said_s, report, why)
+        self._said_s = min(left_s, self._said_s)
+        return with_eta(self._said_s, report)
 
 
 def _pace(*spent: tuple[float, float]) -> float:
@@ -137,7 +131,7 @@ def _pace(*spent: tuple[float, float]) -> float:
 
 
 _MUCH_MORE, _MORE_S = 1.5, 5.0
-"""How much more than was said, times and plus seconds, is left before a report says so; an assumption."""
+"""How much more than was said, times and plus seconds, is left before that was wrong; an assumption."""
 
 
 def with_estimate(

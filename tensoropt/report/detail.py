@@ -149,7 +149,8 @@ class _SimulatedStep:
         beside: dict[str, float] = {}
         for rows in self._busiest:
             beside = {title: seconds + beside.get(title, 0.0) for title, seconds in rows.beside().items()}
-        return [computed for rows in self._busiest for computed in rows.computed()], beside
+        weights = self.exploration.weights
+        return [computed for rows in self._busiest for computed in rows.computed(weights)], beside
 
     def places(self) -> tuple[Share, ...]:
         """Return the peak and the seconds of a rank of each place, if they differ."""
@@ -334,7 +335,8 @@ class _PlacedStep(_SimulatedStep):
         groups = {op.name: op.group for op in self.strategy.placed_graph.operators if op.group is not None}
         # Operators that cut, join or hand out tensors copy beside the groups.
         spent = spent_by_group(own, groups)
-        computed = [Computed.of(groups[name], took, name) for name, took in spent.items()]
+        weights = self.exploration.weights
+        computed = [Computed.of(groups[name], took, name, weights) for name, took in spent.items()]
         return computed, beside_groups(own, spent)
 
     def places(self) -> tuple[Share, ...]:

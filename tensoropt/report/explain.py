@@ -9,7 +9,7 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import host_words
-from tensoropt.report.step_parts import Detail, Part, Share, shown_parts
+from tensoropt.report.step_parts import Detail, Part, Share, part_rows
 from tensoropt.simulate.recording import EdgeRow, OperatorRow
 from tensoropt.units import format_bytes, format_seconds
 
@@ -44,7 +44,7 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
 
 def parts_table(parts: Sequence[Part]) -> str:
     """Return the parts of a step with their shares of it; parts that are not named are summed."""
-    rows = [[p.title, format_seconds(p.seconds), f"{100 * p.share:.1f} %"] for p in shown_parts(parts)]
+    rows = [[title, format_seconds(s), f"{100 * share:.1f} %"] for title, s, share in part_rows(parts)]
     return columns([["the step", "time", "share"], *rows], left=(0,))
 
 

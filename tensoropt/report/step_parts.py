@@ -1,7 +1,7 @@
 """The parts of a step's time: operators summed by module and kind, and everything beside them.
 
-This is the one place that decides what takes most of a step: the page, the command line, the decision sheet
-and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
+This is the one place that decides what takes most of a step: the page, the command line and the notebook
+all read these parts. They add up to the step; if devices have different loads, to the step
 of the busiest one.
 
 The seconds of each group of operators are read off the step's timeline, the source of all figures per
@@ -28,6 +28,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
+from tensoropt.plan.shares import Weights
 from tensoropt.plan.spent import (
     AGAIN,
     COPIES,
@@ -37,6 +38,7 @@ from tensoropt.plan.spent import (
     Spent,
     is_of_group,
 )
+from tensoropt.report.kernels import Kernels, kernels_of
 from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
@@ -57,6 +59,8 @@ _ROOT = "model"
 """Capture's name for the model itself, whose own operators are in no module."""
 _MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
+_WORTH_FUSING = 0.05
+"""The share of the step from which it is said what would fuse calls."""
 _LEAST_NAMED = 0.01
 """The share of the step from which an operator has a row of its own in a table."""
 KINDS = {
@@ -82,6 +86,7 @@ class Part:
         share: its share of the step.
         count: how many groups of operators it sums; 0 for parts that are not operators.
         groups: the names of their rows.
+        kernels: what its seconds go into by class of call, the longest first; none if all are of one.
     """
 
     key: str
@@ -90,11 +95,28 @@ class Part:
     share: float
     count: int = 0
     groups: tuple[str, ...] = ()
+    kernels: tuple[Kernels, ...] = ()
 
     @property
     def words(self) -> str:
         """The part with its share of the step: ``linear mlp.c_fc (12 ×), 30 %``."""
         return f"{self.title}, {100 * self.share:.0f} %"
+
+    @property
+    def words_by_class(self) -> str:
+        """The same; with a chain of calls that could be one kernel, also what its seconds go into:
+        ``: GELU (9 unfused kernels) 26 %, matrix product 4 %``."""
+        within = ", ".join(f"{words} {100 * share:.0f} %" for words, _, share in self.of_kernels())
+        return f"{self.words}: {within}" if self.chain else self.words
+
+    @property
+    def chain(self) -> Kernels | None:
+        """The calls of it that could be one kernel, if it has any."""
+        return next((kernels for kernels in self.kernels if kernels.remedy), None)
+
+    def of_kernels(self) -> list[tuple[str, float, float]]:
+        """Return (words, seconds, share of the step) of what its seconds go into."""
+        return [(k.words, k.share * self.seconds, k.share * self.share) for k in self.kernels]
 
 
 @dataclass(frozen=True)
@@ -105,18 +127,21 @@ class Computed:
         module: the path of its module; "" if none is known.
         kind: what it computes, as named by :func:`kind_of`.
         row: the name of the group's row.
+        kernels: what its seconds go into (:func:`~tensoropt.report.kernels.kernels_of`).
     """
 
     module: str
     kind: str
     seconds: float
     row: str = ""
+    kernels: tuple[Kernels, ...] = ()
 
     @classmethod
-    def of(cls, group: Group, spent: Spent, row: str) -> Computed:
+    def of(cls, group: Group, spent: Spent, row: str, weights: Weights) -> Computed:
         """Return what a group computes, without copies."""
-        anchor = group.anchor
-        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
+        anchor, seconds = group.anchor, spent.forward_s + spent.backward_s
+        kernels = kernels_of(group.operators, weights)
+        return cls(anchor.module, kind_of(anchor.target), seconds, row, kernels)
 
 
 def kind_of(target: str) -> str:
@@ -130,8 +155,8 @@ def kind_of(target: str) -> str:
 # -- summing by module and kind -------------------------------------------------------------------------
 
 
-def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[str, ...], float]]:
-    """Return (title, rows of the groups, seconds) by module and kind, the longest first.
+def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...], float]]:
+    """Return (title, groups, seconds) by module and kind, the longest first.
 
     Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
     Without modules, as in ONNX files, groups are summed by kind.
@@ -140,8 +165,21 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[str, ...], flo
     inside: dict[str, list[Computed]] = {}
     for title, group in zip(titles(timed), timed, strict=True):
         inside.setdefault(title, []).append(group)
-    rows = [(title, tuple(g.row for g in of), sum(g.seconds for g in of)) for title, of in inside.items()]
+    rows = [(title, tuple(of), sum(g.seconds for g in of)) for title, of in inside.items()]
     return sorted(rows, key=lambda row: -row[2])
+
+
+def _kernels_in(computed: Sequence[Computed], seconds: float) -> tuple[Kernels, ...]:
+    """Return what some groups' seconds go into together; none where they are not of the same classes."""
+    first = computed[0].kernels if computed else ()
+    shares: dict[str, float] = {}
+    for group in computed:
+        for kernels in group.kernels:
+            shares[kernels.title] = shares.get(kernels.title, 0.0) + kernels.share * group.seconds / seconds
+    if set(shares) != {kernels.title for kernels in first}:
+        return ()
+    together = [replace(kernels, share=shares[kernels.title]) for kernels in first]
+    return tuple(sorted(together, key=lambda kernels: -kernels.share))
 
 
 def titles(computed: Sequence[Computed]) -> list[str]:
@@ -230,7 +268,7 @@ def step_parts(
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
-    rows: list[tuple[str, str, float, tuple[str, ...]]] = []
+    rows: list[tuple[str, str, float, tuple[Computed, ...]]] = []
     if computed is None:
         rows.append((COMPUTING, "computing", point.compute_s, ()))
     else:
@@ -242,8 +280,8 @@ def step_parts(
     rows.append((HOST, "waiting for the host that issues the work", waits[HOST], ()))
     rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
     parts = [
-        Part(key, title, s, s / step_s, len(groups), groups)
-        for key, title, s, groups in rows
+        Part(key, title, s, s / step_s, len(of), tuple(group.row for group in of), _kernels_in(of, s))
+        for key, title, s, of in rows
         if s > ROUNDING * step_s
     ]
     return tuple(sorted(parts, key=lambda part: -part.seconds))
@@ -265,14 +303,36 @@ def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(shown)
 
 
+def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
+    """Return (title, seconds, share of the step) of the parts that a table names, and of what those go into
+    that have a chain of calls which could be one kernel."""
+    rows = []
+    for part in shown_parts(parts):
+        rows.append((part.title, part.seconds, part.share))
+        if part.chain:
+            rows += [(f"  of it {words}", seconds, share) for words, seconds, share in part.of_kernels()]
+    return rows
+
+
+def remedies(parts: Sequence[Part]) -> list[str]:
+    """Return a sentence for each part of the step in which calls that could be one kernel take their time,
+    the longest first."""
+    chains = [(part, part.chain) for part in parts if part.chain]
+    slow = [(part, chain) for part, chain in chains if part.share * chain.share >= _WORTH_FUSING]
+    return [
+        f"{chain.remedy} makes one kernel of the {chain.count} {chain.title} kernels in {part.title}."
+        for part, chain in sorted(slow, key=lambda each: -each[0].share * each[1].share)
+    ]
+
+
 def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], bool] | None = None) -> str:
-    """Name the largest parts with their shares of the step: ``linear mlp.c_fc (12 ×), 30 %``; "" without any.
+    """Name the largest parts with their shares of the step, by class of call; "" without any.
 
     Args:
         only: the parts to consider; all by default.
     """
     chosen = [p for p in parts if only is None or only(p)]
-    return "; ".join(p.words for p in chosen[:most] if p.share >= _LEAST_NAMED / 2)
+    return "; ".join(p.words_by_class for p in chosen[:most] if p.share >= _LEAST_NAMED / 2)
 
 
 # -- links that are waited for --------------------------------------------------------------------------
@@ -519,7 +579,7 @@ class Detail:
         """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
         one."""
         parts = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
-        words = largest_words(parts).replace("waiting for ", "")
+        words = parts[0].words.replace("waiting for ", "") if parts else ""
         return f" (most of all {words} of the step)" if words else ""
 
     def _memory_words(self) -> str:

@@ -11,6 +11,7 @@ from tensoropt.exploration.export import Compared, compared, limits_asked
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, range_of
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
+from tensoropt.exploration.notes import notes_of
 from tensoropt.plan.facts_table import Fact, fact_lines, named
 from tensoropt.plan.figures import worded
 from tensoropt.plan.point import FRONTIER, by_strategy
@@ -53,8 +54,9 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def summary_lines(exploration: Exploration) -> list[str]:
-    """Return what was found out about the model and the search, in a few readable lines."""
+def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]:
+    """Return what was left out or not timed, in a few readable lines; with ``every``, also what was found out
+    about the model and the search, and where figures come from."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
@@ -65,6 +67,12 @@ def summary_lines(exploration: Exploration) -> list[str]:
     unknown = report.get("operators_without_rule") or []
     if unknown:
         lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
+    if report.get("micro_batches_refused"):
+        lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
+    lines += [f"note: {note}" for note in notes_of(exploration, missing=True)]
+    lines.append(timing_words(exploration))
+    if not every:
+        return lines
     discovered = report.get("operators_discovered") or {}
     lines += [f"discovered rule for {target}: splits {dims}" for target, dims in discovered.items()]
     if not unknown and not discovered:
@@ -73,17 +81,13 @@ def summary_lines(exploration: Exploration) -> list[str]:
         lines.append(
             f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
         )
-    if report.get("micro_batches_refused"):
-        lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
-    notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
-    lines += [f"note: {note}" for note in dict.fromkeys(notes)]
+    lines += [f"note: {note}" for note in notes_of(exploration, missing=False)]
     bound = sum(p.host_bound for p in exploration.points)
     if bound:
         lines.append(
             f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host that "
             "issues its work"
         )
-    lines.append(timing_words(exploration))
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report and not report.get("sharded_refusal"):

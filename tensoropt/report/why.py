@@ -39,6 +39,7 @@ from tensoropt.report.step_parts import (
     Detail,
     Part,
     largest_words,
+    remedies,
     step_parts,
     waits_of,
 )
@@ -99,6 +100,7 @@ def binding(
     sentences = [
         sentence,
         _largest(parts, key),
+        *remedies(parts)[:1],
         _budget_words(exploration, index, memory_bytes, within, limit),
     ]
     return _Binding(parts, key, " ".join(filter(None, sentences)))
@@ -139,9 +141,9 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
         sentences.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
     elif not sentences:
         sentences.append(
-            f"{said} does not bind: no plan of the frontier is faster, whatever it needs."
+            f"{said} does not bind: no plan that was searched is faster."
             if limit
-            else "No plan of the frontier is faster, whatever memory it needs."
+            else "No plan that was searched is faster."
         )
     return " ".join(sentences)
 
@@ -242,12 +244,10 @@ def looked_up(
     memory_bytes: float | None = None,
     folder: str = "DIR",
     detail: Detail | None = None,
-    limit: str = "",
 ) -> Why:
     """Return :func:`why_point` without what needs a simulation of the plan under changed costs.
 
     Args:
-        limit: what ``memory_bytes`` is called, with its size; by default a memory budget.
         detail: the point's detail, if it is already known.
     """
     count = len(exploration.all_points)
@@ -257,8 +257,8 @@ def looked_up(
     if memory_bytes is None:
         budget, limit = needs, ""
     else:
-        budget, limit = memory_bytes, limit or f"the memory budget of {format_bytes(memory_bytes)}"
-        if needs > budget:
+        budget, limit = memory_bytes, f"the memory budget of {format_bytes(memory_bytes)}"
+        if point.memory_bytes > budget:
             raise InfeasibleError(
                 f"{exploration.title(index)} needs {format_bytes(needs)}, more than the budget "
                 f"of {format_bytes(budget)}; take a point that fits, or a larger budget"

@@ -94,6 +94,8 @@ def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[
     return [member.name for member in block if wanted(member)]
 
 
+LIGHT = "norms and activations"
+"""The recipe by which no product runs again; it is also the name of any part of that."""
 FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
     FULL: _full,
@@ -102,7 +104,7 @@ RECIPES: Mapping[str, _Recipe] = {
     "products/2": _every_second_product,
     "attention products": _attention_products,
     "query, key, value products": _products_before_attention,
-    "norms and activations": _norms_and_activations,
+    LIGHT: _norms_and_activations,
 }
 """The recipes by name; each gives the groups of a block that run once."""
 
@@ -133,8 +135,9 @@ def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):
         return FULL
-    found = recipes_of(graph, region).items()
-    return next((recipe for recipe, own in found if own.union(region.rest) == kept), None)
+    found = {recipe: own.union(region.rest) for recipe, own in recipes_of(graph, region).items()}
+    exact = next((recipe for recipe, own in found.items() if own == kept), None)
+    return LIGHT if exact is None and LIGHT in found and found[LIGHT] < kept else exact
 
 
 def _members(graph: GroupGraph, region: Region) -> list[_Member]:

@@ -56,20 +56,6 @@ def test_the_standalone_page_takes_point_and_limits_from_its_address(client: Fla
     assert re.search(r"Fits [^.]*45(\.0)? GiB", text)
 
 
-def test_the_decision_sheet_takes_limits_and_price_from_its_address(client: FlaskClient) -> None:
-    answer = client.get(
-        "/download/opened-a/decision.html?point=3&budget=35GiB&price=2.5&headroom=0.1&currency=EUR"
-    )
-    assert answer.status_code == 200
-    assert 'filename="decision.html"' in answer.headers["Content-Disposition"]
-    assert "Just fits the budget of 35 GiB" in answer.text
-    assert "2.50 EUR (as given)" in answer.text
-    # What is no limit is left out, as in the URL of a page.
-    plain = client.get("/download/opened-a/decision.html?point=3&budget=x&price=-1&headroom=9")
-    assert "no price of a device-hour is known" in plain.text
-    assert "Fits what 5 % headroom leaves of an H100-80GB" in plain.text
-
-
 @pytest.mark.parametrize(
     "path",
     [

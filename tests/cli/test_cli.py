@@ -172,7 +172,9 @@ def test_python_m_is_the_same_command() -> None:
 
 
 def test_explore_leaves_a_frontier_and_prints_it(run: Any, explored: Path) -> None:
-    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "again", "--epsilon", "0")
+    code, out, err = run(
+        "explore", "net.py:net", "--cluster", "two.yaml", "--out", "again", "--epsilon", "0", "--notes"
+    )
     assert code == 0
     assert "memory/" in out
     assert "every operator has a rule" in out

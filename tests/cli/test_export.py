@@ -1,4 +1,4 @@
-"""``tensoropt export``: the frontier as CSV, a point as a decision sheet."""
+"""``tensoropt export``: the frontier as CSV."""
 
 from __future__ import annotations
 
@@ -27,23 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "out", "--csv", "f.csv", "--sheet", "s.html", "--point", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "4 points written to f.csv" in out
-    assert "the decision sheet of point 2 of 4 written to s.html" in out
-    arguments = ["export", "out", "--sheet", "t.html", "--memory", "16MiB", "--price", "2.5", "--json"]
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["point"] == 2  # the fastest that fits
-    text = (folder / "t.html").read_text()
-    assert "Tensors alone fit the budget of 16 MiB" in text
-    assert "2.50 (as given)" in text
-    assert "tensoropt choose out --memory" in text
-    for headroom in ("50%", "40GiB"):
-        assert main(["export", "out", "--sheet", "h.html", "--headroom", headroom]) == 0
-        assert "50 % headroom leaves of an H100-80GB of 40 GiB" in (folder / "h.html").read_text()
-
-
 def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,29 +37,14 @@ def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
     capsys.readouterr()
     assert main(["choose", "more", "--point", "6"]) == 2
     assert "points 1 to 4, plans of other planners are 5 to 5" in capsys.readouterr().err
-    assert main(["export", "more", "--sheet", "s.html", "--point", "5"]) == 0
-    assert "tensoropt choose more --point 5" in (folder / "s.html").read_text()
 
 
 REFUSED = {
-    "nothing to write": (
-        (),
-        "give --csv FILE for the frontier, --sheet FILE.html or --as LAUNCHER for a point",
-    ),
-    "strategies alone": (("--strategies", "s.csv"), "give --csv"),
-    "strategies beside a sheet": (("--strategies", "s.csv", "--sheet", "s.html"), "is written beside --csv"),
-    "a point without a sheet": (("--csv", "f.csv", "--point", "1"), "--point is for --sheet"),
-    "a point that there is not": (("--sheet", "s.html", "--point", "5"), "has points 1 to 4"),
-    "point 0": (("--sheet", "s.html", "--point", "0"), "there is no point 0"),
-    "a price below 0": (("--sheet", "s.html", "--price", "-1"), "give more than 0"),
-    "a price that is no number": (("--sheet", "s.html", "--price", "nan"), "'nan' is no price"),
-    "a price without end": (("--sheet", "s.html", "--price", "inf"), "'inf' is no price"),
-    "a price of another kind": (("--sheet", "s.html", "--price", "B200=2"), "there is a price for B200"),
-    "tokens of a model that reads none": (("--sheet", "s.html", "--tokens", "1e9"), "of a step are unknown"),
-    "tokens without a sheet": (("--csv", "f.csv", "--tokens", "1e9"), "--tokens is for --sheet"),
-    "a budget that nothing fits": (("--sheet", "s.html", "--memory", "1KiB"), "no plan fits 1 KiB"),
-    "headroom that is none": (("--sheet", "s.html", "--headroom", "x%"), "neither a share nor a size"),
-    "a file that is a folder": (("--sheet", "out"), "cannot write out"),
+    "nothing to write": ((), "give --csv FILE for the frontier, or --as LAUNCHER --point N for a point"),
+    "strategies alone": (("--strategies", "s.csv"), "give both"),
+    "a point of a table": (("--csv", "f.csv", "--point", "1"), "--point is for --as"),
+    "a config beside a table": (("--csv", "f.csv", "--as", "torchtitan"), "give one of them"),
+    "a file that is a folder": (("--csv", "out"), "cannot write out"),
 }
 
 
@@ -217,7 +185,6 @@ def test_a_folder_without_any_is_refused(batch: Path, capsys: pytest.CaptureFixt
         ),
         (["out", "nowhere", "--csv", "f.csv"], "nowhere holds no exploration"),
         (["out", "all/damaged", "--csv", "f.csv"], "all/damaged is damaged"),
-        (["all", "--sheet", "s.html"], "--sheet is a page on a point of one exploration, and all may hold"),
     ):
         assert main(["export", *arguments]) == 2
         assert said in capsys.readouterr().err

@@ -22,7 +22,6 @@ from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.frontier_table import frontier_text, table_rows
-from tensoropt.exploration.notable import NOTABLE
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
@@ -30,6 +29,10 @@ from tensoropt.units import format_number, share_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
+
+
+ROWS = 8
+"""The most points of a table in a notebook."""
 
 
 def long_exploration(count: int = 5000) -> Exploration:
@@ -81,7 +84,7 @@ def table_of(text: str) -> list[str]:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("point "))
     numbers = (line.split()[0] for line in lines[start + 1 :])
-    return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:NOTABLE]
+    return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:ROWS]
 
 
 @pytest.mark.parametrize("folder", READY_MADE, ids=lambda folder: folder.name)
@@ -93,19 +96,20 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     assert shown.startswith(
         f"Exploration of a training step of {found.model.source} on {found.cluster['name']}"
     )
-    assert f"8 of {len(found.points)} points shown" in shown
-    for word in ("leanest", "knee", "fastest", "needs/GiB", "time/"):
+    rows = len(table_of(shown))
+    assert f"{rows} of {len(found.points)} points shown" in shown
+    for word in ("leanest", "knee", "fastest", "memory/GiB", "time/"):
         assert word in shown
-    assert len(repr(found.frontier).splitlines()) == 1 + 8 + 1
+    assert len(repr(found.frontier).splitlines()) == 1 + rows + 1
     assert len(in_a_notebook(found)) < 120_000
 
 
 def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
     found = long_exploration()
     numbers = table_of(repr(found))
-    assert len(numbers) == NOTABLE
+    assert len(numbers) == ROWS
     assert {"1", str(found.knee + 1), "5000"} <= set(numbers)
-    assert "8 of 5,000 points shown" in repr(found)
+    assert f"{ROWS} of 5,000 points shown" in repr(found)
 
 
 def test_a_few_points_are_all_shown() -> None:
@@ -120,7 +124,7 @@ def test_a_notebook_shows_the_picture_and_the_table() -> None:
         root = ElementTree.fromstring(in_a_notebook(found))
         circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
         assert 4 + 3 <= len(circles) <= 400 + 3
-        assert len(root.findall(".//tbody/tr")) == min(len(found.points), NOTABLE)
+        assert len(root.findall(".//tbody/tr")) == min(len(found.points), ROWS)
     assert len(in_a_notebook(long_exploration())) < 300_000
 
 

@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.exploration.notable import NOTABLE, notable
+from tensoropt.cluster import load_cluster
+from tensoropt.exploration.answer import answer
+from tensoropt.exploration.notable import NOTABLE, notable, unconstrained_words
 from tests.plan.explorations import point, small_exploration
 
 GIB = 2.0**30
 
 
 def frontier(costs: list[tuple[float, float]], **settings: object):
-    """An exploration of points of (GiB, seconds), which all split the batch."""
+    """An exploration on cards of 80 GiB, of points of (GiB, seconds), which all split the batch."""
     points = tuple(point(memory * GIB, time_s, 0) for memory, time_s in sorted(costs))
-    return replace(small_exploration(), points=points, settings=settings)
+    cluster = load_cluster("dgx-h100[2]").to_dict()
+    return replace(small_exploration(), points=points, settings=settings, cluster=cluster)
 
 
 def long(count: int = 200, **settings: object):
@@ -32,9 +35,7 @@ def test_a_point_says_what_it_is_once(asked: float | None) -> None:
     assert list(named) == sorted(named)
     assert len(named) <= NOTABLE
     assert named[0] == ["leanest"]
-    fitting = [row for row, one in enumerate(found.points) if one.memory_bytes <= (asked or 80 * GIB)]
-    assert named[fitting[-1]] == ["fastest"]  # never what does not fit
-    assert found.knee in fitting
+    assert named[199][0] == "fastest"
     assert "knee" in named[found.knee]
     limits = [limit for limit in (16 * GIB, 24 * GIB, 40 * GIB) if limit < (asked or 80 * GIB)]
     for limit in limits:
@@ -46,7 +47,7 @@ def test_a_point_says_what_it_is_once(asked: float | None) -> None:
 
 def test_limits_with_one_answer_are_said_together() -> None:
     found = frontier([(1, 9.0), (2, 8.0), (90, 1.0)])
-    assert notable(found)[1][-1:] == ["fastest within 16 GiB and 24 GiB and 40 GiB and 80 GiB"]
+    assert notable(found)[1][-1:] == ["fastest within 16 GiB to 80 GiB"]
 
 
 def test_the_fastest_of_each_family_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +70,28 @@ def test_few_points_are_all_there_and_of_many_never_more_than_few(costs: set[tup
     named = notable(frontier(left))
     assert len(named) == min(len(left), NOTABLE) or len(left) > NOTABLE >= len(named) >= 2
     assert set(named) <= set(range(len(left)))
+
+
+def test_what_hardly_differs_from_the_point_before_is_not_shown() -> None:
+    """Neither where memory is bought for no time, nor where time is for no memory."""
+    found = frontier([(25, 9.0), (25.05, 8.0), (30, 7.0), (41, 6.99), (42, 6.98), (50, 5.0), (60, 4.0)])
+    shown = set(notable(found))
+    assert {0, 2, 5, 6} <= shown
+    assert not {3, 4} & shown
+    assert len(notable(frontier([(20 + n / 1000, 9 - n / 1000) for n in range(300)]))) < 5
+
+
+def test_where_memory_is_no_constraint_five_points_are_enough() -> None:
+    found = frontier([(m / 10, 40 / m) for m in range(1, 31)])
+    assert unconstrained_words(found) == "Memory is no constraint: the fastest plan takes 3 GiB of 80 GiB."
+    assert len(notable(found)) == 5
+    assert {0, 29, found.knee} <= set(notable(found))
+    assert unconstrained_words(frontier([(m, 40 / m) for m in range(1, 31)])) == ""
+    assert unconstrained_words(frontier([(1, 1.0)], memory_bytes=GIB)) == ""
+
+
+def test_the_recommended_point_is_among_them() -> None:
+    found = long()
+    recommended = answer(found).row
+    assert recommended is not None
+    assert "recommended" in notable(found)[recommended]

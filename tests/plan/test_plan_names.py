@@ -22,14 +22,15 @@ from tensoropt.plan.plan_names import (
     TENSOR,
     WHOLE,
     brief_name,
+    exceptions_share,
     family,
     is_recomputed,
     plan_names,
-    short_name,
     what_it_does,
 )
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
+from tensoropt.plan.shares import Weights
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
@@ -65,16 +66,16 @@ def test_megatrons_split_is_named_as_people_name_it() -> None:
     assert name(of, (0, 0, 0), (1, 1, 1)) == "DP 8 · ZeRO-1 · TP 2 · 4 micro-batches"
     assert name(of, (0, 0, 0), (2, 2, 2)) == "DP 8 · ZeRO-2 · TP 2 · 4 micro-batches"
     assert name(of, (0, 0, 0), (3, 3, 3)) == "DP 8 · ZeRO-3 · TP 2 · 4 micro-batches"
-    assert name(of, (0, 0, 0), (3, 1, 0)) == "DP 8 · ZeRO-1 1/3, ZeRO-3 1/3 · TP 2 · 4 micro-batches"
+    assert name(of, (0, 0, 0), (3, 1, 0)) == "DP 8 · ZeRO-1 33 %, ZeRO-3 33 % · TP 2 · 4 micro-batches"
 
 
 def test_operators_split_otherwise_are_counted_in_brackets() -> None:
     data = group([["rows"], ["out_features"], ["rows.1"], ["none"]], [[[]]] * 4)
     of = space({str(i): data for i in range(5)}, (4,), micro_batches=1)
     assert name(of, (0,) * 5, (0,) * 5) == "DP 4"
-    assert name(of, (0, 0, 0, 1, 3), (0,) * 5) == "DP 4 (TP 1/4)"
-    assert name(of, (0, 1, 1, 2, 3), (0,) * 5) == "TP 4 (DP 1/4, other dims 1/4)"
-    assert name(of, (2, 3, 3, 3, 3), (0,) * 5) == "other dims 4"
+    assert name(of, (0, 0, 0, 1, 3), (0,) * 5) == "DP 4 (TP 20 %)"
+    assert name(of, (0, 1, 1, 2, 3), (0,) * 5) == "TP 4 (DP 20 %, other dims 20 %)"
+    assert name(of, (2, 3, 3, 3, 3), (0,) * 5) == "other dims 4 (alike 80 %)"
     assert name(of, (3,) * 5, (0,) * 5) == "4 alike"
 
 
@@ -93,10 +94,10 @@ def test_split_experts_are_named_beside_what_the_axes_do() -> None:
     dense = group([COLUMNS], [[[["R/P", "R/P", "S(0)"]]]])
     of = space({"a": layer, "b": layer, "dense": dense}, (4, 2), micro_batches=1)
     assert name(of, (0, 0, 0), (0, 0, 0)) == "DP 4 · TP 2 · EP 4"
-    assert name(of, (0, 2, 0), (0, 0, 0)) == "DP 4 · TP 2 (DP 1/3) · EP 4 (1/2 layers) · EP 8 (1/2 layers)"
+    assert name(of, (0, 2, 0), (0, 0, 0)) == "DP 4 · TP 2 (DP 33 %) · EP 4 (1/2 layers) · EP 8 (1/2 layers)"
     assert name(of, (3, 0, 0), (0, 0, 0)) == "DP 4 · TP 2 · EP 4 (1/2 layers)"
     assert name(of, (3, 3, 0), (0, 0, 0)) == "DP 4 · TP 2"
-    assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 2 (TP 1/3) · TP 4 (DP 1/3) · EP 4"
+    assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 2 (TP 33 %) · TP 4 (DP 33 %) · EP 4"
 
 
 def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
@@ -118,16 +119,9 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
         return name(of, again, (0,) * 6).removeprefix("DP 8 · ")
 
     assert says(1, 1, 0, 0, 1, 1) == "2/3 blocks recomputed"
-    assert says(0, 1, 0, 1, 0, 0) == "2/3 blocks recomputed (products)"
-    assert says(1, 0, 0, 0, 0, 0) == "1/3 blocks recomputed (in part)"
-    assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed (2 products, 1 full)"
-
-
-def test_inputs_gathered_again_are_counted() -> None:
-    of = space({"a": group([["rows"]], [[[]]])}, (8,), moves=("x", "y"), micro_batches=4)
-    assert name(of, (0,), (0, 0, 0)) == "DP 8 · 4 micro-batches"
-    assert name(of, (0,), (0, 1, 0)) == "DP 8 · 1 input gathered again · 4 micro-batches"
-    assert name(of, (0,), (0, 1, 1)) == "DP 8 · 2 inputs gathered again · 4 micro-batches"
+    assert says(0, 1, 0, 1, 0, 0) == "products of 2/3 blocks recomputed"
+    assert says(1, 0, 0, 0, 0, 0) == "1/3 blocks recomputed in part"
+    assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed in part"
 
 
 def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
@@ -179,7 +173,7 @@ def test_split_sequences_are_named_after_their_attention() -> None:
     whole = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1"))
     assert whole == "DP 4 · SP 2"
     alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
-    assert alone == "CP 4×2 (TP 1/4)"
+    assert alone == "CP 4×2 (TP 25 %)"
     around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
     assert around == "DP 4 · CP 2 (ring)"
 
@@ -209,7 +203,7 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
         "PP 4 interleaved 1F1B (8 stages)"
     )
     partly = stage.model_copy(update={"once": ("up",)})  # of an earlier version, without recipes
-    assert "1 block recomputed (in part)" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of])[0]
+    assert "1 block recomputed in part" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of])[0]
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
     single = stage.model_copy(update={"groups": {"up": ("rows",)}, "stored": {"w": ("R",)}})
     assert plan_names([pipelined("gpipe", [single] * 2)], [alone]) == ("2 micro-batches · PP 2 GPipe",)
@@ -249,19 +243,62 @@ def test_the_family_of_a_plan_is_in_its_name(name: str, known: str, recomputed: 
     assert (family(name), is_recomputed(name)) == (known, recomputed)
 
 
-def test_a_short_name_says_what_sets_plans_apart() -> None:
-    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
-    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
-    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
-
-
-def test_a_brief_name_is_a_few_words() -> None:
-    name = (
-        "DP 8 (TP 2/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 5/12 blocks recomputed (attention core) · TP 2 + SP"
-    )
-    assert brief_name(f"{name} · 3 inputs gathered again · 4 micro-batches") == (
-        "DP 8 · ZeRO-3 · 5/12 recomputed · TP 2 + SP"
-    )
+def test_a_brief_name_says_what_sets_plans_apart() -> None:
+    name = "DP 8 (TP 12 %, other dims 3 %) · ZeRO-1 24 %, ZeRO-3 72 % · 4 micro-batches"
+    assert brief_name(name) == "DP 8 · ZeRO-3"
+    assert brief_name("ZeRO-2 · 5/12 blocks recomputed in part") == "ZeRO-2 · 5/12 recomputed in part"
+    assert brief_name("ZeRO-2 · 12/12 blocks recomputed") == "ZeRO-2 · recomputed"
     assert brief_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
-    assert brief_name("DP 8 · ZeRO-2") == "DP 8 · ZeRO-2"
-    assert brief_name("3 inputs gathered again") == "3 inputs gathered again"
+    assert brief_name("4 micro-batches") == "4 micro-batches"
+
+
+def test_a_part_of_norms_and_activations_is_called_so() -> None:
+    recipes = {"h.0": {"full": "0000", "products": "1010", "norms and activations": "1001"}}
+    of = space(
+        dict.fromkeys("abcd", group([["rows"]], [[[]]])), (8,), regions=dict.fromkeys("abcd", "h.0"),
+        recipes=recipes, micro_batches=1,
+    )  # fmt: skip
+    for again, words in {
+        (0, 1, 1, 0): "norms and activations recomputed",
+        (0, 1, 0, 0): "norms and activations recomputed",
+        (0, 1, 0, 1): "products recomputed",
+        (1, 1, 0, 0): "1/1 blocks recomputed in part",
+    }.items():
+        assert name(of, again, (0,) * 4) == f"DP 8 · {words}"
+
+
+def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
+    """One operator of two, and one parameter of two, at each side of 2 %."""
+    many = group([["rows"], ["out_features"]], [[[["R/P", "R"]], [["held", "S(0)"]]]] * 2)
+    groups = {n: {**many, "members": [n], "parameters": [f"w{n}"]} for n in "ab"}
+    of, names = space(groups, (8,), micro_batches=1), {}
+    for share in (0.019, 0.021):
+        weights = Weights({"a": 1 - share, "b": share}, {"wa": 1 - share, "wb": share})
+        for choice, options in (((0, 1), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 1))):
+            made = [point(1.0, 1.0, 0, choice=choice, options=options)]
+            names[share, choice, options] = plan_names(made, [of], weights=weights)[0]
+            told = exceptions_share(made, [of], weights)
+            assert told == pytest.approx([share])
+    assert list(names.values()) == [
+        "DP 8", "DP 8 · ZeRO-2", "DP 8",
+        "DP 8 (TP 2 %)", "DP 8 · ZeRO-2 98 %", "DP 8 · ZeRO-2 2 %",
+    ]  # fmt: skip
+
+
+def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
+    """None in what belongs to the kind of parallelism, some in blocks that are recomputed otherwise."""
+    groups = {name: group([["d0", "d1"], ["d0", "out_features"]], [[[]]] * 2, "d0") for name in ALONG}
+    of = space(groups, (4, 2), micro_batches=1, sequence=ALONG)
+    points = [point(1.0, 1.0, 0, choice=c, options=(0,) * 4) for c in ((0, 1, 0, 1), (0, 0, 0, 0))]
+    assert exceptions_share(points, [of]).tolist() == [0.0, 0.0]
+    plain = group([["rows"]], [[[]]])
+    blocks = space(dict.fromkeys("abc", plain), (8,), regions={n: f"h.{n}" for n in "abc"}, micro_batches=1)
+    again = [point(1.0, 1.0, 0, choice=c, options=(0,) * 3) for c in ((0, 0, 0), (1, 1, 1), (1, 0, 0))]
+    assert exceptions_share(again, [blocks]) == pytest.approx([0.0, 0.0, 1 / 3])
+
+
+def test_convolutions_split_along_the_batch_are_data_parallel() -> None:
+    """Batch norms refuse micro-batches, so that no operator says which loop is the batch."""
+    labels = {"conv": "batch", "norm": "batch", "relu": "d0", "linear": "rows", "loss": "batch0"}
+    of = space({n: group([[label]], [[[]]], "none") for n, label in labels.items()}, (8,), micro_batches=1)
+    assert name(of, (0,) * 5, (0,) * 5) == "DP 8"

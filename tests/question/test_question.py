@@ -202,7 +202,7 @@ sys.path.insert(0, folder)
 from samples_app import exploration
 from dataclasses import replace
 from tensoropt.plan.facts_table import Fact
-from tensoropt.report.sheet import settings_facts
+from tensoropt_app.views.point import settings_facts
 found = exploration()
 found = replace(found, settings={**found.settings, "patience": 7})
 assert Fact("patience", "7") in settings_facts(found)

@@ -12,7 +12,7 @@ from tensoropt.plan.facts_table import Fact
 from ...context import Context
 from ...views import clusters, point
 from ...views.clusters import ProfileTable
-from ...views.point import NOTE
+from ...views.point import NOTE, ORIGIN
 from .. import explore_callbacks
 from ..parts import facts, hint, panel, plain_table, scrolled, view_of
 from ..wiring import Callbacks
@@ -49,12 +49,16 @@ def _surroundings(context: Context, _: Any, kept: Any) -> Any:
 
 
 def _assumed(said: Sequence[Fact]) -> list[Any]:
-    """Return settings beside their labels; below them the notes, which are sentences, across the whole
-    width."""
-    notes = [html.Li(fact.words) for fact in said if fact.name == NOTE]
+    """Return settings beside their labels; below them the notes, which are sentences, across the whole width:
+    what was left out or not timed, and in a fold where figures come from."""
+    missing, others = (
+        html.Ul([html.Li(fact.words) for fact in said if fact.name == name], className="notes")
+        for name in (NOTE, ORIGIN)
+    )
     return [
-        facts(fact for fact in said if fact.name != NOTE),
-        html.Ul(notes, className="notes") if notes else None,
+        facts(fact for fact in said if fact.name not in (NOTE, ORIGIN)),
+        missing if missing.children else None,
+        html.Details([html.Summary("Where figures come from"), others]) if others.children else None,
     ]
 
 

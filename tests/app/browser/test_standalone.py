@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,6 @@ from tensoropt_app import standalone
 from tensoropt_app.figures.palette import DARK, LIGHT
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-
-import tensoropt
-from tensoropt.report.detail import detail
-from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .conftest import Watch
 from .test_accessibility import AXE, TAGS
@@ -80,25 +75,11 @@ def test_all_outputs_of_a_notebook_are_drawn_with_the_script_of_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_pages_keep_the_rules_of_every_page(opened: Any, axe: str, scheme: str) -> None:
-    found = exploration()
-    pages = [standalone.frontier_page(FrontierData.of(found), View(point=2)), decision_sheet(found, 2)]
-    for html in pages:
-        page = opened(html, scheme, 390)
-        if "tensoropt-plot" in html:
-            page.wait_for_selector(".main-svg .point")
-        page.evaluate(axe)
-        assert page.evaluate(AXE, TAGS) == []
-
-
-def test_a_decision_is_the_first_of_two_printed_pages(opened: Any) -> None:
-    found = tensoropt.load(DATA / "gpt2-dgx-h100")
-    options = SheetOptions(memory_bytes=8 * 2**30, detail=detail(found, found.knee))
-    page = opened(decision_sheet(found, found.knee, options), "dark", 390)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(DARK.surface)
-    printed = page.pdf(prefer_css_page_size=True)
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 2
+def test_the_page_keeps_the_rules_of_every_page(opened: Any, axe: str, scheme: str) -> None:
+    page = opened(standalone.frontier_page(FrontierData.of(exploration()), View(point=2)), scheme, 390)
+    page.wait_for_selector(".main-svg .point")
+    page.evaluate(axe)
+    assert page.evaluate(AXE, TAGS) == []
 
 
 def test_an_output_without_its_script_keeps_the_picture_and_says_why(

@@ -1,4 +1,4 @@
-"""Why not faster, and the decision sheet, under a person's hands."""
+"""Why not faster, under a person's hands."""
 
 from __future__ import annotations
 
@@ -66,30 +66,3 @@ def test_a_change_is_explored_and_found_again_after_a_reload(real: Site, opened:
     page.click("#why-deeper a")
     page.wait_for_function("location.search.includes('x=job-')")
     page.wait_for_function("document.querySelector('#why-quick .binding') !== null")
-
-
-def test_the_decision_sheet_is_downloaded_with_the_limits_of_the_page(
-    site: Site, opened: Opened, browser: Any, tmp_path: Path
-) -> None:
-    page = opened(site.url("export", f"x=opened-small&point=3&budget={35 * 2**30}&price=2.5&headroom=0.1"))
-    page.wait_for_selector("text=decision.html")
-    with page.expect_download() as download:
-        page.click("text=decision.html")
-    download.value.save_as(tmp_path / "sheet.html")
-    sheet = browser.new_page()
-    asked: list[str] = []
-    said: list[str] = []
-    sheet.on("request", lambda request: asked.append(request.url))
-    sheet.on("console", lambda message: said.append(message.text))
-    sheet.goto((tmp_path / "sheet.html").as_uri())
-    text = sheet.inner_text("body")
-    assert "Just fits the budget of 35 GiB" in text
-    assert "2.50 (as given)" in text
-    assert "10 % kept free" in text
-    assert sheet.locator("svg circle[r='9']").count() == 1
-    assert sheet.evaluate("getComputedStyle(document.body).maxWidth") != "none"  # the style applies
-    assert len(sheet.pdf(format="A4")) > 10_000
-    sheet.close()
-    # Nothing but the file, and its policy forbids nothing that it needs.
-    assert asked == [(tmp_path / "sheet.html").as_uri()]
-    assert said == []

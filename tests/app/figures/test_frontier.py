@@ -104,7 +104,7 @@ def test_points_that_do_not_fit_are_grey_and_there() -> None:
 def test_a_click_finds_its_point_by_customdata() -> None:
     """Plain lists: arrays are missing from a click's data."""
     trace = figure(View())["data"][drawing.FITS]
-    assert trace["customdata"][3] == [3, "DP 2×4 (TP 1/3)", "point 4"]
+    assert trace["customdata"][3] == [3, "DP 2×4 (TP 25 %)", "point 4"]
 
 
 def test_the_lines_of_the_papers_figure_come_on_demand() -> None:

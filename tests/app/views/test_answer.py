@@ -19,7 +19,9 @@ def test_without_a_budget_headroom_is_left_of_a_device() -> None:
     words = answer_words(data(), View())
     assert (words.room, words.devices) == ("76 GiB", "each of 8 H100-80GB")
     assert words.costs == "200 ms a step, 70.0 GiB"
-    assert words.beside == "DDP +75 %. 1 GiB more buys nothing."
+    assert words.beside == (
+        "DDP +75 %. A launcher's config can say DP 2×4: 350 ms a step (+75 %). 1 GiB more buys nothing."
+    )
 
 
 def test_a_baseline_is_compared_by_its_link() -> None:

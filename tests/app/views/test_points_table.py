@@ -11,6 +11,8 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.points_table import packed, table_columns, table_rows
 
+from tensoropt.exploration.notable import NOTABLE
+
 MARKS = (point(15 * GIB, 1.2, planner="zero"), point(16 * GIB, 1.3, planner="megatron", space=1))
 POINTS = tuple(point((10 + 10 * i) * GIB, 1.0 - 0.1 * i, space=i % 2) for i in range(6))
 DATA = FrontierData.of(exploration(POINTS, (space((8,)), space((2, 4))), others=MARKS))
@@ -48,7 +50,7 @@ def test_a_row_says_what_it_is_and_which_planner_found_it() -> None:
     assert columns["is"][-2:] == ["by ZeRO", "by Megatron"]
     long = table_columns(FrontierData.of(long_exploration(500)), View())
     few = np.flatnonzero(long["few"])
-    assert 3 <= len(few) <= 8
+    assert 3 <= len(few) <= NOTABLE
     assert {0, 499} <= set(few.tolist())
     assert {row for row, words in enumerate(long["is"]) if words} <= set(few.tolist())
 

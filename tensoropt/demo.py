@@ -202,8 +202,7 @@ def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
         + " of the fastest one's memory",
     ]
     busy = max((run.get("cores_busy") or 0.0 for run in runs.values()), default=0.0)
-    slowest = min((run.get("pace") or 1.0 for run in runs.values()), default=1.0)
-    if words := busy_words(busy, slowest):
+    if words := busy_words(busy):
         lines.append(f"{words}, so measured times say little; run the demo again when it is idle")
     for name, run in runs.items():
         lines += [f"{name}: {line}" for line in _complaints(run)]

@@ -18,7 +18,6 @@ from tensoropt.costs.residuals import NO_RESIDUALS, Residuals, save_residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import TensorOptError
-from tensoropt.profiling.pace import Pace, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
@@ -39,9 +38,7 @@ PLANS = 6
 """Random strategies of each model: together about as many as there are terms, times two."""
 _SEED = 20
 _OPTIMIZER = "adam"
-_KIND, _VERSION = "calibration", "5"
-_FIRST_LOOKS = 5
-"""How often the pace is looked at before the first plan, for a usual one to scale to; an assumption."""
+_KIND, _VERSION = "calibration", "6"
 _LONGEST_WAIT_S = 20.0
 """The longest wait for an idle machine before a plan is run anyway: an assumption."""
 
@@ -53,14 +50,11 @@ class Calibration:
     Attributes:
         residuals: of the machine.
         runs: the plans that were run.
-        usual_pace_s: the seconds of the reference work at the machine's usual pace; None if it was never
-            idle.
     """
 
     cluster: str
     residuals: Residuals
     runs: tuple[Run, ...]
-    usual_pace_s: float | None
 
 
 @shows_progress
@@ -75,8 +69,7 @@ def calibrate(
     """Run short real steps on this machine and fit what they say of its prices; every exploration of the same
     machine counts with it from then on.
 
-    Every run is saved at once, so that an interruption loses one; what is known is not run again. What was
-    run in a slow minute is scaled to the machine's usual pace (:mod:`tensoropt.profiling.pace`).
+    Every run is saved at once, so that an interruption loses one; what is known is not run again.
 
     Args:
         cluster: ``local``, ``local:N`` or ``cpu:N``: CPU ranks of this machine.
@@ -100,17 +93,14 @@ def calibrate(
         costs = CostSource(
             where, profile, Settings(optimizer=_OPTIMIZER), pool, report, residuals=NO_RESIDUALS
         )
-        for _ in range(_FIRST_LOOKS):
-            Pace(pool, profile, costs.prefix).now_s()
         runs = []
         for done, name in enumerate(MODELS):
             report("calibrate", done, len(MODELS), name)
             runs += _runs_of(name, plans, costs, pool, again=again)
-        usual_s = usual_pace_s(profile, costs.prefix)
         residuals = fit_residuals(runs)
         save_residuals(profile, costs.prefix, residuals)
         report("calibrate", len(MODELS), len(MODELS), "done")
-    return Calibration(where.name, residuals, tuple(runs), usual_s)
+    return Calibration(where.name, residuals, tuple(runs))
 
 
 def _runs_of(name: str, plans: int, costs: CostSource, pool: RankPool, *, again: bool) -> list[Run]:
@@ -127,11 +117,9 @@ def _runs_of(name: str, plans: int, costs: CostSource, pool: RankPool, *, again:
         missing = [(key, *one) for key, one in zip(keys, drawn, strict=True) if key not in known]
         # All at once: what several of them share is timed once.
         predict([(strategy, mesh) for _, strategy, mesh in missing], (), costs)
-        pace = Pace(pool, costs.store, costs.prefix)
         for done, (key, strategy, mesh) in enumerate(missing):
             costs.progress("calibrate", done, len(missing), f"{name}, plan {done + 1} of {len(missing)}")
             before = _idle(costs.progress)
-            pace.now_s(before)
             ranks = run_plan(spec, strategy, _OPTIMIZER, pool)
             run = described(loaded, name, strategy, mesh, costs, ranks)
             known[key] = replace(run, cores_busy=max(before, cores_in_use())).to_record()

@@ -29,7 +29,6 @@ from tensoropt.costs.residuals import (
     Residuals,
     neutral,
 )
-from tensoropt.profiling.pace import pace_share
 from tensoropt.types import Floats
 
 _USUAL = 0.25
@@ -81,8 +80,6 @@ class Run:
         step: of the whole step.
         parts: of what it consists of: computation by class, collectives.
         network: of all of its collectives.
-        pace_s, usual_s: of the machine's reference work: meanwhile, and usually, as its prices are scaled to;
-            None if that is not known.
         cores_busy: the cores that other programs had in use around it.
     """
 
@@ -90,9 +87,7 @@ class Run:
     step: Equation
     network: Equation | None
     parts: tuple[Equation, ...]
-    pace_s: float
     cores_busy: float = 0.0
-    usual_s: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -112,16 +107,12 @@ class Run:
             Equation(**data["step"]),
             None if network is None else Equation(**network),
             tuple(Equation(**part) for part in data["parts"]),
-            data["pace_s"],
             data["cores_busy"],
-            data.get("usual_s"),
         )
 
     def equations(self) -> Iterable[Equation]:
-        """Yield all of its sums at the machine's usual pace."""
-        share = pace_share(self.usual_s, self.pace_s)
-        for one in (self.step, *((self.network,) if self.network else ()), *self.parts):
-            yield Equation(one.measured_s * share, one.predicted_s, one.by, one.weight)
+        """Return all of its sums."""
+        return (self.step, *((self.network,) if self.network else ()), *self.parts)
 
 
 def fit_terms(
@@ -187,11 +178,9 @@ def fit_residuals(runs: Sequence[Run]) -> Residuals:
         terms = fit_terms(others) if others else {}
         for run in runs:
             if run.model == left_out:
-                step = next(iter(run.equations()))
-                predicted_s = step.at(terms)
-                errors.append(abs(predicted_s / step.measured_s - 1))
-                raw.append(abs(step.predicted_s / step.measured_s - 1))
-                # Not scaled: what is said of a step has to hold at whatever pace the machine will have.
+                predicted_s = run.step.at(terms)
+                errors.append(abs(predicted_s / run.step.measured_s - 1))
+                raw.append(abs(run.step.predicted_s / run.step.measured_s - 1))
                 ratios.append(run.step.measured_s / predicted_s)
     low, high = np.quantile(ratios, [(1 - HOLDS) / 2, (1 + HOLDS) / 2])
     return Residuals(

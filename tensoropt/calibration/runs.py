@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensoropt.calibration.fit import Equation, Run
-from tensoropt.calibration.steps import paces_beside, run_steps, seconds_of
+from tensoropt.calibration.steps import run_steps, seconds_of
 from tensoropt.cluster import Mesh
 from tensoropt.costs.compute import class_of
 from tensoropt.costs.residuals import (
@@ -27,7 +27,6 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
-from tensoropt.profiling.pace import usual_pace_s
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.predict import predict_placed
@@ -72,14 +71,8 @@ def described(
         costs: measured prices, without residuals; what is not known of the strategy's work is timed.
     """
     whole, network = seconds_of(ranks)
-    beside = paces_beside(ranks)
-    pace = statistics.fmean(beside)
-    # Each step by the looks at its own pace. Medians of five steps, of five models and 30 steps each in an
-    # idle hour of a shared machine, then differ by 4 % instead of 9 %.
-    step_s = statistics.median(s * pace / own for s, own in zip(whole, beside, strict=True))
-    sent_s = statistics.median(
-        sum(by_name.values()) * pace / own for by_name, own in zip(network, beside, strict=True)
-    )
+    step_s = statistics.median(whole)
+    sent_s = statistics.median(sum(by_name.values()) for by_name in network)
     base = priced(strategy, mesh, costs, NO_RESIDUALS)
     step, sent = dict[str, float](), dict[str, float]()
     for term in TERMS:
@@ -95,8 +88,6 @@ def described(
         Equation(step_s, base[0], step),
         Equation(sent_s, base[1], sent, _OF_NETWORK) if min(sent_s, base[1]) > _LEAST_S else None,
         tuple(_by_class(strategy, costs, ranks)) if isinstance(strategy, Strategy) else (),
-        pace,
-        usual_s=usual_pace_s(costs.store, costs.prefix),
     )
 
 

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from tensoropt.cluster import stolen_s
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_class
-from tensoropt.profiling.pace import pace_s
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tensoropt.verify.timed_work import operator_seconds
 
@@ -44,8 +42,8 @@ def run_steps(
 
     Returns:
         ``steps``: start and end of each; ``collectives``: of each step; ``stolen_s``: seconds that the host
-        of a virtual machine took meanwhile; ``pace_s``: of the reference work before the first and after each
-        step; ``forward_s``, ``backward_s``: medians by operator or edge; ``memory_bytes``.
+        of a virtual machine took meanwhile; ``forward_s``, ``backward_s``: medians by operator or edge;
+        ``memory_bytes``.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
@@ -55,7 +53,6 @@ def run_steps(
     whole: list[tuple[float, float]] = []
     collectives: list[Stamps] = []
     stolen: list[float] = []
-    paces = [pace_s(rank, world_size)]
     for _ in range(steps):
         if world_size > 1:
             dist.barrier()
@@ -66,12 +63,10 @@ def run_steps(
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
         stolen.append(stolen_s() - taken_s)
-        paces.append(pace_s(rank, world_size))
     found = {
         "steps": whole,
         "collectives": collectives,
         "stolen_s": stolen,
-        "pace_s": paces,
         "memory_bytes": memory,
     }
     if stamped_steps:
@@ -94,13 +89,6 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[di
             by_name[each[0][0]] += _span([(start, end) for _, start, end in each])
         network.append(dict(by_name))
     return whole, network
-
-
-def paces_beside(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of the reference work beside each step, on the slower rank: the mean of before the
-    step and after it."""
-    looks = [max(times) for times in zip(*(rank["pace_s"] for rank in ranks), strict=True)]
-    return [(before_s + after_s) / 2 for before_s, after_s in pairwise(looks)]
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:

@@ -34,7 +34,6 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.files import write_text
 from tensoropt.plan.keys import plan_key
 from tensoropt.plan.plan import Plan, load_plan
-from tensoropt.profiling.pace import Pace, pace_share, pace_words, usual_pace_s
 from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
@@ -51,7 +50,7 @@ DRIFT = 0.03
 """Where predictions of what was run are off by less, and no plan is predicted to be faster by more, planning
 again brings nothing that could be measured."""
 _LAPS, _MOST_LAPS = 3, 9
-"""How often two plans take turns, at least and at most: the machine's pace changes within seconds, so turns
+"""How often two plans take turns, at least and at most: the machine's speed changes within seconds, so turns
 go on until what tells the plans apart is clear."""
 _CLEAR, _FINE = 2.0, DRIFT / 2
 """A difference is clear at this multiple of its standard error, and fine enough at this error."""
@@ -203,15 +202,9 @@ def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
 
 @dataclass
 class PlanTurns:
-    """Median seconds of the steps of plans that took turns, by plan, then lap.
-
-    Attributes:
-        measured_s: as they were.
-        at_pace_s: at the machine's usual pace, by the reference work beside each.
-    """
+    """Median seconds of the steps of plans that took turns, by plan, then lap."""
 
     measured_s: list[list[float]]
-    at_pace_s: list[list[float]]
 
     @property
     def medians_s(self) -> list[float]:
@@ -220,16 +213,16 @@ class PlanTurns:
 
     @property
     def change(self) -> tuple[float, float]:
-        """By how much the second plan's steps are longer than the first's, as the logarithm of their ratio at
-        the machine's usual pace; and its standard error over laps, infinite for a single lap."""
-        ratios = [math.log(other / one) for one, other in zip(*self.at_pace_s, strict=True)]
+        """By how much the second plan's steps are longer than the first's, as the logarithm of their ratio in
+        one lap; and its standard error over laps, infinite for a single lap."""
+        ratios = [math.log(other / one) for one, other in zip(*self.measured_s, strict=True)]
         error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.inf
         return statistics.fmean(ratios), error
 
     @property
     def is_clear(self) -> bool:
         """Whether more laps would not change which of two plans is taken to be faster."""
-        if len(self.at_pace_s) == 1:
+        if len(self.measured_s) == 1:
             return True
         change, error = self.change
         return abs(change) > _CLEAR * error or error < _FINE
@@ -262,7 +255,6 @@ class _Tuner:
             cluster, store, Settings.from_dict(settings), pool, progress, residuals=NO_RESIDUALS
         )
         self.machines = load_residuals(store, self.costs.prefix)
-        self.pace = Pace(pool, store, self.costs.prefix)
         self.spec = ModelSpec.of(exploration.plan(0))
         self.loaded = load_model(self.spec)
         self.runs: list[Run] = []
@@ -297,11 +289,11 @@ class _Tuner:
             turns = self._measured([state.plan, candidate])
             state.tried.append(plan_key(candidate))
             (before_s, after_s), (change, within) = turns.medians_s, turns.change
-            predicted_s, laps = candidate.predicted.time_s, len(turns.at_pace_s[0])
+            predicted_s, laps = candidate.predicted.time_s, len(turns.measured_s[0])
             how = (
                 f"in turns with the plan before ({format_seconds(before_s)}), "
                 f"{abs(math.expm1(change)):.1%}{f' ± {within:.1%}' if laps > 1 else ''} "
-                f"{'faster' if change < 0 else 'slower'} at the same pace"
+                f"{'faster' if change < 0 else 'slower'}"
             )
             if change < 0:
                 state.plan, state.measured_s, state.predicted_s = candidate, after_s, predicted_s
@@ -344,20 +336,18 @@ class _Tuner:
 
     def _measured(self, plans: list[Plan]) -> PlanTurns:
         """Run plans in turns, and learn from them."""
-        turns = PlanTurns([[] for _ in plans], [[] for _ in plans])
+        turns = PlanTurns([[] for _ in plans])
         for lap in range(1 if self.job else _MOST_LAPS):
             if lap >= _LAPS and turns.is_clear:
                 break
             for number, plan in enumerate(plans):
-                self.pace.now_s()
                 strategy = strategy_of_plan(plan, self.loaded.graph)
                 if self.job:
                     ranks = self._in_job(plan)
                 else:
                     ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
-                share = self._learn(plan, strategy, ranks)
+                self._learn(plan, strategy, ranks)
                 turns.measured_s[number].append(statistics.median(seconds_of(ranks)[0]))
-                turns.at_pace_s[number].append(share * turns.measured_s[number][-1])
         self._fit()
         return turns
 
@@ -379,16 +369,11 @@ class _Tuner:
             )
         return read_steps(file)
 
-    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> float:
-        """Keep what a plan's steps showed; return at which share of its pace the machine ran."""
+    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> None:
+        """Keep what a plan's steps showed."""
         mesh = Mesh(shape=plan.mesh.shape)
         self.runs.append(described(self.loaded, plan_key(plan), strategy, mesh, self.costs, ranks))
-        pace_s = self.runs[-1].pace_s
-        share = pace_share(usual_pace_s(self.store, self.costs.prefix), pace_s)
-        if words := pace_words(share):
-            self.say(words)
-        keep_seconds(strategy, ranks, pace_s, self.costs)
-        return share
+        keep_seconds(strategy, ranks, self.costs)
 
     def _fit(self) -> None:
         terms = fit_terms(self.runs, start=self.machines.terms, tightness=LOOSE)

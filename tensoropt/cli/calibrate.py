@@ -36,7 +36,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "plans": residuals.steps,
         "disturbed": residuals.disturbed,
         "models": list(residuals.models),
-        "usual_pace_s": found.usual_pace_s,
     }
     return Answer(data, _text(data))
 
@@ -48,11 +47,6 @@ def _text(data: dict[str, Any]) -> str:
     rows = [["what", "in a step"]]
     for term, value in sorted(data["terms"].items()):
         rows.append([term, f"+ {format_seconds(value)}" if term in SECONDS else f"{value:.2f} x"])
-    paced = (
-        f"its reference work usually takes {format_seconds(data['usual_pace_s'])}"
-        if data["usual_pace_s"] is not None
-        else "it was never idle meanwhile, so its usual pace is not known: run this again when it is"
-    )
     return "\n".join(
         (
             f"{data['cluster']} is calibrated: steps of models that the fit did not see are off by "
@@ -62,7 +56,7 @@ def _text(data: dict[str, Any]) -> str:
             "",
             columns(rows),
             "",
-            f"from {data['plans']} plans of {len(data['models'])} models; {paced}",
+            f"from {data['plans']} plans of {len(data['models'])} models",
             *(
                 [
                     f"{data['disturbed']} of them ran while other programs used the machine, whose "

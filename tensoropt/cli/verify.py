@@ -251,7 +251,7 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
             "inputs and constants"
         )
-    if plan["time_measured_s"] is not None and (busy := busy_words(plan.get("cores_busy"), plan.get("pace"))):
+    if plan["time_measured_s"] is not None and (busy := busy_words(plan.get("cores_busy"))):
         lines.append(f"{busy}, so its measured time says little")
     if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
         lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")

@@ -455,7 +455,11 @@ def measurement_prefix(
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
     # How each one is timed: tensoropt.ranks.worker, tensoropt.profiling.timers.
-    on = f"{device}/host-ahead,own-start" if device else f"{processor_name()}/kept-memory,copies,nodes"
+    on = (
+        f"{device}/host-ahead,own-start"
+        if device
+        else f"{processor_name()}/kept-memory,copies,nodes,smallest"
+    )
     if settings:
         on += f"/{settings}"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"

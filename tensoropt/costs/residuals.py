@@ -8,7 +8,6 @@ steps; here they are applied to prices, so that the search, the simulator and ev
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -80,13 +79,12 @@ class Residuals:
     Attributes:
         terms: values by name (:data:`TERMS`); what is missing changes nothing.
         low, high: measured over predicted seconds of steps of plans and models that the terms were not fitted
-            to, at whatever pace the machine ran: the bounds of ``holds`` of them.
+            to: the bounds of ``holds`` of them.
         holds: the share of steps that lie between these bounds.
         steps: plans that were run.
         disturbed: how many of them ran while other programs used the machine.
         models: the models they were of.
-        error, raw_error: median of the relative error of such predictions at the machine's usual pace, with
-            the terms and without.
+        error, raw_error: median of the relative error of such predictions, with the terms and without.
         worst: 90th percentile of the error with the terms.
         works: (forward, backward) seconds of workloads that were timed in steps, by key, instead of those
             they were timed with by themselves.
@@ -227,7 +225,7 @@ _STEP = "step"
 _TERMS = "residuals-2"
 """The key of terms, a new one when there are others: a fit without one of them is another fit."""
 _KEPT = 5
-"""Runs of a workload in steps whose median counts: three show a pace, and old ones are of another code."""
+"""Runs of a workload in steps of which the smallest counts: old ones are of another code."""
 
 
 def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> None:
@@ -242,7 +240,7 @@ def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
     known = NO_RESIDUALS if record is None else Residuals(**{**record, "models": tuple(record["models"])})
     head = f"{prefix}/{_STEP}/"
     works = {
-        key.removeprefix(head): (statistics.median(of["forward_s"]), statistics.median(of["backward_s"]))
+        key.removeprefix(head): (min(of["forward_s"]), min(of["backward_s"]))
         for key, of in store.items(_KIND, head)
     }
     return replace(known, works=works) if works else known
@@ -252,7 +250,7 @@ def save_works(store: ProfileStore, prefix: str, works: Mapping[str, tuple[float
     """Keep the seconds of workloads in a step, beside those of the last steps.
 
     Args:
-        works: (forward, backward) seconds at the machine's usual pace, by key.
+        works: (forward, backward) seconds by key.
     """
     keys = {f"{prefix}/{_STEP}/{key}": seconds for key, seconds in works.items()}
     known = store.get_many(keys, kind=_KIND)

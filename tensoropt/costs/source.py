@@ -16,6 +16,7 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import NO_EFFICIENCIES, MeasuredCompute, RooflineCompute, SlowestCompute
 from tensoropt.costs.edges import TableArrays
+from tensoropt.costs.held import HeldCompute
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.residuals import Residuals, load_residuals
@@ -103,7 +104,7 @@ class CostSource(CostContext):
         source = replace(self, store=store, pool=pool)
         source.facts = WorkloadFacts(source, self.facts)
         source.timings = Timings(source, source.facts, self.timings)
-        source.timings.records = self.timings.records
+        source.timings.records, source.timings.peaks = self.timings.records, self.timings.peaks
         return source
 
     def notes(self) -> tuple[str, ...]:
@@ -145,7 +146,8 @@ class CostSource(CostContext):
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts:
         """Return the seconds of workloads on one device kind; a cluster has measurements of one kind."""
-        return self.in_step.compute(self._one_by_one(kind))
+        costs = self.in_step.compute(self._one_by_one(kind))
+        return HeldCompute(costs, {**kind.flops, **self.timings.peaks}) if kind.type == "cpu" else costs
 
     def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
         """Return the seconds of workloads as they were timed, each by itself."""

@@ -33,10 +33,10 @@ from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_atte
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
-from tensoropt.profiling.measure import CORES_BUSY, at_usual_pace, measure_workloads
+from tensoropt.profiling.measure import CORES_BUSY, measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
-from tensoropt.profiling.pace import usual_pace_s
+from tensoropt.profiling.peak import TIMED, known_peaks, measure_peaks
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY, WAITS
@@ -266,6 +266,7 @@ class Timings:
 
     Attributes:
         records: of workloads, by key.
+        peaks: FLOP/s of CPU ranks by dtype, as far as they were measured.
         lost: workloads, by key, that must run although they could not be timed; see :meth:`require_one`.
         failed: what could not be timed, and why.
         dtypes: the dtypes in which the workloads compute.
@@ -275,21 +276,22 @@ class Timings:
     def __init__(self, context: CostContext, facts: WorkloadFacts, whole: Timings | None = None):
         self.context, self.facts = context, facts
         self.records: dict[str, dict[str, Any]] = {}
+        self.peaks: dict[str, float] = {}
         self.sampled: RecordSample | None = None if whole is None else whole.sampled
         self.lost: dict[str, Workload] = {} if whole is None else whole.lost
         self.failed: dict[str, str] = {} if whole is None else whole.failed
         self.dtypes: set[str] = set() if whole is None else whole.dtypes
-        self._hinted = False
+        self._hinted = self._began = False
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is known."""
         on = self.context
         self.dtypes |= {work.dtype for work in works.values()}
+        self.peaks = known_peaks(on.store, on.prefix)
         if on.pool is None:
             known = on.store.get_many([f"{on.prefix}/{key}" for key in works])
             # The workload's hash is the last part of the key; the prefix may contain slashes.
-            found = {key.rsplit("/", 1)[1]: record for key, record in known.items()}
-            self.records.update(at_usual_pace(found, on.store, on.prefix))
+            self.records.update((key.rsplit("/", 1)[1], record) for key, record in known.items())
             return
         device, facts_of = on.cluster.device, self.facts.of
         # Not self.efficiencies, which is cached: the store contains more once this has measured.
@@ -304,15 +306,20 @@ class Timings:
             expected_s=lambda work: sum(estimate.seconds(work, facts_of(work))),
             progress=on.progress,
             expect=on.expect,
-            begins=self._hint,
+            begins=self._begin,
         )
-        self.records.update(at_usual_pace(found, on.store, on.prefix))
+        if self._began:
+            self._began = False
+            self._measure_peaks()
+        self.records.update(found)
         self.failed.update(
             (works[key].describe(), record["error"]) for key, record in found.items() if "error" in record
         )
 
-    def _hint(self, count: int, seconds: float) -> None:
-        """Say before a long timing begins how to do without it; once."""
+    def _begin(self, count: int, seconds: float) -> None:
+        """Measure the peaks, as again after the timing; say before a long one how to do without it, once."""
+        self._began = True
+        self._measure_peaks()
         if seconds >= LONG_S and not self._hinted:
             self._hinted = True
             self.context.note(
@@ -321,6 +328,12 @@ class Timings:
                 '--measure never, in Python measure="never", takes seconds: it counts with what was timed '
                 "before, and a fit to it"
             )
+
+    def _measure_peaks(self) -> None:
+        """Measure the peaks of CPU ranks in the dtypes that are priced."""
+        on = self.context
+        if on.pool is not None and on.cluster.device_type == "cpu":
+            self.peaks = measure_peaks(on.pool, on.store, on.prefix, {"float32", *(self.dtypes & set(TIMED))})
 
     def require_one(self, works: Sequence[Workload]) -> None:
         """Require that one of these workloads can run. A failed workload counts as impossible as long as
@@ -387,21 +400,15 @@ class Timings:
         hosts = detected_hosts(on.cluster)
         if mesh.size == 1 or not (has_local_links(on.cluster) or hosts > 1):
             return None
-        usual_s = usual_pace_s(on.store, on.prefix)
         if hosts > 1 and (on.pool is None or on.pool.hosts < hosts):
             # They are timed from all hosts at once; until then the file's figures count.
-            known = load_links(on.cluster, mesh, on.store, usual_s=usual_s)
+            known = load_links(on.cluster, mesh, on.store)
             return known if known.collectives else None
         if on.pool is None:
-            return (
-                load_links(on.cluster, mesh, on.store, usual_s=usual_s)
-                if has_local_cores(on.cluster)
-                else None
-            )
+            return load_links(on.cluster, mesh, on.store) if has_local_cores(on.cluster) else None
         fits = measure_links(
-            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect,
-            usual_s=usual_s,
-        )  # fmt: skip
+            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect
+        )
         self.failed.update(fits.failed)
         return fits
 

@@ -21,7 +21,6 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.errors import PlanError
 from tensoropt.files import write_text
-from tensoropt.profiling.pace import pace_s
 
 WARM_UP, STEPS, STAMPED = 3, 10, 3
 """Calls that are not timed, intervals that are, and calls whose operators are stamped after them: a job of
@@ -78,11 +77,8 @@ class OwnSteps:
     def _finish(self) -> None:
         """Write what the steps took; the engine is as it was from now on."""
         self.engine._call = self._run  # type: ignore[method-assign]
-        runtime, world = self.engine.runtime, dist.get_world_size() if self.engine.runtime.distributed else 1
-        own: dict[str, Any] = {"seconds": self._seconds}
-        if runtime.device.type == "cpu":
-            own["pace_s"] = pace_s(dist.get_rank() if world > 1 else 0, world)
-        own |= median_seconds(self._stamps)
+        world = dist.get_world_size() if self.engine.runtime.distributed else 1
+        own: dict[str, Any] = {"seconds": self._seconds, **median_seconds(self._stamps)}
         ranks: list[Any] = [own]
         if world > 1:
             ranks = [None] * world
@@ -107,7 +103,6 @@ def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
             {
                 "steps": [(0.0, float(seconds)) for seconds in rank["seconds"]],
                 "collectives": [[] for _ in rank["seconds"]],
-                "pace_s": [float(rank.get("pace_s", 0.0))],
                 **{way: rank[way] for way in ("forward_s", "backward_s") if way in rank},
             }
             for rank in data["ranks"]

@@ -24,6 +24,9 @@ from tensoropt.units import format_number, parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
 """The name in an exploration's report of FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
+_PEAK_FLOPS = "peak_flops"
+"""The name there of the FLOP/s that CPU ranks reach at most, where they were measured
+(:mod:`tensoropt.profiling.peak`)."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 _LOOKUP = "aten.embedding"
 
@@ -421,9 +424,9 @@ class RatesOf:
             return None, self.work.whys["flops"]
         if not self.work.flops:
             return None, "its model has no product whose FLOP are counted"
-        seconds = 0.0
+        seconds, measured = 0.0, self.findings.report.get(_PEAK_FLOPS) or {}
         for name, flops in self.work.flops.items():
-            peaks = [_peak(kind, name) for kind in kinds]
+            peaks = [measured.get(name) or _peak(kind, name) for kind in kinds]
             lacking = dict.fromkeys(k.name for k, peak in zip(kinds, peaks, strict=True) if peak is None)
             if lacking:
                 return None, f"no peak of {name} is known for {', '.join(lacking)}"

@@ -128,7 +128,6 @@ class Verified:
         checked_on: the place where it ran, in words.
         error: why it did not run, "" if it did.
         cores_busy: the cores that other programs had in use around the timed steps.
-        pace: at which share of its usual pace the machine ran meanwhile.
     """
 
     key: str
@@ -144,7 +143,6 @@ class Verified:
     checked_on: str
     error: str = ""
     cores_busy: float | None = None
-    pace: float | None = None
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
@@ -160,7 +158,6 @@ class Verified:
             checked_on=str(found["checked_on"]),
             error=str(one["error"] or ""),
             cores_busy=one.get("cores_busy"),
-            pace=one.get("pace"),
             **{name: one[name] for name in _MEASURED},
         )
 
@@ -230,6 +227,6 @@ def _read(one: Any) -> Verified:
     if not isinstance(one, Mapping):
         raise TypeError(f"{one!r} is no entry")
     known = {f.name: one[f.name] for f in fields(Verified) if f.name in one}
-    for name in known.keys() & {*_MEASURED, "cores_busy", "pace"}:
+    for name in known.keys() & {*_MEASURED, "cores_busy"}:
         known[name] = None if known[name] is None else float(known[name])
     return Verified(**known)

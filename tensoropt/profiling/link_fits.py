@@ -7,8 +7,8 @@ may use another algorithm, large ones no longer fit into caches, and the largest
 The cost of moving from work to a collective and back follows from clock stamps. In a loop of nothing but
 collectives, each finds its code and buffers in the caches. In a step it comes after work that has pushed them
 out, and it does the same to the work that follows. Work with collectives and work without them take turns
-(:mod:`tensoropt.profiling.link_timing`), because the machine's pace changes by more than the effect being
-measured: figures of one lap are compared, and the median over laps counts.
+(:mod:`tensoropt.profiling.link_timing`), and the smallest lap of each counts, because others only ever make
+one longer, and by more than the effect being measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TURNS = (
     (_TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 8),
 )
 """The sizes of collectives, the number of blocks by layers of work per block (some 0.1 ms each), and laps."""
-_WARM_LAPS = 2
+WARM_LAPS = 2
 """The laps that do not count: in the first ones ranks still create code and memory that later ones reuse."""
 
 
@@ -134,20 +134,20 @@ def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) 
     leaving: dict[tuple[int, int], float] = {}
     works: dict[int, float] = {0: 0.0}
     for plan, stamps in parts:
-        laps = (zip(*ranks, strict=True) for ranks in zip(*(s[_WARM_LAPS:] for s in stamps), strict=True))
+        laps = (zip(*ranks, strict=True) for ranks in zip(*stamps, strict=True))
         seconds = np.array(
             [[_block(ranks, turns.size > 0) for turns, ranks in zip(plan, lap, strict=True)] for lap in laps]
         )
         worked, sent = (dict(zip(plan, seconds[:, :, i].T, strict=True)) for i in (0, 1))
         alone = {turns.layers: turns for turns in plan if not turns.size}
         at_once = {turns.size: turns for turns in plan if not turns.layers}
-        works.update({layers: float(np.median(worked[turns])) for layers, turns in alone.items()})
+        works.update({layers: float(np.min(worked[turns])) for layers, turns in alone.items()})
         for turns in plan:
             if turns.layers and turns.size and not np.isnan(sent[turns]).any():
-                # The machine's pace is that of the same lap.
+                # Others only ever make a lap longer, so the smallest of each counts.
                 key = turns.layers, turns.size
-                arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
-                leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
+                arriving[key] = float(np.min(sent[turns]) - np.min(sent[at_once[turns.size]]))
+                leaving[key] = float(np.min(worked[turns]) - np.min(worked[alone[turns.layers]]))
     return Transition(
         works_s=tuple(_ascending(list(works.values()))),
         sizes=_TRANSITION_SIZES,
@@ -234,7 +234,7 @@ class LinkFit:
         group: the ranks.
         segments: ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread, longest)``: the mean that counts, half the interquartile range
+        points: ``(bytes, seconds, spread, longest)``: the seconds that count, half the interquartile range
             divided by the median, and the seconds of the longest repeat.
     """
 

@@ -50,8 +50,7 @@ def time_collective(
 ) -> _Stamps:
     """Run one collective in this rank's group, all groups at the same time.
 
-    Sizes take turns in several laps: the machine's pace changes within a second, and a size that was timed at
-    a single moment would be off the line.
+    Sizes take turns in several laps, because a size that was timed at a single moment would be off the line.
 
     Args:
         groups: a partition of all ranks.
@@ -209,8 +208,7 @@ def time_transitions(
     """Alternate work and all-reduces, each rank at its own pace, as in a step.
 
     Work is forward and backward of small layers of several kinds, always different ones, so that code and
-    parameters are as cold as in a step. The machine's pace changes from second to second: a lap goes through
-    the whole plan, and figures of one lap are compared.
+    parameters are as cold as in a step. A lap goes through the whole plan.
 
     Returns:
         for each lap, each entry of the plan and each block: when its work began and ended, and when the

@@ -19,18 +19,18 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
+from tensoropt.cluster import Cluster, Mesh
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.link_fits import (
     TURNS,
+    WARM_LAPS,
     LinkFit,
     Transition,
     fit_segments,
@@ -45,7 +45,6 @@ from tensoropt.profiling.link_timing import (
     time_transitions,
 )
 from tensoropt.profiling.measure import with_estimate
-from tensoropt.profiling.pace import PACE_S, pace_share, paced
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
@@ -72,12 +71,13 @@ _START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
 """The approximate seconds to start ranks, to create their groups for one measurement, and for a layer of work
 forward and backward; estimates of the measuring time depend on them, no price does."""
 _TITLE = 40  # columns
-_HOW = "in place/mean in step without a standstill, waits, laps, batch class"
+_HOW_OF = {
+    "gloo": "in place/smallest, waits, rounds, batch class",
+    "nccl": "in place/mean in step without a standstill, waits, laps, batch class, in stream",
+}
 """A part of every key, so that figures measured in another way are not reused."""
-_HOW_OF = {"gloo": _HOW, "nccl": f"{_HOW}, in stream"}
-_TRIES, _LEFT_ALONE, _WORTH_ASKING_S = 2, 0.05, 1.0
-"""The most times that links are measured; the share of the cores' time that the host may have taken; and the
-least time for which the system's hundredths are meaningful."""
+_ROUNDS = {"gloo": 3, "nccl": 1}
+"""Over how many rounds, with all other measurements in between, the repeats of each are spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,6 @@ def measure_links(
     progress: Progress = silent,
     expect: Callable[[str, float], None] | None = None,
     stage: str = "links",
-    usual_s: float | None = None,
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
     fits.
@@ -204,8 +203,6 @@ def measure_links(
         progress: called before each measurement and at the end, with the estimated remaining time.
         expect: as in :func:`~tensoropt.profiling.measure.measure_workloads`.
         stage: the name of this stage in progress reports.
-        usual_s: the usual seconds of the reference work (:mod:`tensoropt.profiling.pace`), to which fits are
-            scaled; by default they are as measured.
 
     Raises:
         MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is recorded in
@@ -231,26 +228,30 @@ def measure_links(
     # The pool starts its ranks with the first run.
     start_s = _START_S if missing and not pool.process_ids else 0.0
     expect("links", start_s + sum(missing.values()))
-    for done, job in enumerate(jobs):
+    rounds = _ROUNDS[pool.backend]
+    # What ranks told so far, of the jobs that are not finished.
+    told: dict[_Job, list[Any]] = {job: [] for job in missing}
+    for lap, (done, job) in itertools.product(range(rounds), enumerate(jobs)):
         kind, groups = job
         title = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        progress(stage, done, len(jobs), title)
-        if job in records:
+        progress(stage, lap * len(jobs) + done, rounds * len(jobs), title)
+        if job not in missing:
             continue
         try:
-            record = left_alone(partial(paced, pool, partial(_measure, pool, kind, groups, plans[job])))
-            records[job] = record
+            told[job].append(_measure(pool, kind, groups, plans[job], rounds))
+            records[job] = _record(told[job], kind, groups, plans[job], pool.backend)
+            missing[job] *= 1 - 1 / (rounds - lap)  # of what is left, as much as a round takes
         except (RankError, _NotAheadError) as error:
-            failed[title] = str(error).split("\n", 1)[0]
-            record = {"failed": failed[title]}
-            _logger.warning("%s could not be measured: %s", title, failed[title])
-        del missing[job]
+            del missing[job]
+            if job not in records:
+                failed[title] = str(error).split("\n", 1)[0]
+                _logger.warning("%s could not be measured: %s", title, failed[title])
         expect("links", sum(missing.values()))
         if store is not None:
             # At once, job by job: an interrupted call resumes where it stopped.
-            store.put(keys[job], record, "collective")
-    progress(stage, len(jobs), len(jobs), "links")
-    return _fits(mesh, records, failed, usual_s)
+            store.put(keys[job], records.get(job, {"failed": failed.get(title)}), "collective")
+    progress(stage, rounds * len(jobs), rounds * len(jobs), "links")
+    return _fits(mesh, records, failed)
 
 
 def load_links(
@@ -258,7 +259,6 @@ def load_links(
     mesh: Mesh,
     store: ProfileStore,
     backend: str | None = None,
-    usual_s: float | None = None,
 ) -> LinkFits:
     """Return the fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
@@ -266,7 +266,7 @@ def load_links(
     keys = {job: _key(cluster, backend, *job) for job in jobs}
     stored = store.get_many(keys.values(), "collective")
     known = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
-    return _fits(mesh, known, {}, usual_s)
+    return _fits(mesh, known, {})
 
 
 class _Job(NamedTuple):
@@ -299,58 +299,63 @@ def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, 
     return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
 
-def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a measurement made while this machine's host leaves it alone, or the least disturbed of a few
-    tries.
-
-    One minute in which a virtual machine's host runs others on its cores would otherwise stay in the store
-    permanently as the links' time; ``stolen`` in the record is the share of the cores' time that it took.
-    """
-    attempts: list[tuple[float, dict[str, Any]]] = []
-    for _ in range(_TRIES):
-        taken_s, begun_s = stolen_s(), time.perf_counter()
-        record = measure()
-        # /proc/stat sums over all cores, so the elapsed time is also that of all cores.
-        spent_s = (time.perf_counter() - begun_s) * len(available_cores())
-        share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
-        attempts.append((share, record))
-        if share <= _LEFT_ALONE:
-            break
-    share, record = min(attempts, key=lambda attempt: attempt[0])
-    if share > _LEFT_ALONE:
-        _logger.warning(
-            "the host took %.0f %% of the cores' time while links were measured; measure them again later",
-            100 * share,
-        )
-    return record | {"stolen": share}
-
-
 def _measure(
-    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int]
-) -> dict[str, Any]:
+    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], rounds: int
+) -> list[Any]:
+    """Return the stamps of each rank in one of so many rounds; of turns, those of each plan."""
     if kind == TRANSITION:
         # Small and large sizes have separate plans, with other numbers of blocks and laps.
+        return [
+            pool.run(time_transitions, groups, plan_of_turns(sizes, blocks), WARM_LAPS + ceil(laps / rounds))
+            for sizes, blocks, laps in TURNS
+        ]
+    plan = [(size, ceil(repeats_for(size) / rounds)) for size in sizes]
+    if kind == _SEND:
+        return list(pool.run(time_pair, groups[0], plan))
+    return list(pool.run(time_collective, kind, groups, plan))
+
+
+def _record(
+    told: Sequence[list[Any]],
+    kind: str,
+    groups: tuple[tuple[int, ...], ...],
+    sizes: Sequence[int],
+    backend: str,
+) -> dict[str, Any]:
+    """Return the record made from what :func:`_measure` returned in the rounds so far."""
+    if kind == TRANSITION:
+        plans = [plan_of_turns(of, blocks) for of, blocks, _ in TURNS]
         parts = [
-            (plan, pool.run(time_transitions, groups, plan, laps))
-            for plan, laps in ((plan_of_turns(sizes, blocks), laps) for sizes, blocks, laps in TURNS)
+            (
+                plan,
+                [[lap for laps in ranks for lap in laps[WARM_LAPS:]] for ranks in zip(*rounds, strict=True)],
+            )
+            for plan, rounds in zip(plans, zip(*told, strict=True), strict=True)
         ]
         return {"fits": transition_of(parts, groups).to_dict()}
-    plan = [(size, repeats_for(size)) for size in sizes]
-    if kind == _SEND:
-        stamps = pool.run(time_pair, groups[0], plan)
-    else:
-        stamps = pool.run(time_collective, kind, groups, plan)
     ways = 2 if kind == _SEND else 1  # there and back
+    # Others only ever make what CPU ranks do longer.
+    of = min if backend == "gloo" else in_step
     fits, idle = [], []
     for group in groups:
-        of_group = [[SizeStamps(*stamps[rank][index]) for rank in group] for index in range(len(plan))]
-        from_idle = _fit(kind, group, sizes, [_from_idle(ranks) / ways for ranks in of_group])
-        if not of_group[0][0].in_stream:
+        ranks = [
+            [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
+            for index in range(len(sizes))
+        ]
+        from_idle = _fit(kind, group, sizes, [_over(_from_idle, rounds) / ways for rounds in ranks], of)
+        if not ranks[0][0][0].in_stream:
             fits.append(from_idle)
             continue
-        fits.append(_fit(kind, group, sizes, [_in_stream(ranks) / ways for ranks in of_group]))
+        fits.append(_fit(kind, group, sizes, [_over(_in_stream, rounds) / ways for rounds in ranks], of))
         idle.append(from_idle)
     return {"fits": fits, "from_idle": idle} if idle else {"fits": fits}
+
+
+def _over(
+    seconds: Callable[[Sequence[SizeStamps]], Floats], rounds: Sequence[Sequence[SizeStamps]]
+) -> Floats:
+    """Return the seconds of the repeats of all rounds."""
+    return np.concatenate([seconds(ranks) for ranks in rounds])
 
 
 class _NotAheadError(MeasurementError):
@@ -383,14 +388,18 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
 
 
 def _fit(
-    kind: str, group: tuple[int, ...], sizes: Sequence[int], seconds: Sequence[Floats]
+    kind: str,
+    group: tuple[int, ...],
+    sizes: Sequence[int],
+    seconds: Sequence[Floats],
+    of: Callable[[Floats], float],
 ) -> dict[str, Any]:
-    """Return the record of the lines through the repeats of all sizes."""
+    """Return the record of the lines through the repeats of all sizes, of each what counts."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
         spread = (high - low) / 2 / middle
-        points.append((size, in_step(repeats), float(spread), float(np.max(repeats))))
+        points.append((size, float(of(repeats)), float(spread), float(np.max(repeats))))
     segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
     fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
     return fit.to_dict()
@@ -400,12 +409,7 @@ def _fits(
     mesh: Mesh,
     records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
-    usual_s: float | None,
 ) -> LinkFits:
-    def fit_of(kind: str, data: Mapping[str, Any], record: Mapping[str, Any]) -> LinkFit:
-        share = pace_share(usual_s, record.get(PACE_S))
-        return LinkFit.from_dict(kind, data).slowed(share, 0.0)
-
     collectives, transitions, from_idle = {}, {}, {}
     for axes in mesh.axis_subsets():
         if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
@@ -413,11 +417,11 @@ def _fits(
         for kind in COLLECTIVES:
             record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
-                collectives[kind, axes] = tuple(fit_of(kind, fit, record) for fit in record["fits"])
+                collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
                 if idle := record.get("from_idle"):
-                    from_idle[kind, axes] = tuple(fit_of(kind, fit, record) for fit in idle)
+                    from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
-        groups[0]: fit_of(kind, record["fits"][0], record)
+        groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in records.items()
         if kind == _SEND
     }

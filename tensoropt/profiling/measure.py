@@ -11,7 +11,6 @@ follows from the work finished there.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,14 @@ from typing import Any
 
 from tensoropt.cluster.local import BUSY, cores_in_use
 from tensoropt.console import LEAST_LEFT, with_eta
-from tensoropt.profiling.pace import PACE_S, Pace, follows, pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import WallTimer, timer_of
+from tensoropt.profiling.timers import EventTimer, WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import (
-    MIN_REPEATS,
     OUT_OF_MEMORY,
     TARGET_S,
     joined,
+    repeats_in_a_pass,
     time_alone,
     time_workload,
     time_workloads,
@@ -153,12 +151,12 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 """The approximate time to get ready for a workload, and to create its random tensors."""
 
 
-def _timing_s(work: Workload, visit_s: float) -> float:
-    """Return the approximate time to measure a workload whose forward and backward take ``visit_s``."""
+def _timing_s(work: Workload, visit_s: float, passes: int) -> float:
+    """Return the approximate time of one pass over a workload whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
-    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
+    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / passes / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
-    visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallTimer.most_repeats))
+    visits = 2 * copies + min(repeats_in_a_pass(passes, visit_s), WallTimer.most_repeats)
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
@@ -193,6 +191,9 @@ def measure_workloads(
     """Time the workloads that the store lacks, and return all records; the store is written after every few
     workloads. What was timed while other programs used the machine is timed again if they do not now.
 
+    CPU ranks time all of them several times over, so that the repeats of each are spread over the whole run,
+    and the smallest seconds count (:mod:`tensoropt.profiling.timers`).
+
     Args:
         prefix: the device and the way of measuring; part of the key.
         describe: returns the fields of a record in addition to its seconds.
@@ -218,66 +219,68 @@ def measure_workloads(
         for key in disturbed:
             del records[key]
     missing = [work for key, work in wanted.items() if key not in records]
-    pace = Pace(pool, store, prefix) if follows(pool) else None
-    seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
+    passes = (WallTimer if pool.backend == "gloo" else EventTimer).passes
+    seconds = {work.key: _timing_s(work, expected_s(work), passes) for work in missing}
+    left = dict.fromkeys(seconds, passes)
     progress, expect = with_estimate(progress, expect)
-    expect("timing", sum(seconds.values()))
+
+    def left_s() -> float:
+        return sum(left[key] * s for key, s in seconds.items())
+
+    expect("timing", left_s())
     if missing:
-        begins(len(missing), sum(seconds.values()))
+        begins(len(missing), left_s())
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         assert others is not None
         cores = others.around()
         busy: dict[str, float] = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
-        if paces:
-            busy[PACE_S] = statistics.fmean(paces[-2:])
         # A failure stays one until it is forgotten.
         described: dict[str, dict[str, Any]] = {
             key: {**record, **describe(wanted[key]), **({} if "error" in record else busy)}
             for key, record in fresh.items()
         }
-        store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
-        records.update(described)
-        expect("timing", sum(s for key, s in seconds.items() if key not in records))
-
-    paces: list[float] = []
-
-    def look_at_pace() -> None:
-        if pace is not None and others is not None:
-            paces.append(pace.now_s(others.cores))
+        for key, record in described.items():
+            left[key] = 0 if "error" in record else left[key] - 1
+            records[key] = record if key not in records else _least(records[key], record)
+        store.put_many({f"{prefix}/{key}": records[key] for key in described})
+        expect("timing", left_s())
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
         for chunk in batches(works, seconds, batch):
-            done = sum(work.key in records for work in missing)
-            progress("measure", done, len(missing), chunk[0].describe())
-            look_at_pace()
+            done = passes * len(missing) - sum(left.values())
+            progress("measure", done, passes * len(missing), chunk[0].describe())
             short += _Batch(pool, training, seconds, keep).time(chunk, again=again)
         return short
 
-    if short := time_all(missing, again=True):
+    short = time_all(missing, again=True)
+    for _ in range(passes - 1):
+        time_all([work for work in missing if work.key in records and left[work.key]], again=False)
+    if short:
         # Earlier workloads in the process may have caused the lack of memory: it is tried once more on fresh
         # ranks.
         pool.restart()  # ranks hold on to what they have used
-        time_all(short, again=False)
+        for _ in range(passes):
+            time_all([work for work in short if left[work.key]], again=False)
         pool.restart()
     if missing:
-        progress("measure", len(missing), len(missing), "done")
+        progress("measure", passes * len(missing), passes * len(missing), "done")
     return records
 
 
-def at_usual_pace(
-    records: Mapping[str, dict[str, Any]], store: ProfileStore, prefix: str
-) -> dict[str, dict[str, Any]]:
-    """Return records with their seconds scaled from the pace at which they were timed to the machine's usual
-    pace, as far as both are known."""
-    usual_s = usual_pace_s(store, prefix)
-    scaled: dict[str, dict[str, Any]] = {}
-    for key, record in records.items():
-        share = pace_share(usual_s, record.get(PACE_S))
-        scaled[key] = dict(record)
-        scaled[key].update((name, record[name] * share) for name in _SECONDS if name in record)
-    return scaled
+def _least(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of two passes over a workload on CPU ranks: the smallest seconds."""
+    if "error" in after:  # it ran before, so that this says nothing of the workload
+        return dict(before)
+    found = {**before, **{name: min(before[name], after[name]) for name in _SECONDS}}
+    found["repeats"] = before["repeats"] + after["repeats"]
+    cores = [record[CORES_BUSY] for record in (before, after) if CORES_BUSY in record]
+    if len(cores) == 2:
+        found[CORES_BUSY] = min(cores)
+    else:  # one of the passes found the machine idle
+        found.pop(CORES_BUSY, None)
+    return found
 
 
 @dataclass

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.profiling.pace import PACE_S, pace_share, paced, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import local_timer, repeated
 from tensoropt.ranks.pool import RankPool
@@ -30,7 +29,7 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
         optimizer.step()
 
     meet = dist.barrier if world_size > 1 else lambda: None
-    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2).usual_s
+    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2).device_s
 
 
 _OPTIMIZER_SIZES = (1 << 18, 1 << 22)
@@ -39,15 +38,13 @@ an overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of par
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """Return the seconds per element of an optimizer step at the machine's usual pace, from the slope between
-    two sizes."""
+    """Return the seconds per element of an optimizer step, from the slope between two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:
-        record = paced(pool, lambda: {"seconds_per_element": _slope(pool, name)})
+        record = {"seconds_per_element": _slope(pool, name)}
         store.put(key, record)
-    share = pace_share(usual_pace_s(store, prefix), record.get(PACE_S))
-    return share * float(record["seconds_per_element"])
+    return float(record["seconds_per_element"])
 
 
 def _slope(pool: RankPool, name: str) -> float:

@@ -17,8 +17,6 @@ edge and the device runs its kernels; these are seconds of two queues.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,9 +31,8 @@ from tensoropt.cluster import DeviceKind, host_seconds
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.profiling.link_timing import collective_call
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.profiling.pace import PACE_S, pace_share, paced, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import DeviceTimer, Repeats, Span, counted, local_timer, repeated
+from tensoropt.profiling.timers import DeviceTimer, Repeats, Span, WallTimer, counted, local_timer, repeated
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.regions import recomputed
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, EdgeSpec, Route, redistribute
@@ -204,13 +201,10 @@ def _without_collectives(timed: Mapping[str, Repeats], calls: Iterable[str], *, 
     Every figure contains the stamps themselves and the collectives: both are timed separately and subtracted;
     the host's time to issue a collective belongs to its edge.
     """
-    usual = {
-        name: statistics.median(repeats.host_s if host else repeats.device_s)
-        for name, repeats in timed.items()
-    }
-    bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
-    alone = {kind: (0.0 if host else 1.0) * usual.pop(f"only {kind}") for kind in calls}
-    by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
+    seconds = {name: repeats.host_s if host else repeats.device_s for name, repeats in timed.items()}
+    bare, _ = seconds.pop(_NO_EDGE), seconds.pop(_UNUSED)
+    alone = {kind: (0.0 if host else 1.0) * seconds.pop(f"only {kind}") for kind in calls}
+    by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in seconds.items()}
     pass_s, arrive_s, add_s = (by_kind.pop(name) for name in (_PASSED, _ARRIVED, _ADDED))
     return EdgeSeconds(by_kind, pass_s, arrive_s, add_s)
 
@@ -357,14 +351,14 @@ def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any
     size = x.numel() * x.element_size()
     edges, of_host = time_edges(rank, world_size, timer)
     step = _step(optimizer, timer)
-    rates = copies.usual_s / size, additions.usual_s / size
+    rates = copies.device_s / size, additions.device_s / size
     if not timer.host_apart:
-        return asdict(_overheads(rates, edges, step.usual_s, _again_s()))
+        return asdict(_overheads(rates, edges, step.device_s, _again_s()))
     launch_s = _launch_s(timer)
     # On the device a gradient is one kernel among many, unlike the start of an edge.
-    on_device = _overheads(rates, edges._replace(arrive_s=launch_s, add_s=launch_s), step.usual_s, 0.0)
+    on_device = _overheads(rates, edges._replace(arrive_s=launch_s, add_s=launch_s), step.device_s, 0.0)
     # What PyTorch asks of saved tensors is Python, and takes the same time on any device.
-    host = _overheads((0.0, 0.0), of_host, step.usual_host_s, _again_s())
+    host = _overheads((0.0, 0.0), of_host, step.host_s, _again_s())
     return asdict(replace(on_device, of_host=host))
 
 
@@ -392,7 +386,7 @@ def _launch_s(timer: DeviceTimer) -> float:
         for part, other in zip(parts, reversed(parts), strict=True):
             part.copy_(other)
 
-    return repeated(timer, copy_all, 5, warm_ups=2).usual_s / _LAUNCHES
+    return repeated(timer, copy_all, 5, warm_ups=2).device_s / _LAUNCHES
 
 
 def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
@@ -422,19 +416,13 @@ def _again_s() -> float:
 
     # A recomputed chain runs forward twice, the first time without autograd: that one is subtracted here.
     with torch.no_grad():
-        forward = _usual_s(lambda: chain(x))
+        forward = _host_s(lambda: chain(x))
     # Two calls per layer (product and tanh): _CHAIN counts calls, and there are half as many weights.
-    return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
+    return max(_host_s(again) - _host_s(plain) - forward, 0.0) / _CHAIN
 
 
-def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def _host_s(run: Callable[[], object]) -> float:
+    return repeated(WallTimer(), run, 15, warm_ups=1).device_s
 
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
@@ -443,23 +431,16 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
     if stored is not None:
         return stored
 
-    def measured() -> dict[str, Any]:
-        # Twice, using the better of both: the first may run on ranks that have just started.
-        return _each([_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)], min)
-
-    store.put(f"{prefix}/{_KEY}-{optimizer}", paced(pool, measured))
-    found = known_overheads(store, prefix, optimizer)
-    assert found is not None
-    return found
+    # Twice, using the better of both: the first may run on ranks that have just started.
+    found = _each([_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)], min)
+    store.put(f"{prefix}/{_KEY}-{optimizer}", found)
+    return Overheads.from_record(found)
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """Return the overheads that were measured earlier, at the machine's usual pace, or None."""
+    """Return the overheads that were measured earlier, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    if record is None:
-        return None
-    share = pace_share(usual_pace_s(store, prefix), record.pop(PACE_S, None))
-    return Overheads.from_record(_each([record], lambda seconds: share * seconds[0]))
+    return None if record is None else Overheads.from_record(record)
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:

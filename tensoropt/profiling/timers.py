@@ -7,6 +7,10 @@ If Python issues kernels more slowly than a GPU runs them, the gaps between them
 events. Therefore the GPU is kept busy with an empty task until the host has issued all of the work, and then
 runs the kernels without gaps. Meanwhile the host's clock shows how long issuing took. The two times are kept
 separate: a step takes as long as the slower of the two (:class:`~tensoropt.simulate.simulator.StepMetrics`).
+
+Other programs use the processor of a CPU rank, too, and only ever make its work longer: the smallest of its
+repeats counts, and those in which its thread waited for a core only if there are no others. A GPU is this
+process's own, and its clock varies: there the median counts.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import contextlib
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,12 +61,20 @@ class Span:
         host_s: seconds that the host took to issue it; 0 if the host is the device.
         ahead: whether the host had issued all of it before the device began. Otherwise the device may have
             waited for the host in between, and the span is not the device's own time.
+        waited_s: seconds in which the thread of a CPU rank was ready and waited for a core; the time that
+            counts is without them.
     """
 
     begin: _Mark
     end: _Mark
     host_s: float = 0.0
     ahead: bool = True
+    waited_s: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it says less of the work than a span in which nothing had to wait."""
+        return not self.ahead or self.waited_s > 0
 
 
 class DeviceTimer(Protocol):
@@ -69,12 +82,15 @@ class DeviceTimer(Protocol):
 
     Attributes:
         device: the device of the tensors that are timed.
-        most_repeats: the most repeats of a workload.
+        passes: how often a workload is timed, with all others in between, so that its repeats are spread
+            over the run.
+        most_repeats: the most repeats of a workload in a pass.
         also_warm: whether laps on warm caches are timed too, in addition to the cold ones that count.
         host_apart: whether the host issues work to a separate device, so that both take time.
     """
 
     device: torch.device
+    passes: int
     most_repeats: int
     also_warm: bool
     host_apart: bool
@@ -106,6 +122,10 @@ class DeviceTimer(Protocol):
         """Return the seconds of each span on the device; waits until the last one is over."""
         ...
 
+    def counting_s(self, seconds: Sequence[float]) -> float:
+        """Return the one figure of the seconds of several repeats."""
+        ...
+
     def release(self) -> None:
         """Release memory after a workload that had too little."""
         ...
@@ -127,24 +147,14 @@ class Repeats:
     """Some work that was timed several times.
 
     Attributes:
-        device_s, host_s: seconds of each repeat; on the host 0 if it is the device.
+        device_s, host_s: seconds on the device and on the host; on the host 0 if it is the device.
         waits: the host never ran ahead, for example because the work waits for the device: ``device_s`` may
             contain gaps in which the device waited for the host.
     """
 
-    device_s: Sequence[float]
-    host_s: Sequence[float]
+    device_s: float
+    host_s: float
     waits: bool = False
-
-    @property
-    def usual_s(self) -> float:
-        """The median seconds on the device."""
-        return statistics.median(self.device_s)
-
-    @property
-    def usual_host_s(self) -> float:
-        """The median seconds on the host."""
-        return statistics.median(self.host_s)
 
 
 def repeated(
@@ -157,7 +167,7 @@ def repeated(
 ) -> Repeats:
     """Time some work several times.
 
-    Repeats in which the host was not ahead of the device do not count, unless all are like that. They do not
+    Disturbed repeats do not count, unless all are disturbed. They do not
     change the number of repeats, because other ranks may do the same at the same time.
 
     Args:
@@ -172,18 +182,45 @@ def repeated(
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """Return the seconds of spans of one piece of work: of those in which the host was ahead, or of all if it
-    never was."""
-    ahead = [span for span in spans if span.ahead]
-    counts = ahead or list(spans)
-    return Repeats(timer.seconds(counts), [span.host_s for span in counts], waits=not ahead)
+    """Return the seconds of spans of one piece of work: of those that were not disturbed, or of all if there
+    are no others."""
+    counts = [span for span in spans if not span.disturbed] or list(spans)
+    return Repeats(
+        timer.counting_s(timer.seconds(counts)),
+        timer.counting_s([span.host_s for span in counts]),
+        waits=not any(span.ahead for span in counts),
+    )
+
+
+@cache
+def _schedule(thread: int) -> int | None:
+    """Return an open file in which Linux tells how long the calling thread has waited for a core; None on
+    other systems.
+
+    Args:
+        thread: its number, which is another one after a fork.
+    """
+    try:
+        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def waited_s() -> float:
+    """Return the seconds that the calling thread has been ready and waited for a core since it began; 0 if
+    the system does not report them."""
+    file = _schedule(threading.get_native_id())
+    # Nanoseconds at work, nanoseconds of waiting, turns.
+    return 0.0 if file is None else int(os.pread(file, 96, 0).split()[1]) / 1e9
 
 
 class WallTimer:
     """A timer that measures a CPU rank by the clock."""
 
     device = torch.device("cpu")
-    most_repeats = 96  # an assumption
+    # Assumptions.
+    passes = 3
+    most_repeats = 32
     also_warm = False
     host_apart = False
 
@@ -193,16 +230,21 @@ class WallTimer:
     def leave_cache(self) -> None:
         """Do nothing: the copies are as far apart as the tensors of a step."""
 
-    def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> float:
+    def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> tuple[float, float]:
         if first is not None:
             first()
-        return time.perf_counter()
+        before_s = waited_s()
+        return time.perf_counter(), before_s
 
-    def end(self, begun: float) -> Span:
-        return Span(begun, time.perf_counter())
+    def end(self, begun: tuple[float, float]) -> Span:
+        end, (begin, before_s) = time.perf_counter(), begun
+        return Span(begin, end, waited_s=waited_s() - before_s)
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
-        return [span.end - span.begin for span in spans]
+        return [span.end - span.begin - span.waited_s for span in spans]
+
+    def counting_s(self, seconds: Sequence[float]) -> float:
+        return min(seconds)
 
     def release(self) -> None:
         """Do nothing: a CPU rank keeps the memory that it frees (:mod:`tensoropt.ranks.worker`)."""
@@ -223,6 +265,7 @@ class EventTimer:
         cuda: an object with ``torch.cuda``'s functions.
     """
 
+    passes = 1
     # An assumption.
     most_repeats = 50
     also_warm = True
@@ -292,6 +335,9 @@ class EventTimer:
     def seconds(self, spans: Sequence[Span]) -> list[float]:
         self._cuda.synchronize(self.device)
         return [span.begin.elapsed_time(span.end) / 1e3 for span in spans]  # PyTorch gives milliseconds
+
+    def counting_s(self, seconds: Sequence[float]) -> float:
+        return statistics.median(seconds)
 
     def release(self) -> None:
         with contextlib.suppress(RuntimeError):  # from a device that no longer answers

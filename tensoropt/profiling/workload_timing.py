@@ -1,9 +1,10 @@
 """The functions that run on each rank when a workload is timed, and the record made from the ranks' seconds.
 
 All ranks time the same workload at the same moment, one thread each: ranks share caches and memory bandwidth
-(GPUs: power and the way to the host), so a measurement of a single rank is too optimistic. The rank that is
-usually slower counts. Using the slower one of each repeat would be too pessimistic: delays that hit one rank
-now and the other later even out over the operators between two collectives, where ranks wait for each other.
+(GPUs: power and the way to the host), so a measurement of a single rank is too optimistic. The slower rank
+counts, by what counts of its repeats (:mod:`tensoropt.profiling.timers`). Using the slower one of each repeat
+would be too pessimistic: delays that hit one rank now and the other later even out over the operators between
+two collectives, where ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tensoropt.ranks.worker import keep_freed_memory, tell
 from tensoropt.ranks.worker_process import call_in_fork
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as
-often as the timer allows; in whole laps over its copies. Both are assumptions: a model has hundreds of
-workloads."""
+"""In all passes together a workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS``
+times, and at most as often as the timer allows; in whole laps over its copies. Both are assumptions: a model
+has hundreds of workloads."""
 _BOTH_WAYS = 3
 """The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
@@ -126,7 +127,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
         visit = sum(sum(timer.seconds([span for span in spans if span])) for spans in laps[0]) / count
-        return ceil(min(timer.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
+        return ceil(min(timer.most_repeats, repeats_in_a_pass(timer.passes, visit)) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
@@ -159,6 +160,11 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
     return record
 
 
+def repeats_in_a_pass(passes: int, visit_s: float) -> float:
+    """Return how often work is repeated in a pass, given its seconds forward and backward."""
+    return max(ceil(MIN_REPEATS / passes), TARGET_S / passes / max(visit_s, 1e-6))
+
+
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
     """Return the least number that any rank wants, so that all repeat equally often and none ever runs alone;
     None if one of them fails, because the others must not wait for it."""
@@ -187,7 +193,7 @@ def _copies_wanted(
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
         (took,) = timer.seconds([span])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
-    return max(1, min(timer.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
+    return max(1, min(timer.copies(size), int(TARGET_S / timer.passes / (_BOTH_WAYS * took))))
 
 
 def _copies(
@@ -287,15 +293,15 @@ def _start_of_backward_s(device: torch.device) -> float:
             start = time.perf_counter()
             torch.autograd.grad([y], [x], [gradient], allow_unused=True)
             taken.append(time.perf_counter() - start)
-    single, chain = (statistics.median(taken) for taken in seconds.values())
+    single, chain = map(timer_of(str(device)).counting_s, seconds.values())
     # The longer chain shows the time of one node, which is then subtracted from the call with a single node.
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
 def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    """Return the visits in which the host was ahead of the device; all if it never was."""
+    """Return the visits that were not disturbed; all if there are no others."""
     visits = [visit for lap in laps for visit in lap]
-    return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
+    return [visit for visit in visits if not any(span.disturbed for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[_Lap]) -> int:
@@ -365,18 +371,19 @@ def _spread(values: Sequence[float]) -> float:
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the record of a workload from the results of each rank.
 
-    It has ``forward_s`` and ``backward_s`` of the slower rank, ``spread`` (interquartile range over median)
-    and ``repeats``; on GPUs also ``forward_warm_s``, ``backward_warm_s``, ``forward_host_s`` and
-    ``backward_host_s``, and ``waits`` if the host was not ahead; or an ``error``, preferably that of a rank
-    that failed itself rather than of one that only heard of it.
+    It has ``forward_s`` and ``backward_s`` of the slower rank, the smallest on CPU ranks and the usual ones
+    on GPUs; ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_warm_s``,
+    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s``, and ``waits`` if the host was not ahead;
+    or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it.
     """
     errors = [record for record in ranks if "error" in record]
     if errors:
         # False sorts before True: a rank's own error comes before that of one that only heard of it.
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
-    slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in _WAYS))
+    of = usual if "forward_host" in ranks[0] else min
+    slowest = max(ranks, key=lambda r: sum(of(r[way]) for way in _WAYS))
     both = [f + b for f, b in zip(*(slowest[way] for way in _WAYS), strict=True)]
-    seconds = {f"{way}_s": usual(times) for way, times in slowest.items() if way != WAITS}
+    seconds = {f"{way}_s": of(times) for way, times in slowest.items() if way != WAITS}
     waits = {WAITS: True} if any(WAITS in record for record in ranks) else {}
     return {**seconds, **waits, "spread": _spread(both), "repeats": len(both)}
 

@@ -18,7 +18,6 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import for_gpus
 from tensoropt.exploration.verified import Verified
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory
-from tensoropt.profiling.pace import pace_words
 from tensoropt.report.step_parts import Detail
 from tensoropt.simulate.recording import TimelineEvent
 from tensoropt.simulate.timeline import joined, length_s
@@ -52,24 +51,12 @@ def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
     return for_gpus(cluster) and "CPU ranks" in verified.checked_on
 
 
-def busy_words(cores_busy: float | None, pace: float | None = None) -> str:
+def busy_words(cores_busy: float | None) -> str:
     """Say that a machine was busy with something else while steps were timed: ``the machine was busy: other
-    programs had 1.7 cores in use; the machine ran at 0.4 of its pace while this was measured``; "" if it was
-    not, or if that is not known.
-
-    Args:
-        pace: the share of its usual pace at which it ran.
-    """
-    busy = cores_busy is not None and cores_busy >= BUSY
-    return "; ".join(
-        filter(
-            None,
-            (
-                f"the machine was busy: other programs had {cores_busy:.1f} cores in use" if busy else "",
-                pace_words(pace) if pace is not None else "",
-            ),
-        )
-    )
+    programs had 1.7 cores in use``; "" if it was not, or if that is not known."""
+    if cores_busy is None or cores_busy < BUSY:
+        return ""
+    return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
 
 
 def ran_words(
@@ -98,7 +85,7 @@ def ran_words(
         if word == "measured" and _ran_elsewhere(verified, cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
         elif word == "measured":
-            words.append(busy_words(verified.cores_busy, verified.pace))
+            words.append(busy_words(verified.cores_busy))
         parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
     if verified.loss_difference is None:
         parts.append(f"collectives {'as' if verified.ok else 'NOT as'} predicted")
@@ -124,7 +111,7 @@ def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
             and _miss_of(measured, predicted) == "far off"
         ):
             times = f"{measured / predicted:.2g} times what was predicted"
-            busy = busy_words(verified.cores_busy, verified.pace) if name == "a step" else ""
+            busy = busy_words(verified.cores_busy) if name == "a step" else ""
             sentences.append(
                 f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
                 f"({text(predicted)}). "
@@ -315,7 +302,7 @@ def _verified(
             "of this exploration; verify this point's plan"
         )
     notes = [f"checked on {run.checked_on}", *([f"it did not run: {run.error}"] if run.error else [])]
-    notes += filter(None, [busy_words(run.cores_busy, run.pace)])
+    notes += filter(None, [busy_words(run.cores_busy)])
     nothing = np.zeros(0)
     figures = _peak(detail, run.memory_tracked_bytes), *_times(detail, (), run.time_measured_s)
     return Beside(

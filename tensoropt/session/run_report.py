@@ -186,6 +186,7 @@ def run_report(
         },
         "split_share_of_flops": searched.split_share,
         "model_flops": dict(searched.model_flops),
+        "peak_flops": dict(costs.timings.peaks),
         "micro_batches_refused": problem.refusal,
         "notes": [
             *local_notes(costs.cluster),

@@ -95,7 +95,6 @@ def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFin
         "memory_tracked_of_ranks": findings.memory_tracked_of_ranks,
         "time_measured_s": findings.time_measured_s,
         "cores_busy": findings.cores_busy,
-        "pace": findings.pace,
         "error": findings.error,
         "collectives_predicted": expected,
         "collectives_issued": issued,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_from_data
-from tensoropt.profiling.pace import pace_s
 from tensoropt.verify.fake_ranks import RunStep, issued, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
 from tensoropt.verify.recorder import outgoing, rows_in_order, summarise
@@ -93,7 +91,6 @@ class RankFindings:
         sequence: a digest of their kinds and groups, in order.
         precision: the lowest precision in which the model computes.
         times_s: the seconds of the timed steps.
-        pace_s: the seconds of the machine's reference work around them; None on GPUs, or if none was timed.
         operators_s: as :func:`tensoropt.verify.timed_work.operator_seconds` tells.
         memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
         numerics: the numerics; None if not requested.
@@ -106,7 +103,6 @@ class RankFindings:
     times_s: list[float]
     memory: dict[str, int] | None
     numerics: _RankNumerics | None
-    pace_s: float | None = None
     operators_s: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -139,10 +135,7 @@ def check_plan(
         step()  # the optimizer makes its state in the first one
         memory = tracked_memory(step)
     on_cpu = options.timed_steps > 0 and engine.runtime.device.type == "cpu"
-    paces = [pace_s(rank, world_size)] if on_cpu else []
     times_s = step_times(step, options.timed_steps)
-    if on_cpu:
-        paces.append(pace_s(rank, world_size))
     return RankFindings(
         collectives=summarise(sent),
         order=rows_in_order(sent),
@@ -152,7 +145,6 @@ def check_plan(
         times_s=times_s,
         memory=memory,
         numerics=numerics,
-        pace_s=statistics.fmean(paces) if paces else None,
         operators_s=operator_seconds(step, engine, _STAMPED) if on_cpu else {},
     )
 

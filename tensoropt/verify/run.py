@@ -20,7 +20,6 @@ from tensoropt.errors import MeasurementError, PlanError
 from tensoropt.execute.executable import strategy_of_plan
 from tensoropt.exploration.rates import made_for
 from tensoropt.plan.plan import Plan
-from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_backend
@@ -145,20 +144,17 @@ def _run_and_answer(
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
-        findings = [_learned(*one, costs) for one in zip(strategies, findings, strict=True)]
+        for one in zip(strategies, findings, strict=True):
+            _learn(*one, costs)
     return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
 
 
-def _learned(strategy: ParallelStrategy, found: RunFindings, costs: CostSource) -> RunFindings:
-    """Keep what operators took, for the next exploration of this machine; return the findings with the pace
-    at which it ran."""
-    if found.error or found.pace_s is None or not has_local_cores(costs.cluster):
-        return found
+def _learn(strategy: ParallelStrategy, found: RunFindings, costs: CostSource) -> None:
+    """Keep what operators took, for the next exploration of this machine."""
     # What a busy machine shows is true of that minute only.
-    if found.cores_busy is None or found.cores_busy < BUSY:
-        keep_seconds(strategy, found.operators_s, found.pace_s, costs)
-    usual_s = usual_pace_s(costs.store, costs.prefix)
-    return found if usual_s is None else replace(found, pace=pace_share(usual_s, found.pace_s))
+    idle = found.cores_busy is None or found.cores_busy < BUSY
+    if idle and found.operators_s and not found.error and has_local_cores(costs.cluster):
+        keep_seconds(strategy, found.operators_s, costs)
 
 
 def _on_real_ranks(

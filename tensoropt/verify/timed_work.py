@@ -19,7 +19,6 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.fake_ranks import RunStep
 
@@ -65,18 +64,11 @@ def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def keep_seconds(
-    strategy: ParallelStrategy, ranks: Sequence[Mapping[str, Any]], pace_s: float, costs: CostSource
-) -> None:
-    """Keep in the store what a strategy's workloads took in its steps, at the machine's usual pace.
+def keep_seconds(strategy: ParallelStrategy, ranks: Sequence[Mapping[str, Any]], costs: CostSource) -> None:
+    """Keep in the store what a strategy's workloads took in its steps.
 
     Args:
         ranks: what :func:`operator_seconds` returned on each.
-        pace_s: the seconds of the reference work meanwhile.
     """
     if isinstance(strategy, Strategy) and (works := work_seconds(strategy, ranks)):
-        share = pace_share(usual_pace_s(costs.store, costs.prefix), pace_s)
-        at_pace = {
-            key: (share * forward_s, share * backward_s) for key, (forward_s, backward_s) in works.items()
-        }
-        save_works(costs.store, costs.prefix, at_pace)
+        save_works(costs.store, costs.prefix, works)

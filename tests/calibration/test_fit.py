@@ -21,7 +21,7 @@ def run(rng: random.Random, model: str, *, slow: float = 1.0, cores_busy: float 
     raw = sum(by.values())
     by[COLLECTIVE] = rng.randint(1, 60)
     equation = Equation(0.0, raw, by)
-    return Run(model, Equation(slow * equation.at(TRUE), raw, by), None, (), 0.004, cores_busy)
+    return Run(model, Equation(slow * equation.at(TRUE), raw, by), None, (), cores_busy)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_terms_that_made_the_steps_are_found(runs):
 
 
 def test_a_class_that_no_run_had_takes_what_others_take():
-    seen = [Run("m", Equation(1.3, 1.0, {term: 1.0}), None, (), 0.004) for term in sorted(FAMILIES[0])[:4]]
+    seen = [Run("m", Equation(1.3, 1.0, {term: 1.0}), None, ()) for term in sorted(FAMILIES[0])[:4]]
     found = fit_terms(seen * 5)
     unseen = sorted(FAMILIES[0])[4]
     assert found[unseen] == pytest.approx(1.28, abs=0.03)
@@ -62,29 +62,10 @@ def test_a_step_that_was_disturbed_counts_little(runs):
 
 
 def test_terms_stay_near_where_they_began_without_steps_that_say_otherwise():
-    alone = Run("m", Equation(1.0, 1.0, {PRODUCT: 1.0, EDGES: 1e-6}), None, (), 0.004)
+    alone = Run("m", Equation(1.0, 1.0, {PRODUCT: 1.0, EDGES: 1e-6}), None, ())
     assert fit_terms([alone])[PRODUCT] == pytest.approx(1.0, abs=1e-3)
     assert fit_terms([alone], start={EDGES: 1.7})[EDGES] == pytest.approx(1.7, abs=1e-3)
     assert fit_terms([]) == {}
-
-
-def test_runs_of_a_slow_minute_are_scaled_to_the_usual_pace(runs):
-    usual = [replace(r, usual_s=0.004) for r in runs]
-    slow = [replace(r, step=replace(r.step, measured_s=2 * r.step.measured_s), pace_s=0.008) for r in usual]
-    assert fit_terms(slow) == pytest.approx(fit_terms(runs))
-
-
-def test_runs_go_together_whose_prices_were_scaled_to_other_paces(runs):
-    """As of a calibration that was interrupted, which knew the machine's pace better afterwards."""
-
-    def at(run: Run, share: float) -> Run:
-        by = {term: share * value for term, value in run.step.by.items()}
-        step = replace(run.step, predicted_s=share * run.step.predicted_s, by=by)
-        return replace(run, step=step, usual_s=share * 0.004)
-
-    without = [replace(r, step=replace(r.step, by={**r.step.by, COLLECTIVE: 0.0})) for r in runs]
-    mixed = [at(r, 0.8 if number % 2 else 1.0) for number, r in enumerate(without)]
-    assert fit_terms(mixed) == pytest.approx(fit_terms(without), abs=1e-6)
 
 
 def test_the_error_is_that_of_models_that_were_left_out(runs):
@@ -100,11 +81,9 @@ def test_the_error_is_that_of_models_that_were_left_out(runs):
 
 
 def test_the_range_is_of_steps_as_they_ran(runs):
-    """Half of them in slow minutes, of which the terms, and the errors, know nothing."""
-    slow = [replace(r, step=replace(r.step, measured_s=1.5 * r.step.measured_s), pace_s=0.006) for r in runs]
-    mixed = [replace(r, usual_s=0.004) for pair in zip(runs, slow, strict=True) for r in pair]
-    found = fit_residuals(mixed)
-    assert found.error < 0.02
+    """Four of five as the terms say, and one of five half as long again."""
+    slow = [replace(r, step=replace(r.step, measured_s=1.5 * r.step.measured_s)) for r in runs[::4]]
+    found = fit_residuals([*runs, *slow])
     assert found.low == pytest.approx(1.0, abs=0.1)
     assert found.high == pytest.approx(1.5, abs=0.1)
 
@@ -119,6 +98,6 @@ def test_what_other_programs_disturbed_is_left_out_unless_it_is_most(runs):
 
 
 def test_runs_are_plain_data(runs):
-    network = Run("m", runs[0].step, runs[1].step, (runs[2].step,), 0.004, 0.7)
+    network = Run("m", runs[0].step, runs[1].step, (runs[2].step,), 0.7)
     for one in (runs[0], network):
         assert Run.from_record(json.loads(json.dumps(one.to_record()))) == one

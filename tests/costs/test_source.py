@@ -55,6 +55,13 @@ def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monk
         return {}
 
     monkeypatch.setattr(timings, "measure_workloads", measure)
+    peaks: list[tuple[str, ...]] = []
+
+    def measure_peaks(pool, store, prefix, dtypes):
+        peaks.append(tuple(dtypes))
+        return {"float32": 1e11}
+
+    monkeypatch.setattr(timings, "measure_peaks", measure_peaks)
     said = []
     costs = CostSource(load_cluster("local:2"), store, Settings(), Gpus(), note=said.append)
     costs.timings.measure({})
@@ -65,6 +72,9 @@ def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monk
     assert words.startswith("412 operators of this model")
     assert "about 2 min" in words
     assert '--measure never, in Python measure="never"' in words
+    # Before and after each of the three.
+    assert peaks == [("float32",)] * 6
+    assert costs.timings.peaks == {"float32": 1e11}
 
 
 def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):

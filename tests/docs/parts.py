@@ -237,10 +237,8 @@ PARTS: dict[str, Callable[[], str]] = {
             "paper: step": theirs(0),
             "step": "{time_error:.1%} ({time_worst:.1%})",
             "same plan twice": "{noise:.1%}",
-            "step, beside": "{beside_error:.1%} ({beside_worst:.1%})",
             "paper: network": theirs(1),
             "network": "{network_error:.1%} ({network_worst:.1%})",
-            "network, beside": "{beside_network_error:.1%} ({beside_network_worst:.1%})",
         },
     ),
     "fidelity-order": partial(

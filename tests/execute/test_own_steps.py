@@ -47,7 +47,6 @@ def test_a_training_that_is_timed_is_the_same(plan):
     (rank,) = read_steps(plan)
     assert len(rank["steps"]) == STEPS
     assert all(0 < end < 10 for _, end in rank["steps"])
-    assert rank["pace_s"][0] > 0
     assert sum(rank["forward_s"].values()) > 0
     assert sum(rank["backward_s"].values()) > 0
 

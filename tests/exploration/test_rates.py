@@ -89,6 +89,13 @@ def test_flop_of_several_formats_have_peaks_of_their_own() -> None:
     assert rates(explored(flops=flops), 0).mfu == pytest.approx(0.4)
 
 
+def test_the_peak_of_cpu_ranks_is_what_they_were_measured_to_reach() -> None:
+    found = explored("local:2", flops={"float32": 2 * 150e9 * 0.5 * 0.25, "bfloat16": 2 * 400e9 * 0.5 * 0.5})
+    assert rates(found, 0).mfu is None  # nothing says what this processor reaches in bfloat16
+    peaks = {"peak_flops": {"float32": 150e9, "bfloat16": 400e9}}
+    assert rates(replace(found, report={**found.report, **peaks}), 0).mfu == pytest.approx(0.75)
+
+
 def test_devices_of_two_kinds_add_their_peaks_and_prices_up(tmp_path: Any) -> None:
     file = tmp_path / "two.yaml"
     file.write_text(

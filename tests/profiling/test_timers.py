@@ -165,8 +165,8 @@ def test_a_span_for_which_the_host_was_not_ahead_is_known_and_the_next_gets_a_lo
     assert timer.seconds(spans[:1])[0] > 9 * WARM_MS / 1e3
     found = timers.counted(timer, spans)
     assert not found.waits
-    assert found.device_s == pytest.approx([9 * WARM_MS / 1e3] * sum(ahead))
-    assert found.host_s == pytest.approx([9e-3] * sum(ahead))
+    assert found.device_s == pytest.approx(9 * WARM_MS / 1e3)
+    assert found.host_s == pytest.approx(9e-3)
     assert timers.counted(timer, spans[:1]).waits
 
 

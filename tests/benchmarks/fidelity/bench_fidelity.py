@@ -1,12 +1,12 @@
-"""How far predictions are from what a step really does: as measured one by one, calibrated, calibrated and
-scaled to the machine's pace beside the runs, and after tuning. Not a test.
+"""How far predictions are from what a step really does: as measured one by one, calibrated, and after
+tuning. Not a test.
 
     python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
 this machine, which is calibrated first, on other models; ten plans on a mesh, spaced evenly by index along
 each frontier, are run (not those that place operators on single devices). Plans take turns in several rounds,
-as the machine's pace changes within seconds; what every other round says of the same plan differs by the
+as the machine's speed changes within seconds; what every other round says of the same plan differs by the
 noise floor. The first half of the rounds is what tuning learns from, and the second half what its predictions
 are compared with. What the host of a virtual machine takes of its cores is noted (Linux counts it as stolen
 time). Results are dated files in tests/benchmarks/results/fidelity; models that were measured earlier the
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ from tensoropt.api import explore
 from tensoropt.calibration.calibrate import calibrate
 from tensoropt.calibration.fit import fit_terms
 from tensoropt.calibration.runs import described, priced
-from tensoropt.calibration.steps import paces_beside, run_steps, seconds_of
+from tensoropt.calibration.steps import run_steps, seconds_of
 from tensoropt.calibration.tuning import LOOSE
 from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.residuals import NO_RESIDUALS, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.plan.kinds import SHARDED
-from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
@@ -73,29 +72,20 @@ def halves(rounds: Sequence[float]) -> list[float]:
     return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
 
 
-def slowed(ranks: Sequence[Mapping[str, Any]], usual_s: float | None) -> float:
-    """How many times slower than at the machine's usual pace the median step of a run was."""
-    whole, _ = seconds_of(ranks)
-    at_usual = [s * pace_share(usual_s, own) for s, own in zip(whole, paces_beside(ranks), strict=True)]
-    return statistics.median(whole) / statistics.median(at_usual)
-
-
 def learned_from(
     loaded: CapturedModel,
     drawn: Sequence[tuple[Strategy, Mesh]],
     costs: CostSource,
     rounds: Sequence[Sequence[Any]],
     machines: Residuals,
-    usual_s: float | None,
 ) -> Residuals:
     """What the first rounds of a model's own runs say of its prices, as tuning would learn it."""
     runs, works = [], defaultdict[str, list[tuple[float, float]]](list)
     for ran in rounds:
         for (strategy, mesh), ranks in zip(drawn, ran, strict=True):
             runs.append(described(loaded, "", strategy, mesh, costs, ranks))
-            share = pace_share(usual_s, runs[-1].pace_s)
-            for key, (there_s, back_s) in work_seconds(strategy, ranks).items():
-                works[key].append((there_s * share, back_s * share))
+            for key, seconds in work_seconds(strategy, ranks).items():
+                works[key].append(seconds)
     terms = fit_terms(runs, start=machines.terms, tightness=LOOSE)
     usual = {
         key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
@@ -139,8 +129,7 @@ def measure(
                     for strategy, _ in drawn
                 ]
             )
-        usual_s = usual_pace_s(store, costs.prefix)
-        learned = learned_from(loaded, drawn, costs, found_in[: rounds // 2], residuals, usual_s)
+        learned = learned_from(loaded, drawn, costs, found_in[: rounds // 2], residuals)
         tuned_s = [priced(*one, costs, learned)[0] for one in drawn]
     rows = []
     for (index, point, plan), (raw, _), tuned, *ran in zip(chosen, raw_s, tuned_s, *found_in, strict=True):
@@ -157,7 +146,6 @@ def measure(
         alone = [seconds for seconds, *taken in steps if not any(taken)]
         by_rank = zip(*ran, strict=True)
         alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
-        slower = [slowed(ranks, usual_s) for ranks in ran]
         late = slice(rounds // 2, None)
         rows.append(
             {
@@ -166,9 +154,7 @@ def measure(
                 "micro_batches": plan.micro_batches,
                 "time_raw_s": raw,
                 "time_predicted_s": point.time_s,
-                "time_predicted_beside_s": halves([point.time_s * share for share in slower]),
-                "network_predicted_beside_s": halves([point.communication_s * share for share in slower]),
-                "time_tuned_s": tuned * statistics.fmean(slower[late]),
+                "time_tuned_s": tuned,
                 "time_after_s": statistics.fmean(whole[late]),
                 "compute_predicted_s": point.compute_s,
                 "time_measured_s": halves(whole),
@@ -200,13 +186,10 @@ def measure(
 def line(one: dict[str, Any]) -> str:
     """What came out of one model."""
     host = f"host {one['stolen_exploring']:.1%} then {one['stolen']:.1%}"
-    beside = (
-        f"raw {one['raw_error']:.1%}, beside {one['beside_error']:.1%}, tuned {one['tuned_error']:.1%}, "
-        f"network beside {one['beside_network_error']:.1%}"
-    )
     return (
         f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
-        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; {beside}; left alone {percent(one['alone_error'])},"
+        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; raw {one['raw_error']:.1%},"
+        f" tuned {one['tuned_error']:.1%}; left alone {percent(one['alone_error'])},"
         f" {host}), network {one['network_error']:.1%}, memory {one['memory_error']:.2%}"
     )
 

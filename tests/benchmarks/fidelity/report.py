@@ -50,11 +50,6 @@ def kendall(rows: Sequence[Mapping[str, Any]], noise: float | None = None) -> tu
     return (agree / pairs if pairs else None), pairs
 
 
-def beside_error(row: Mapping[str, Any], kind: str = "time") -> float:
-    """Of the plan as it is predicted from what is measured beside its runs, in the same minutes."""
-    return error(statistics.fmean(row[f"{kind}_predicted_beside_s"]), row[f"{kind}_measured_s"])
-
-
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
@@ -74,9 +69,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for kind, unit in (("time", "s"), ("network", "s"), ("memory", "bytes")):
         errors = [error(r[f"{kind}_predicted_{unit}"], r[f"{kind}_measured_{unit}"]) for r in rows]
         found[f"{kind}_error"], found[f"{kind}_worst"] = statistics.median(errors), max(errors)
-    for kind, name in (("time", "beside"), ("network", "beside_network")):
-        errors = [beside_error(r, kind) for r in rows]
-        found[f"{name}_error"], found[f"{name}_worst"] = statistics.median(errors), max(errors)
     for name, against in (("raw", "time_measured_s"), ("tuned", "time_after_s")):
         # Results of before there was calibration have neither.
         errors = [error(r[f"time_{name}_s"], r[against]) for r in rows if f"time_{name}_s" in r]
@@ -86,10 +78,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found["network_noise"] = statistics.median(spread(r["network_measured_s"]) for r in rows)
     found["bias"] = statistics.median(
         r["time_predicted_s"] / statistics.fmean(r["time_measured_s"]) - 1 for r in rows
-    )
-    found["beside_bias"] = statistics.median(
-        statistics.fmean(r["time_predicted_beside_s"]) / statistics.fmean(r["time_measured_s"]) - 1
-        for r in rows
     )
     alone = [(r["time_predicted_s"], r["time_left_alone_s"]) for r in rows if r.get("time_left_alone_s")]
     found["alone_error"] = statistics.median(error(*pair) for pair in alone) if alone else None
@@ -114,17 +102,15 @@ def markdown(data: Mapping[str, Any]) -> str:
         "*Network*: seconds of a step's collectives, each from the call of the rank that",
         "comes last to the return of the one done last, so without waiting for a rank that still",
         "computes; measured in the very steps that are timed. *Raw*: of predictions from operators, edges",
-        "and links as they were timed one by one; *time*: calibrated on plans of other models. *Beside*:",
-        "calibrated and scaled to the pace at which the machine ran beside these runs (results before 28",
-        "November 2026: all measured once more in the first and the last round). *Tuned*: with what the",
-        "first half of the rounds showed, against the second half. *Left alone*: against those steps",
-        "from which the host of this virtual machine took nothing, and what share of the cores' time it took",
-        "while measuring and while the plans ran. *Memory*: the median of a rank's steps, of the rank that",
-        "needs most; what the most of all these steps needed is in the JSON.",
+        "and links as they were timed one by one; *time*: calibrated on plans of other models. *Tuned*: with",
+        "what the first half of the rounds showed, against the second half. *Left alone*: against those",
+        "steps from which the host of this virtual machine took nothing, and what share of the cores' time",
+        "it took while measuring and while the plans ran. *Memory*: the median of a rank's steps, of the",
+        "rank that needs most; what the most of all these steps needed is in the JSON.",
         "",
-        "| model | plans | raw | time | beside | tuned | noise | left alone (host) | theirs | network | noise"
-        " | beside | theirs | memory | theirs | tau, told apart | tau, all |",
-        "|" + "---|" * 17,
+        "| model | plans | raw | time | tuned | noise | left alone (host) | theirs | network | noise"
+        " | theirs | memory | theirs | tau, told apart | tau, all |",
+        "|" + "---|" * 15,
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
@@ -134,7 +120,6 @@ def markdown(data: Mapping[str, Any]) -> str:
             f"{len(one['rows'])} of {one['points']}",
             with_worst(one, "raw"),
             with_worst(one, "time"),
-            with_worst(one, "beside"),
             with_worst(one, "tuned"),
             f"{one['noise']:.1%}",
             f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
@@ -142,7 +127,6 @@ def markdown(data: Mapping[str, Any]) -> str:
             theirs[0],
             with_worst(one, "network"),
             f"{one['network_noise']:.1%}",
-            with_worst(one, "beside_network"),
             theirs[1],
             f"{one['memory_error']:.2%} ({one['memory_worst']:.2%})",
             theirs[2],

@@ -7,14 +7,13 @@ import json
 import pytest
 
 from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
-from tests.benchmarks.fidelity.report import beside_error, error, kendall, markdown, picture, spread, summary
+from tests.benchmarks.fidelity.report import error, kendall, markdown, picture, spread, summary
 
 
 def row(predicted: float, first: float, second: float, memory: tuple[float, float] = (99, 100)) -> dict:
     return {
         "point": 0, "mesh": "2", "micro_batches": 1,
         "time_predicted_s": predicted, "time_measured_s": [first, second],
-        "time_predicted_beside_s": [predicted, 1.4 * predicted], "network_predicted_beside_s": [0.0, 0.0],
         "network_predicted_s": 0.0, "network_measured_s": [0.0, 0.0],
         "memory_predicted_bytes": memory[0], "memory_measured_bytes": memory[1],
     }  # fmt: skip
@@ -47,14 +46,6 @@ def test_tau_of_all_pairs_counts_what_the_noise_hides_and_ties():
     found = summary([row(2.0, 1.0, 1.2), row(1.0, 1.2, 1.0), row(0.5, 1.3, 1.1)])
     assert (found["tau"], found["tau_pairs"]) == (None, 0)
     assert (found["tau_all"], found["tau_all_pairs"]) == (pytest.approx(-2 / 3), 3)
-
-
-def test_predictions_beside_the_runs_are_the_mean_of_both_ends():
-    assert beside_error(row(1.0, 1.1, 1.3)) == pytest.approx(0.0)
-    found = summary([row(1.0, 1.0, 1.0)])
-    assert (found["beside_error"], found["beside_bias"]) == pytest.approx((0.2, 0.2))
-    assert found["beside_network_error"] == 0.0
-    assert found["beside_worst"] == pytest.approx(0.2)
 
 
 def test_raw_and_tuned_predictions_have_errors_of_their_own():

@@ -1,0 +1,58 @@
+"""The limit of what CPU ranks compute in a second, for whatever says how fast they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensoropt.costs.compute import weight_gradient_share
+from tensoropt.costs.prices import ComputeCosts
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
+
+
+class HeldCompute:
+    """Costs of a CPU rank that are nowhere below what its peak FLOP/s allow.
+
+    Repeats of a short piece of work may be faster than any product, by chance or because kernels compute less
+    than is counted, and an efficiency was fitted to other work.
+
+    Args:
+        peaks: peak FLOP/s by dtype; float32's for others.
+    """
+
+    def __init__(self, costs: ComputeCosts, peaks: Mapping[str, float]):
+        self.costs, self.peaks = costs, peaks
+
+    @property
+    def source(self) -> str:
+        """The source of the optimizer's figure."""
+        return self.costs.source
+
+    @property
+    def optimizer_s_per_element(self) -> float:
+        """The seconds of the optimizer per element."""
+        return self.costs.optimizer_s_per_element
+
+    def source_of(self, work: Workload) -> str:
+        """Return the source of this workload's :meth:`seconds`."""
+        return self.costs.source_of(work)
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """Return the (forward, backward) seconds."""
+        forward_s, backward_s = self.costs.seconds(work, facts)
+        return (
+            max(forward_s, self._at_peak_s(work, facts.forward_flops)),
+            max(backward_s, self._at_peak_s(work, facts.backward_flops)),
+        )
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """Return the (forward, backward) seconds of issuing the workload."""
+        return self.costs.host_seconds(work)
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Return the seconds of the product for a weight's gradient."""
+        flops = facts.backward_flops * weight_gradient_share(facts)
+        return max(self.costs.weight_gradient_s(work, facts), self._at_peak_s(work, flops))
+
+    def _at_peak_s(self, work: Workload, flops: float) -> float:
+        return flops / self.peaks.get(work.dtype, self.peaks["float32"])

@@ -1,0 +1,58 @@
+"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute.
+
+It is measured, because clocks and vector units say too little: processors of one vector width differ by a
+factor of four. Like everything on CPU ranks it is the best of repeats, and the best of all measurements.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.timers import WallTimer, counted, timed
+from tensoropt.ranks.pool import RankPool
+
+_KEY = "peak"
+TIMED = ("float64", "float32", "bfloat16")
+"""The dtypes whose products have kernels of their own."""
+_WIDTHS, _EACH_S = (512, 1024), 0.15
+"""The sizes of square products, a few ms and some tens of them, and the seconds of repeating each:
+assumptions. Smaller ones are bound by caches, and larger ones are seldom left alone."""
+
+
+@torch.no_grad()
+def most_flops(rank: int, world_size: int, dtype: str) -> float:
+    """Return the most FLOP/s of this rank in products of a dtype; runs in the pool, on all ranks at once."""
+    timer, best = WallTimer(), 0.0
+    for width in _WIDTHS:
+        a, b = (torch.randn(width, width).to(getattr(torch, dtype)) for _ in range(2))
+        out = torch.mm(a, b)
+        if world_size > 1:
+            dist.barrier()
+        until, product = time.perf_counter() + _EACH_S, partial(torch.mm, a, b, out=out)
+        spans = [timed(timer, product)[1]]
+        while time.perf_counter() < until:
+            spans.append(timed(timer, product)[1])
+        best = max(best, 2.0 * width**3 / counted(timer, spans).device_s)
+    return best
+
+
+def known_peaks(store: ProfileStore, prefix: str) -> dict[str, float]:
+    """Return the peak FLOP/s that were measured earlier, by dtype."""
+    return dict(store.get(f"{prefix}/{_KEY}") or {})
+
+
+def measure_peaks(
+    pool: RankPool, store: ProfileStore, prefix: str, dtypes: Iterable[str]
+) -> dict[str, float]:
+    """Measure the peaks of some dtypes, also if they are known, and return the best of all measurements."""
+    known = known_peaks(store, prefix)
+    for dtype in dtypes:
+        known[dtype] = max(known.get(dtype, 0.0), *pool.run(most_flops, dtype))
+    store.put(f"{prefix}/{_KEY}", known)
+    return known

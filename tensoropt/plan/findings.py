@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.frontier import knee
+from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
@@ -64,6 +65,13 @@ class Findings:
     def names(self) -> tuple[str, ...]:
         """The display name of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
         return plan_names(self.all_points, self.spaces, self.model.adapters)
+
+    @cached_property
+    def is_dense_transformer(self) -> bool:
+        """Whether the model is a transformer without experts; False where its operators were not saved."""
+        if self.recorded is None:
+            return False
+        return is_dense_transformer(op.target for op in self.recorded.graph.operators)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

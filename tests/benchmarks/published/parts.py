@@ -16,7 +16,7 @@ from typing import Any
 
 from tensoropt.cluster import Reached, reached_by
 from tensoropt.cluster.catalog import host_seconds
-from tensoropt.costs.compute import RooflineCompute
+from tensoropt.costs.compute import RooflineCompute, moved_bytes
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
@@ -94,9 +94,8 @@ def kernels_of(run: Run, evaluation: Evaluation) -> tuple[Counter[Kernel], float
         forwards = micro_batches * (2 if again and again[index] else 1)
         for cls, of in roofline.kernels_of(work, facts):
             peak = roofline.peak(work.dtype, cls)
-            moved = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
             share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-            memory_s = moved / device.memory_bandwidth
+            memory_s = moved_bytes(cls, of) / device.memory_bandwidth
             found[str(cls), of.forward_flops / peak, memory_s] += forwards
             found[str(cls), share * facts.backward_flops / peak, 2 * memory_s] += micro_batches
             launched += forwards + 2 * micro_batches

@@ -315,7 +315,7 @@ class RooflineCompute:
         dated: str = "",
     ):
         self.fused = fused
-        self.reached = reached_by(device, dated)
+        self.reached = reached_by(device, dated, compiled=fused)
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies

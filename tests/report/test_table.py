@@ -109,7 +109,7 @@ def like_published_jobs(**changes: Any) -> Exploration:
         small,
         cluster=load_cluster("dgx-a100[2]").to_dict(),
         settings={**small.settings, "dtype": "bfloat16"},
-        recorded=SimpleNamespace(graph=SimpleNamespace(operators=operators)),
+        recorded=SimpleNamespace(graph=SimpleNamespace(inputs=(), operators=operators)),
     )
     return replace(found, **changes)
 
@@ -124,7 +124,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
     # A quarter of its seconds are from data sheets.
     assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
     assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])
-    assert data["words"] == facts(FigureRow.of(found, 1))["range"].words
+    assert line.endswith(f"({data['words']})")
     assert range_data(small_exploration(), 1) is None
 
 
@@ -137,7 +137,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
         {"recorded": None},
         {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
         {"model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")},
-        {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.19, idle_s=0.1) for i in range(2))},
+        {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.21, idle_s=0.1) for i in range(2))},
     ],
     ids=["convolutions", "experts", "no attention", "unknown", "float32", "inference", "host-bound"],
 )

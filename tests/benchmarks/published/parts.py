@@ -148,7 +148,11 @@ def step_parts(run: Run, found: PinnedPoint | PinnedPipelinePoint, weight: float
     rows = [(*kernel, float(times)) for kernel, times in kernels.items()]
     copies_s = sum(s for kind, s in computed.items() if kind not in ("compute", "step", "begin"))
     seconds = {LAUNCHES: launches_s, OPTIMIZER: computed["step"], COPIES: copies_s}
-    seconds[SLOWER] = point.compute_s - seconds_of(rows, reached_by(device, run.date)) - sum(seconds.values())
+    seconds[SLOWER] = (
+        point.compute_s
+        - seconds_of(rows, reached_by(device, run.date, compiled=run.fused))
+        - sum(seconds.values())
+    )
     # What stages wait for by themselves may be less in a pipeline: what is left is of the end of a step.
     waited[SENDS], waited[DATA], left_s = sends_s, point.exposed_s, point.exposed_s
     for name in WAITS:
@@ -180,7 +184,7 @@ def parts_of(run: Run, models: Mapping[str, Any], store: ProfileStore) -> RunPar
         simulated_s += of_depth * share * found.point.time_s
         steps.append(step_parts(run, found, of_depth * share))
     assert run.published_step_s is not None
-    shares = reached_by(cluster.device, run.date)
+    shares = reached_by(cluster.device, run.date, compiled=run.fused)
     return RunParts(
         id=run.id,
         source=run.family,

@@ -184,11 +184,11 @@ def frontier_figure(
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
     on_line = seen(data.axes.y.values)
-    usable = data.usable_bytes(view)
     dots = on_line
     if window is None and thinned and len(few := worth_a_look(data, whole)) < len(whole):
         dots = few
-    fits, over = dots[data.memory[dots] <= usable], dots[data.memory[dots] > usable]
+    fitting = data.fitting(view)[dots]
+    fits, over = dots[fitting], dots[~fitting]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     none = np.array([], dtype=int)

@@ -270,25 +270,30 @@ class Reached:
 
 
 @cache
-def _reached(capability: str, dated: str) -> Reached:
+def _reached(capability: str, dated: str, compiled: bool) -> Reached:
     figures = efficiency_figures()
-    # Oldest first; the newest has no end date.
-    kernels = next(of for of in figures["kernels"] if "until" not in of or (dated and dated <= of["until"]))
+    # Oldest first; the newest have no end date.
+    kernels = next(
+        of
+        for of in figures["kernels"]
+        if ("until" not in of or (dated and dated <= of["until"])) and (compiled or "compiled" not in of)
+    )
     return Reached(**{**figures["assumed"], **kernels["capability"].get(capability, {})})
 
 
-ASSUMED = _reached("", "")
+ASSUMED = _reached("", "", compiled=False)
 """The shares assumed if nothing is known of the device."""
 
 
-def reached_by(device: DeviceKind, dated: str = "") -> Reached:
+def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -> Reached:
     """Return the shares that kernels reach on a device kind. GPUs of the same compute capability are assumed
     to reach the same shares of their own peaks; nothing is known of CPU cores.
 
     Args:
         dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.
+        compiled: neighbouring element-wise operators are one kernel.
     """
-    return _reached(device.capability, dated) if device.type == "cuda" else ASSUMED
+    return _reached(device.capability, dated, compiled) if device.type == "cuda" else ASSUMED
 
 
 @dataclass(frozen=True, slots=True)

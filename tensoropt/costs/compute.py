@@ -277,6 +277,12 @@ _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 """Classes of operators that share a kernel with others of these classes, if they are fused."""
 
 
+def moved_bytes(cls: CostClass, of: CallWork) -> int:
+    """Return what a call of a class reads and writes on a GPU: a norm is one kernel there, even where a CPU
+    runs several (``aten::_fused_rms_norm``)."""
+    return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+
+
 def _as_one(chain: Sequence[CallWork]) -> CallWork:
     """Return a chain of calls as one kernel, which reads and writes what the largest of them does:
     intermediate results stay on the chip.
@@ -309,7 +315,7 @@ class RooflineCompute:
         dated: str = "",
     ):
         self.fused = fused
-        self.reached = reached_by(device, dated)
+        self.reached = reached_by(device, dated, compiled=fused)
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies
@@ -380,7 +386,7 @@ class RooflineCompute:
                 continue
             cls = call_class(call)
             if self.fused and cls in _FUSED:
-                size = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+                size = moved_bytes(cls, of)
                 chain.append(CallWork(of.forward_flops, size, size))
                 continue
             if chain:
@@ -394,8 +400,7 @@ class RooflineCompute:
         """Return the (forward, backward) seconds of a call, without launches."""
         reached = self.reached
         bandwidth = self.device.memory_bandwidth * reached.memory
-        # A norm is one kernel on a GPU, even where a CPU runs several (aten::_fused_rms_norm).
-        traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+        traffic = moved_bytes(cls, of)
         # Backward's FLOP are known only for the whole group: products and attention take their shares of
         # them.
         share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0

@@ -132,7 +132,10 @@ class CostSource(CostContext):
     def _reached_notes(self) -> tuple[str, ...]:
         if self.pool is not None:
             return ()
-        found = ((kind.name, reached_by(kind, self.dated)) for kind in self.cluster.device_kinds)
+        found = (
+            (kind.name, reached_by(kind, self.dated, compiled=self.fused))
+            for kind in self.cluster.device_kinds
+        )
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def compute(self) -> ComputeCosts:

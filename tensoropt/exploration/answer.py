@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.first_lines import launcher_words, pace_words
+from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brief_name, planner_title
@@ -127,8 +129,10 @@ class Budgeted:
             least = memory(self.findings.needs[self.leanest])
             name = brief_name(self.findings.names[self.leanest])
             return f"no plan fits; the leanest needs {least} ({name})"
-        point = self.findings.points[self.row]
-        figures = [f"{time(point.time_s)} a step", memory(point.memory_bytes)]
+        figures = [
+            f"{time(self.findings.all_points[self.row].time_s)} a step",
+            memory(self.findings.needs[self.row]),
+        ]
         return ", ".join([*figures, *pace_words(self.findings, self.row)])
 
     def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
@@ -140,9 +144,10 @@ class Budgeted:
         over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
         said = [f"{base.short} {base.verdict(memory)}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
-        sentences = [f"{_listed(over)} {do} not fit."] if over else []
+        sentences = [self.faster_words] if self.faster_words else []
+        sentences += [f"{_listed(over)} {do} not fit."] if over else []
         sentences += [f"{'; '.join(said)}."] if said else []
-        told = launcher_words(self.findings, self.row, self.baselines)
+        told = launcher_words(self.findings, self.chosen.row, self.baselines)
         return [*sentences, *told, self.more_words(memory)]
 
     def taken_words(self) -> str:
@@ -155,7 +160,7 @@ class Budgeted:
         numbers = [
             f"a launcher's config {said} say it",
             counted(kinds_of(name), "kind") + " of parallelism",
-            counted(int(exceptions(self.findings, self.chosen.row)), "exception"),
+            f"{share_words(float(self.findings.exceptions[self.chosen.row]))} of its time in exceptions",
         ]
         return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
 

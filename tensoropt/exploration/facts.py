@@ -21,7 +21,7 @@ from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
 from tensoropt.plan.space import Space
-from tensoropt.plan.time_range import TimeRange, time_range
+from tensoropt.plan.time_range import UNLIKE, TimeRange, time_range
 from tensoropt.profiling.optimizers import short_optimizer
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
@@ -98,7 +98,20 @@ def _point_facts(point: Point) -> dict[str, Fact]:
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
     """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
-    of GPUs or on a machine that was calibrated."""
+    of GPUs and published jobs are like it, or on a machine that was calibrated."""
+    found = _any_range(findings, index)
+    return found if found is not None and _has_range(findings, index) else None
+
+
+def range_words(findings: Findings, index: int, time: Callable[[float], str] = format_seconds) -> str:
+    """Return :func:`range_of` in words; where no published job is like it, that; "" for other times."""
+    found = _any_range(findings, index)
+    if found is None:
+        return ""
+    return found.words(time) if _has_range(findings, index) else UNLIKE
+
+
+def _any_range(findings: Findings, index: int) -> TimeRange | None:
     point = findings.all_points[index]
     return time_range(
         point.time_s,
@@ -108,15 +121,24 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
     )
 
 
+def _has_range(findings: Findings, index: int) -> bool:
+    """Return whether steps were run here, or published jobs are like a point's: training of transformers
+    without experts in 16 bits, for which the device does not wait for its host."""
+    if findings.report.get("calibration") is not None:
+        return True
+    trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
+    return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
+
+
 def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
-    """Return :func:`range_of` as plain data."""
-    found = range_of(findings, index)
-    return None if found is None else asdict(found)
+    """Return :func:`range_words`, and :func:`range_of` if there is one, as plain data."""
+    words, found = range_words(findings, index), range_of(findings, index)
+    return {"words": words, **({} if found is None else asdict(found))} if words else None
 
 
 def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
-    found = range_of(row.findings, row.index)
-    return [] if found is None else [Fact("range", found.words(time), source=found.source)]
+    words, found = range_words(row.findings, row.index, time), range_of(row.findings, row.index)
+    return [Fact("range", words, source="" if found is None else found.source)] if words else []
 
 
 def listed_facts(point: Point) -> list[Fact]:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tensoropt.exploration.rates import RatesOf
+from tensoropt.exploration.recommended import a_config_says
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import YOUR_JOB, brief_name
+from tensoropt.plan.plan_names import brief_name
 from tensoropt.plan.point import Point
 from tensoropt.units import format_number, format_seconds, share_words
-
-_SAID = ("data_parallel", "zero", "megatron")
-"""Planners whose plans configs of launchers can say: every operator and parameter goes one way."""
 
 
 class Beside(Protocol):
@@ -49,17 +47,12 @@ def launcher_words(
         plans: what is known beside it.
     """
     own = findings.all_points[row]
-    if is_said(own):
+    if a_config_says(findings.names[row]):
         return []
-    said = [plan for plan in plans if plan.fits and is_said(plan.point)]
+    said = [plan for plan in plans if plan.fits and a_config_says(findings.names[plan.row])]
     if not said:
         return []
     best = min(said, key=lambda plan: (plan.point.time_s, plan.point.memory_bytes))
     name, more = brief_name(findings.names[best.row]), best.point.time_s / own.time_s - 1.0
     price = f"+{share_words(more)}" if more > 0 else "as fast"
     return [f"A launcher's config can say {name}: {time(best.point.time_s)} a step ({price})."]
-
-
-def is_said(point: Point) -> bool:
-    """Return whether a launcher's config says a plan, by the planner that made it."""
-    return point.planner in _SAID or point.planner.startswith(YOUR_JOB)

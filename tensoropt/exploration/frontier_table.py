@@ -14,7 +14,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.exploration.notable import notable, unconstrained_words
+from tensoropt.costs.device_fit import MARKS
+from tensoropt.exploration.notable import marks_of, notable, unconstrained_words
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
@@ -170,15 +171,6 @@ def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
 
 
-def _marks_of(findings: Findings) -> dict[int, list[str]]:
-    """Return the marks of special points: ``leanest``, ``knee``, ``fastest``."""
-    marks: dict[int, list[str]] = {}
-    last = len(findings.points) - 1
-    for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
-        marks.setdefault(index, []).append(word)
-    return marks
-
-
 _WIDTH, _HEIGHT = 720, 400
 _LEFT_MARGIN, _RIGHT, _TOP, _BOTTOM = 70, 20, 44, 52
 _INK, _GRID, _LINE, _MARK = "#1f2933", "#e4e7eb", "#2f6fb2", "#c2410c"
@@ -250,7 +242,7 @@ def draw_frontier(findings: Findings, *, title: str, indices: Sequence[int] | No
     for x, y in zip(xs, ys, strict=True):
         px, py = at(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_LINE}"/>')
-    for index, words in _marks_of(findings).items():
+    for index, words in marks_of(findings).items():
         point = findings.points[index]
         px, py = at(point.memory_bytes / size, point.time_s / second)
         last = index == len(findings.points) - 1 and index > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensoropt.exploration.answer import answer
+from tensoropt.exploration.recommended import recommended
 from tensoropt.frontier import bends
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import OTHER_FAMILY, family
@@ -23,13 +23,23 @@ _NO_CONSTRAINT = 0.25
 """The share of a device's memory within which all of a frontier is no matter of memory; an assumption."""
 
 
+def marks_of(findings: Findings) -> dict[int, list[str]]:
+    """Return the special points: ``fastest`` and ``knee`` of those that fit, and ``leanest``."""
+    marks: dict[int, list[str]] = {}
+    fitting = findings.within(findings.limit_bytes)
+    of_fitting = ((int(fitting[-1]), "fastest"), (findings.knee, "knee")) if len(fitting) else ()
+    for index, word in (*of_fitting[:1], (0, "leanest"), *of_fitting[1:]):
+        marks.setdefault(index, []).append(word)
+    return marks
+
+
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
     """Return the numbers of at most ``most`` points of the frontier, ascending, with what each is.
 
-    In this order, until there are ``most``: ``fastest``, ``leanest``, ``knee``, ``recommended``; the fastest
-    of each family of plans, and within the memory that the exploration was made for and that of each card of
-    :data:`CARDS_GIB`; then, without words, points that differ by more than 1 % in memory and in time from the
-    one before; of many, those where the frontier bends most.
+    In this order, until there are ``most``: ``fastest`` of those that fit, ``leanest``, ``knee``,
+    ``recommended``; the fastest of each family of plans, and within the memory that the exploration was made
+    for and that of each card of :data:`CARDS_GIB`; then, without words, points that differ by more than 1 %
+    in memory and in time from the one before; of many, those where the frontier bends most.
 
     Args:
         most: by default :data:`NOTABLE`, and few where memory is no constraint (:func:`unconstrained_words`).
@@ -44,11 +54,15 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     if not count:
         return found
-    table, fastest = PointTable.of(findings.points), count - 1
-    for row, title in ((fastest, "fastest"), (0, "leanest"), (findings.knee, "knee")):
-        add(row, title)
-    if findings.cluster.get("kinds") and (best := answer(findings).row) is not None:
-        add(best, "recommended")
+    table, marks = PointTable.of(findings.points), marks_of(findings)
+    fitting = findings.within(findings.limit_bytes)
+    fastest = int(fitting[-1]) if len(fitting) else count - 1
+    for row, titles in marks.items():
+        for title in titles:
+            add(row, title)
+    best = recommended(findings, findings.limit_bytes)
+    if best is not None and best.row < count:
+        add(best.row, "recommended")
 
     asked, within = findings.settings.get("memory_bytes"), dict[int, list[str]]()
     for limit in dict.fromkeys(

@@ -51,8 +51,8 @@ def recommended(
     """Return the simplest plan within :data:`WITHIN` of the fastest, among those that need at most so much of
     a device; None if none does.
 
-    The simplest is the first by: a launcher's config can say it, how many kinds of parallelism it has, how
-    much of it goes another way, micro-batches, time.
+    The simplest is the first by: a launcher's config can say it, how many kinds of parallelism it has, the
+    share of its time in operators that go another way, micro-batches, time.
 
     Args:
         rows: the numbers of the points that are asked about; by default all, of planners, too.
@@ -65,13 +65,13 @@ def recommended(
     # Of equals the one that needs least.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
     near = fitting[times[fitting] <= times[fastest] * (1 + WITHIN)].tolist()
-    spaces = findings.all_points.column("space")
+    spaces, shares = findings.all_points.column("space"), findings.exceptions
 
     def complexity(row: int) -> tuple[float, ...]:
         name = findings.names[row]
         micro_batches = findings.spaces[spaces[row]].micro_batches
         return (
-            not a_config_says(name), kinds_of(name), exceptions(findings, row), micro_batches,
+            not a_config_says(name), kinds_of(name), float(shares[row]), micro_batches,
             float(times[row]), float(needs[row]),
         )  # fmt: skip
 
@@ -89,10 +89,3 @@ def kinds_of(name: str) -> int:
     """Return the number of kinds of parallelism in a name."""
     words = set(re.findall(r"[A-Za-z]+", name))
     return sum(kind in words for kind in _KINDS)
-
-
-def exceptions(findings: Findings, row: int) -> float:
-    """Return how much of a plan goes another way than the rest: how many shares of operators or parameters
-    its name has."""
-    parts = [part for part in findings.names[row].split(JOIN) if " recomputed" not in part]
-    return float(sum(len(re.findall(r"\d+/\d+", part)) for part in parts))

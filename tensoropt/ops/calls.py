@@ -11,7 +11,7 @@ capture              ``precision``
 sharding             ``rule``, ``localiser``, ``kernels``, ``samples``, ``random``, ``draws``,
                      ``batch_statistics``, ``equal_shards``
 profiling            ``samples``, ``flops``
-costs                ``cost_class``, ``kernel_class``, ``launches``, ``linear``
+costs                ``cost_class``, ``reads``, ``launches``, ``linear``
 engine               ``evaluated``, ``counted_targets``
 ===================  ============================================================================
 
@@ -254,8 +254,8 @@ class OpSpec:
         kernels: the kernels that such a call may run, by their name in :attr:`LocalCall.function`. Profile
             stores and saved explorations contain these names, which must not change.
         samples: the random operands on which the rule checker, discovery and timings run it.
-        cost_class: the class whose fitted roofline efficiencies apply to it.
-        kernel_class: the same for ``kernels``.
+        cost_class: the class whose efficiencies apply to it and to ``kernels``, which stand for it.
+        reads: how often one kernel reads its operands: twice where every result depends on all of them.
         launches: whether it launches work on a device, rather than only redescribing a tensor's layout.
         precision: the precision in which it computes under mixed precision.
         flops: FLOP counters of the calls that it dispatches to, by their schema's name
@@ -277,7 +277,7 @@ class OpSpec:
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     samples: Samples | None = None
     cost_class: CostClass | None = None
-    kernel_class: CostClass | None = None
+    reads: int = 1
     launches: bool = True
     precision: Precision | None = None
     flops: Mapping[str, FlopCount] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -79,8 +79,12 @@ KERNELS: Mapping[str, Kernel] = _kernels()
 _SAMPLES = _by_packet(lambda spec: spec.samples)
 _PRECISION = _by_packet(lambda spec: spec.precision)
 _COST_CLASS = _by_packet(lambda spec: spec.cost_class) | {
-    packet_of(name): spec.kernel_class for spec in SPECS if spec.kernel_class for name in spec.kernels
+    packet_of(name): spec.cost_class for spec in SPECS if spec.cost_class for name in spec.kernels
 }
+_READS = {name: spec.reads for spec in SPECS for name in (*spec.targets, *spec.kernels)}
+_EXPERTS = frozenset(
+    target for family in (experts, routed_experts) for spec in family.SPECS for target in spec.targets
+)
 _NO_LAUNCH = frozenset(_by_packet(lambda spec: None if spec.launches else True))
 _DRAWS = _by_packet(lambda spec: spec.draws)
 _FLOPS = {name: count for spec in SPECS for name, count in spec.flops.items()}
@@ -137,6 +141,20 @@ def precision_of(target: str) -> Precision | None:
 def cost_class_of(function: str) -> CostClass | None:
     """Return the roofline class of a call's function, operator or kernel; None for one without a class."""
     return _COST_CLASS.get(packet_of(function))
+
+
+def is_dense_transformer(targets: Iterable[str]) -> bool:
+    """Return whether operators are those of a transformer without experts: attention, and no layers of
+    another kind."""
+    names = set(targets)
+    classes = set(map(cost_class_of, names))
+    of_others = {CostClass.CONVOLUTION, CostClass.RECURRENT} & classes
+    return CostClass.ATTENTION in classes and not of_others and names.isdisjoint(_EXPERTS)
+
+
+def reads_of(function: str) -> int:
+    """Return how often a call's function, as one kernel, reads its operands."""
+    return _READS.get(function, 1)
 
 
 def launches(function: str) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
+from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
@@ -79,6 +80,13 @@ class Findings:
         """For each of :attr:`all_points`, the share of its plan that goes another way than its name
         begins (:func:`~tensoropt.plan.plan_names.exceptions_share`)."""
         return exceptions_share(self.all_points, self.spaces, self.weights)
+
+    @cached_property
+    def is_dense_transformer(self) -> bool:
+        """Whether the model is a transformer without experts; False where its operators were not saved."""
+        if self.recorded is None:
+            return False
+        return is_dense_transformer(op.target for op in self.recorded.graph.operators)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

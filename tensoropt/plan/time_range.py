@@ -11,6 +11,9 @@ from tensoropt.cluster import job_spread
 from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
 
+UNLIKE = "from a data sheet; no published job is like it"
+"""What is said of a time from data sheets where the published jobs say nothing of how far it may be off."""
+
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:

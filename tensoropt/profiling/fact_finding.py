@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from tensoropt.graph import iter_refs
 from tensoropt.ops.kernels import SingleDevice
+from tensoropt.ops.registry import reads_of
 from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
@@ -637,8 +638,9 @@ class _Probe:
         call, outputs = self.work.calls[position]
         # Tensors released after their last use are gone by now, but their sizes are known.
         self.sizes |= {n: t.numel() * t.element_size() for n, t in self.tensors.items()}
-        touched = (*iter_refs((call.args, tuple(call.kwargs.values()))), *outputs)
-        outer = sum(self.sizes.get(name, 0) for name in touched)
+        operands = iter_refs((call.args, tuple(call.kwargs.values())))
+        read, written = (sum(self.sizes.get(name, 0) for name in names) for names in (operands, outputs))
+        outer = reads_of(call.function) * read + written
         flops = self.live.flops - sum(done.forward_flops for done in self.work_of_calls)
         traffic = self.live.traffic - sum(done.traffic_bytes for done in self.work_of_calls)
         self.work_of_calls.append(CallWork(flops, traffic, outer if traffic else 0))

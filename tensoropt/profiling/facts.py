@@ -41,7 +41,7 @@ class CallWork(NamedTuple):
     Attributes:
         forward_flops: multiply-adds counted as two.
         traffic_bytes: operands read and results written by the operators that it consists of, without views.
-        outer_bytes: the same for the call itself, as if it were one kernel.
+        outer_bytes: the same for the call itself, as one kernel.
     """
 
     forward_flops: float

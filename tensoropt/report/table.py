@@ -8,7 +8,7 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import Compared, compared, limits_asked
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, range_of
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, range_words
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.notes import notes_of
@@ -122,8 +122,7 @@ def point_lines(row: FigureRow) -> list[str]:
     point, named_facts = row.point, facts(row)
     words = worded(point, "compute {compute_s}, communication {communication_s}")
     named_facts["time"] = Fact("time", words, source=source_words(point.sources))
-    found = range_of(row.findings, row.index)
-    between = f" ({found.words()})" if found is not None else ""
+    between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
     title = row.findings.title(row.index)
     return [
         worded(point, f"{title}: {{memory_bytes}} per device, {{time_s}} per step") + between,

@@ -258,7 +258,7 @@ def looked_up(
         budget, limit = needs, ""
     else:
         budget, limit = memory_bytes, f"the memory budget of {format_bytes(memory_bytes)}"
-        if point.memory_bytes > budget:
+        if needs > budget:
             raise InfeasibleError(
                 f"{exploration.title(index)} needs {format_bytes(needs)}, more than the budget "
                 f"of {format_bytes(budget)}; take a point that fits, or a larger budget"

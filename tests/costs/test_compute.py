@@ -261,6 +261,15 @@ def test_classes_reach_shares_of_their_own():
     assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
 
 
+def test_memory_bound_work_reaches_what_copies_reach():
+    """Not what is left of a job's step, in which the host's seconds are."""
+    for cluster in ("dgx-a100", "dgx-h100"):
+        for dated in ("2023-05", "2024-05", ""):
+            for compiled in (False, True):
+                shares = reached_by(load_cluster(cluster).device, dated, compiled=compiled)
+                assert 0.8 <= shares.memory <= 0.92
+
+
 def test_older_kernels_take_longer():
     device = load_cluster("dgx-h100").device
     newest, older = reached_by(device), reached_by(device, "2023-05")
@@ -272,12 +281,15 @@ def test_older_kernels_take_longer():
     assert newest.of("attention") > 1.5 * middle.of("attention")
     a100 = load_cluster("dgx-a100").device
     assert reached_by(a100) == reached_by(a100, "2024-05")
-    product = work("aten.linear.default")
+    # Products of large compiled jobs say nothing of eager ones.
+    assert reached_by(a100, compiled=True).of("matrix product") > reached_by(a100).of("matrix product")
+    assert RooflineCompute(a100, "adam", fused=True).reached == reached_by(a100, compiled=True)
+    attention = work("aten.scaled_dot_product_attention.default")
     call = by_call(1e13, CallWork(1e13, 1000, 1000))
     new_s, old_s = (
-        RooflineCompute(device, "adam", dated=of).seconds(product, call)[0] for of in ("", "2023-05")
+        RooflineCompute(device, "adam", dated=of).seconds(attention, call)[0] for of in ("", "2023-05")
     )
-    ratio = newest.of("matrix product") / older.of("matrix product")
+    ratio = newest.of("attention") / older.of("attention")
     assert (old_s - KERNEL_S) / (new_s - KERNEL_S) == pytest.approx(ratio)
     assert ratio > 1.0
 

@@ -98,7 +98,7 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     )
     rows = len(table_of(shown))
     assert f"{rows} of {len(found.points)} points shown" in shown
-    for word in ("leanest", "knee", "fastest", "memory/GiB", "time/"):
+    for word in ("leanest", "knee", "fastest", "needs/GiB", "time/"):
         assert word in shown
     assert len(repr(found.frontier).splitlines()) == 1 + rows + 1
     assert len(in_a_notebook(found)) < 120_000

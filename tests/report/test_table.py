@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tensoropt.cluster import load_cluster
-from tensoropt.exploration.facts import facts, range_data
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
+from tensoropt.plan.plan import ModelInfo
 from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -97,8 +101,22 @@ def test_a_point_in_words() -> None:
     assert "parameters 6 MiB" in text
 
 
-def test_a_time_from_data_sheets_of_gpus_has_its_range() -> None:
-    found = replace(small_exploration(), cluster=load_cluster("dgx-a100[2]").to_dict())
+def like_published_jobs(**changes: Any) -> Exploration:
+    """An exploration of a dense transformer in 16 bits on GPUs, or of something else."""
+    targets = changes.pop("targets", ("aten.linear.default", "aten.scaled_dot_product_attention.default"))
+    operators = [SimpleNamespace(target=target) for target in targets]
+    small = small_exploration()
+    found = replace(
+        small,
+        cluster=load_cluster("dgx-a100[2]").to_dict(),
+        settings={**small.settings, "dtype": "bfloat16"},
+        recorded=SimpleNamespace(graph=SimpleNamespace(inputs=(), operators=operators)),
+    )
+    return replace(found, **changes)
+
+
+def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None:
+    found = like_published_jobs()
     (line, *_) = point_lines(FigureRow.of(found, 1))
     assert "200 ms per step (" in line
     assert line.endswith(" for 80 % of published jobs)")
@@ -107,7 +125,30 @@ def test_a_time_from_data_sheets_of_gpus_has_its_range() -> None:
     # A quarter of its seconds are from data sheets.
     assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
     assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])
+    assert line.endswith(f"({data['words']})")
     assert range_data(small_exploration(), 1) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"targets": ("aten.conv2d.default", "aten.scaled_dot_product_attention.default")},
+        {"targets": ("expert_kernels.experts", "aten.scaled_dot_product_attention.default")},
+        {"targets": ("aten.linear.default",)},
+        {"recorded": None},
+        {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
+        {"model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")},
+        {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.21, idle_s=0.1) for i in range(2))},
+    ],
+    ids=["convolutions", "experts", "no attention", "unknown", "float32", "inference", "host-bound"],
+)
+def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes: dict[str, Any]) -> None:
+    found = like_published_jobs(**changes)
+    words = "from a data sheet; no published job is like it"
+    assert point_lines(FigureRow.of(found, 1))[0].endswith(f"({words})")
+    assert range_data(found, 1) == {"words": words}
+    assert facts(FigureRow.of(found, 1))["range"].words == words
+    assert range_of(found, 1) is None
 
 
 def test_the_picture_is_an_svg_with_every_point(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ SPECS = (
     ),
     OpSpec(
         kernels={BLOCKS_FORM: causal_attention_in_blocks, RING_FORM: ring_attention},
-        kernel_class=CostClass.ATTENTION,
+        cost_class=CostClass.ATTENTION,
     ),
     OpSpec(without_rule=("attention",), cost_class=CostClass.ATTENTION),
 )

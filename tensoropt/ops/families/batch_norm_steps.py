@@ -16,7 +16,7 @@ import torch
 
 from tensoropt.graph import Operator, Ref, Tensor
 from tensoropt.ops.calls import CostClass, LocalCall, OpSpec, Samples
-from tensoropt.ops.families.norms import BATCH_NORM, moved_statistics
+from tensoropt.ops.families.norms import BATCH_NORM, moved_statistics, normalised, statistics_of
 from tensoropt.ops.index_space import Builder, Loops
 from tensoropt.ops.kernels import ShardContext
 
@@ -136,8 +136,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        var, mean = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
+        mean, var = statistics_of(x)
         ctx.save_for_backward(x, mean)
         sums = torch.stack((mean, var)).double()
         sums[1].addcmul_(sums[0], sums[0])
@@ -150,22 +149,7 @@ class _Sums(torch.autograd.Function):
         # numbers as its parameters and statistics is one kernel, which needs no wide copy of the input.
         slope = 2 * grad[1]
         at_mean = (grad[0] + slope * mean).to(mean.dtype)
-        return _normalised(x, slope.to(mean.dtype), at_mean, mean, torch.ones_like(mean), 0.0)
-
-
-def _normalised(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
-    """Return the norm of ``x`` with these statistics."""
-    result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
-        x, weight, bias, mean, var, 0.0, eps
-    )[0]
-    return result
+        return normalised(x, slope.to(mean.dtype), at_mean, mean, torch.ones_like(mean), 0.0)
 
 
 class _Statistics(torch.autograd.Function):
@@ -189,11 +173,6 @@ class _Statistics(torch.autograd.Function):
         return of_sums, None, None
 
 
-def _like(statistics: torch.Tensor, parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a parameter in the type of the statistics: PyTorch's kernel takes no other."""
-    return None if parameter is None else parameter.to(statistics.dtype)
-
-
 class _ByStatistics(torch.autograd.Function):
     """A norm with given mean and variance, which have gradients as well."""
 
@@ -209,7 +188,7 @@ class _ByStatistics(torch.autograd.Function):
         ctx.save_for_backward(x, statistics, weight)
         ctx.eps, ctx.has = eps, (weight is not None, bias is not None)
         mean, var = statistics
-        return _normalised(x, _like(mean, weight), _like(mean, bias), mean, var, eps)
+        return normalised(x, weight, bias, mean, var, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]

@@ -182,7 +182,6 @@ SPECS = (
         kernels={"kernels.vocabulary_embedding": _vocabulary_embedding},
         samples=Samples(limits=_rows),
         cost_class=CostClass.LOOKUP,
-        kernel_class=CostClass.LOOKUP,
         precision=Precision.NARROW,
     ),
     OpSpec(
@@ -192,6 +191,5 @@ SPECS = (
         kernels={"kernels.embedding_bag": _embedding_bag_kernel},
         samples=Samples(limits=_rows_of_one_bag),
         cost_class=CostClass.LOOKUP,
-        kernel_class=CostClass.LOOKUP,
     ),
 )

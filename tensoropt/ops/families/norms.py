@@ -108,7 +108,7 @@ def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of a kernel that reduces sums and squares over the batch's ranks, and in backward both
+    """Return a call of a kernel that reduces mean and variance over the batch's ranks, and in backward both
     gradient sums at once. Micro-batches run at different times and are left out.
     """
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
@@ -134,11 +134,36 @@ def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
 # -- kernels --------------------------------------------------------------------------------------
 
 
+def statistics_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance per channel of the rows that are here, in at least float32, in one pass."""
+    # Without running statistics the CPU's kernel computes in the input's type.
+    running = x.new_zeros((2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
+    found: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
+    return found
+
+
+def normalised(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Return the norm of ``x`` with these statistics, in whose type PyTorch's kernel takes the parameters."""
+    weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
+    result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
+        x, weight, bias, mean, var, 0.0, eps
+    )[0]
+    return result
+
+
 class _SyncBatchNorm(torch.autograd.Function):
     """Batch norm over a batch split over ``axes``: it uses statistics of the whole batch, forward and
     backward.
 
-    Statistics and their sums are float32 for narrower inputs, as in PyTorch's own kernels.
+    Each pass over the batch is one kernel, on GPUs those of PyTorch's ``SyncBatchNorm``. Statistics and their
+    sums are float32 for narrower inputs, as in these kernels.
     """
 
     @staticmethod
@@ -152,48 +177,84 @@ class _SyncBatchNorm(torch.autograd.Function):
         count: int,
         eps: float,
     ) -> Any:
-        dims = [d for d in range(x.dim()) if d != 1]
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        # First the mean, then the squares of the deviations, because the sum of squares minus the square of
-        # sums cancels.
-        sums = context.all_reduce(x.sum(dims, dtype=wide), axes)
-        mean = sums / count
-        centred = x - mean.view(shape)
-        var = context.all_reduce(centred.square().sum(dims), axes) / count
+        own_mean, own_var = statistics_of(x)
+        share = x.numel() // x.shape[1] / count
+        # First the mean, then the squares of the deviations from it, because the mean of squares minus the
+        # square of the mean cancels.
+        mean = context.all_reduce(own_mean * share, axes)
+        var = context.all_reduce((own_mean - mean).square_().add_(own_var).mul_(share), axes)
         inverse = torch.rsqrt(var + eps)
-        normalised = centred.mul_(inverse.view(shape)).to(x.dtype)
-        y = normalised if weight is None else normalised * weight.view(shape)
-        if bias is not None:
-            y = y + bias.view(shape)
-        y = y.to(x.dtype)
-        ctx.save_for_backward(normalised, weight, inverse)
+        ctx.save_for_backward(x, weight, mean, inverse)
         ctx.context, ctx.axes, ctx.count, ctx.has_bias = context, axes, count, bias is not None
         ctx.mark_non_differentiable(mean, inverse, var)
-        # An in-place operator that follows would change a saved tensor that is also the output.
-        return y.clone() if y is normalised else y, mean, inverse, var
+        return normalised(x, weight, bias, mean, var, eps), mean, inverse, var
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
-        normalised, weight, inverse = ctx.saved_tensors
-        dims = [d for d in range(grad.dim()) if d != 1]
-        shape = [1, -1] + [1] * (grad.dim() - 2)
-        wide = inverse.dtype
-        # The gradients of bias and weight from this rank's rows; every row's gradient needs their totals.
-        local = torch.stack([grad.sum(dims, dtype=wide), (grad * normalised).sum(dims, dtype=wide)])
-        total = ctx.context.all_reduce(local, ctx.axes) / ctx.count
-        scale = inverse if weight is None else inverse * weight
-        gx = (grad - total[0].view(shape) - normalised * total[1].view(shape)) * scale.view(shape)
+        x, weight, mean, inverse = ctx.saved_tensors
+        wide = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        # The gradients of weight and bias from this rank's rows; every row's gradient needs their totals.
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, x, wide, None, None, mean, inverse, True, 0.0, [False, True, True]
+        )
+        total = ctx.context.all_reduce(torch.stack([of_bias, of_weight]), ctx.axes)
         return (
-            gx.to(grad.dtype),
-            None if weight is None else local[1],
+            _gradient(grad, x, wide, mean, inverse, total, ctx.count),
+            None if weight is None else of_weight,
             # This rank's part: the layout sums the parameters' gradients, as everywhere.
-            local[0] if ctx.has_bias else None,
+            of_bias if ctx.has_bias else None,
             None,
             None,
             None,
             None,
         )
+
+
+def _gradient(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
+    total: torch.Tensor,
+    count: int,
+) -> torch.Tensor:
+    """Return the input's gradient.
+
+    Args:
+        total: the gradients of bias and weight, of the whole batch of ``count`` values per channel.
+    """
+    if grad.is_cuda:
+        counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
+        result: torch.Tensor = torch.ops.aten.batch_norm_backward_elemt(
+            grad, x, mean, inverse, weight, total[0], total[1] / inverse, counts
+        )
+        return result
+    # A norm with these numbers as its parameters, which needs no wide copy of the input, and one sum.
+    scale, (of_bias, of_weight) = inverse * weight, total / count
+    of_input = normalised(x, -of_weight * scale * inverse, -of_bias * scale, mean, torch.ones_like(mean), 0.0)
+    return of_input.addcmul_(grad, scale.view([1, -1] + [1] * (x.dim() - 2)))
+
+
+def _statistics_of(
+    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape[1], dtype=wide), x.new_empty(x.shape[1], dtype=wide)
+
+
+def _gradient_of(grad: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(grad)
+
+
+_SHAPES = torch.library.Library("aten", "IMPL", "Meta")
+"""The shapes of results of PyTorch's own kernels, which fake tensors need and PyTorch does not tell."""
+for _name, _shapes in (
+    ("batch_norm_update_stats", _statistics_of),
+    ("batch_norm_backward_elemt", _gradient_of),
+):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+        _SHAPES.impl(_name, _shapes)
 
 
 def sync_batch_norm(
@@ -255,6 +316,7 @@ SPECS = (
         rule=_group_norm,
         localiser=_local_group_norm,
         cost_class=CostClass.NORM,
+        reads=2,
         precision=Precision.NARROW,
     ),
     OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
@@ -265,6 +327,7 @@ SPECS = (
         kernels={"kernels.sync_batch_norm": sync_batch_norm},
         samples=_VARIANCES,
         cost_class=CostClass.NORM,
+        reads=2,
         precision=Precision.NARROW_INPUT,
         batch_statistics=True,
         evaluated=_evaluated_batch_norm,

@@ -16,7 +16,7 @@ from typing import Any
 
 from tensoropt.cluster import Reached, reached_by
 from tensoropt.cluster.catalog import host_seconds
-from tensoropt.costs.compute import RooflineCompute
+from tensoropt.costs.compute import RooflineCompute, moved_bytes
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
@@ -94,9 +94,8 @@ def kernels_of(run: Run, evaluation: Evaluation) -> tuple[Counter[Kernel], float
         forwards = micro_batches * (2 if again and again[index] else 1)
         for cls, of in roofline.kernels_of(work, facts):
             peak = roofline.peak(work.dtype, cls)
-            moved = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
             share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-            memory_s = moved / device.memory_bandwidth
+            memory_s = moved_bytes(cls, of) / device.memory_bandwidth
             found[str(cls), of.forward_flops / peak, memory_s] += forwards
             found[str(cls), share * facts.backward_flops / peak, 2 * memory_s] += micro_batches
             launched += forwards + 2 * micro_batches
@@ -149,7 +148,11 @@ def step_parts(run: Run, found: PinnedPoint | PinnedPipelinePoint, weight: float
     rows = [(*kernel, float(times)) for kernel, times in kernels.items()]
     copies_s = sum(s for kind, s in computed.items() if kind not in ("compute", "step", "begin"))
     seconds = {LAUNCHES: launches_s, OPTIMIZER: computed["step"], COPIES: copies_s}
-    seconds[SLOWER] = point.compute_s - seconds_of(rows, reached_by(device, run.date)) - sum(seconds.values())
+    seconds[SLOWER] = (
+        point.compute_s
+        - seconds_of(rows, reached_by(device, run.date, compiled=run.fused))
+        - sum(seconds.values())
+    )
     # What stages wait for by themselves may be less in a pipeline: what is left is of the end of a step.
     waited[SENDS], waited[DATA], left_s = sends_s, point.exposed_s, point.exposed_s
     for name in WAITS:
@@ -181,7 +184,7 @@ def parts_of(run: Run, models: Mapping[str, Any], store: ProfileStore) -> RunPar
         simulated_s += of_depth * share * found.point.time_s
         steps.append(step_parts(run, found, of_depth * share))
     assert run.published_step_s is not None
-    shares = reached_by(cluster.device, run.date)
+    shares = reached_by(cluster.device, run.date, compiled=run.fused)
     return RunParts(
         id=run.id,
         source=run.family,

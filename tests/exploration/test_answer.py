@@ -115,7 +115,7 @@ def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> N
     assert within.row == 8
     assert within.chosen is not None
     assert within.chosen.fastest == 4
-    assert f"40 GiB. Up to 2 % faster by point 5 ({brief_name(found.names[4])})." in within.sentence()
+    assert f"40 GiB. Up to 2 % faster by point 5 ({found.names[4]})." in within.sentence()
     assert "DDP" not in within.sentence().replace(within.name, "")  # it is the answer itself
     assert within.taken_words().startswith("taken as the simplest plan within 3 % of the fastest that fits: ")
 

@@ -24,7 +24,7 @@ EXPLORATIONS = {
     "--sequence 4096 --micro-batches 1,2,4 --memory 80GiB --no-process-memory",
     # Two cards without NVLink: branches beside one another instead of gradients over PCIe.
     "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
-    "--memory 2GiB --no-process-memory",
+    "--memory 2.75GiB --no-process-memory",
     # Of tensors alone: of so small a model NCCL's buffers leave 8 plans on 8 cards, all of data parallelism.
     "gpt2-dgx-h100": f"compare {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron "
     "--no-process-memory",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.costs.device_fit import TIGHT
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.first_lines import launcher_words, pace_words
 from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
@@ -122,16 +123,19 @@ class Budgeted:
         memory: Callable[[float], str] = format_bytes,
         time: Callable[[float], str] = format_seconds,
     ) -> str:
-        """Return ``250 ms a step, 13.6 GiB, 302,000 tokens/s``; without a plan, what the leanest needs."""
+        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; without a plan, what the leanest
+        needs."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
             least = memory(self.findings.needs[self.leanest])
             name = brief_name(self.findings.names[self.leanest])
             return f"no plan fits; the leanest needs {least} ({name})"
+        budget = None if self.limit_words else self.limit_bytes
+        tight = " (tight)" if self.findings.verdict(self.row, budget) == TIGHT else ""
         figures = [
             f"{time(self.findings.all_points[self.row].time_s)} a step",
-            memory(self.findings.needs[self.row]),
+            f"{memory(self.findings.needs[self.row])}{tight}",
         ]
         return ", ".join([*figures, *pace_words(self.findings, self.row)])
 
@@ -171,7 +175,7 @@ class Budgeted:
             return ""
         fastest = self.chosen.fastest
         title = self.findings.title(fastest).partition(" of ")[0]
-        name = brief_name(self.findings.names[fastest])
+        name = self.findings.names[fastest]
         return f"Up to {share_words(self.chosen.faster)} faster by {title} ({name})."
 
     def jobs_words(self) -> list[str]:

@@ -30,9 +30,9 @@ def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> 
     said = answer(found, 30 * GIB).sentence()
     name = found.names[2]
     assert said == (
-        f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB. DDP (needs 60 GiB) does not "
-        "fit. TP +40 %; placed +28 %. A launcher's config can say TP 2×4: 840 ms a step (+40 %). 1 GiB more "
-        "buys nothing."
+        f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB (tight). DDP (needs 60 GiB) "
+        "does not fit. TP +40 %; placed +28 %. A launcher's config can say TP 2×4: 840 ms a step (+40 %). "
+        "1 GiB more buys nothing."
     )
 
 

@@ -176,7 +176,7 @@ def test_explore_leaves_a_frontier_and_prints_it(run: Any, explored: Path) -> No
         "explore", "net.py:net", "--cluster", "two.yaml", "--out", "again", "--epsilon", "0", "--notes"
     )
     assert code == 0
-    assert "memory/" in out
+    assert "needs/" in out
     assert "every operator has a rule" in out
     assert "exploring with model net.py:net" in err
     assert "optimizer adam" in err

@@ -95,7 +95,7 @@ def test_stages_take_as_long_as_their_hosts_to_issue_them():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"), [("full", "2 blocks recomputed"), ("products", "2 blocks recomputed (products)")]
+    ("recipe", "said"), [("full", "2 blocks recomputed"), ("products", "products of 2 blocks recomputed")]
 )
 def test_a_pipeline_is_named_by_the_recipe_of_its_blocks(recipe: str, said: str) -> None:
     record = pinned(places=2, micro_batches=4, recompute=recipe).point.record

@@ -111,7 +111,7 @@ assert len(forks) == 2
 def test_a_storage_in_the_place_of_one_that_is_gone_is_another():
     probe = _Probe.__new__(_Probe)
     first, second = object(), object()
-    call = SimpleNamespace(args=(), kwargs={})
+    call = SimpleNamespace(function="aten.add.Tensor", args=(), kwargs={})
     probe.work = SimpleNamespace(calls=[(call, ())] * 3)
     probe.parameters, probe.calls, probe.made_by = set(), [], {}
     probe.tensors, probe.sizes, probe.work_of_calls = {}, {}, []

@@ -179,7 +179,9 @@ def test_every_kind_of_plan_is_simulated_at_other_prices(staged: Any, kind: Plan
         bounds, levers = map(by_key, simulated_levers(found, index))
         free, peak = bounds["communication:free"], bounds["compute:peak"]
         assert 0 < peak.time_s < one.compute_s
-        assert one.compute_s * 0.8 <= free.time_s < one.time_s
+        assert one.compute_s * 0.8 <= free.time_s <= one.time_s
+        # A host that holds the step up does not issue it any sooner.
+        assert one.host_bound or free.time_s < one.time_s
         assert levers.keys() >= {"bandwidth:gpu", "kernel:top", "kernel:all", "host:free"}
         assert levers["bandwidth:gpu"].time_s < one.time_s
         assert levers["host:free"].time_s < one.time_s

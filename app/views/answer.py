@@ -76,9 +76,11 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
             data.exploration.names[base.row],
             memory(base.needs_bytes),
             time(base.point.time_s),
-            base.verdict(memory),
-            f"?{replace(view, other=base.row).to_query()}" if base.row != view.point else "",
-            f"/export?{replace(view, point=base.row, other=None).to_query()}",
+            f"{base.verdict(memory)}; {base.note}" if base.note else base.verdict(memory),
+            f"?{replace(view, other=base.row).to_query()}"
+            if base.row != view.point and not base.note
+            else "",
+            f"/export?{replace(view, point=base.row, other=None).to_query()}" if not base.note else "",
         )
         for base in found.baselines
     )

@@ -26,14 +26,20 @@ from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brie
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import counted, format_bytes, format_seconds, share_words, without_zeros
 
+_DDP, _PLACED = "data_parallel", "placed"
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
-_TITLES = {"data_parallel": "DDP", "megatron": "TP (Megatron)"}
-_PLACED = "placed"
+_TITLES = {_DDP: "DDP", "megatron": "TP (Megatron)"}
 BASELINES = {
     "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP (ZeRO-3)", "tp": "TP (Megatron)"
 }  # fmt: skip
 """The titles of the plans that people make by hand, by the words of the command line."""
-_ORDER = ("DDP", *_ZERO_TITLES.values(), "TP (Megatron)")
+_LOCAL = "DDP, local statistics"
+_LOCAL_NOTE = (
+    "statistics of each device's rows, as DistributedDataParallel keeps them: not the unsplit model's "
+    "result; not run here"
+)
+"""The baseline that is no plan (:func:`~tensoropt.planners.sharded.data_parallel.local_statistics_s`)."""
+_ORDER = ("DDP", _LOCAL, *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
 """The most baselines in the sentence; a table has all of them."""
 _MANY = 10
@@ -56,6 +62,7 @@ class Baseline(NamedTuple):
         fits: whether that is within the limit.
         longer: how much longer its step is than the answer's, as a share; None if it does not fit, or if
             nothing does.
+        note: why it cannot be chosen: it is the row's plan computed in another way; "" for a plan.
     """
 
     title: str
@@ -64,6 +71,7 @@ class Baseline(NamedTuple):
     needs_bytes: float
     fits: bool
     longer: float | None
+    note: str = ""
 
     @property
     def short(self) -> str:
@@ -144,14 +152,20 @@ class Budgeted:
         take, and what more memory would buy."""
         if self.chosen is None:
             return []
-        named = [base for base in self.baselines if base.row != self.row][:_MOST_NAMED]
+        plans = [base for base in self.baselines if not base.note]
+        named = [base for base in plans if base.row != self.row][:_MOST_NAMED]
         over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
         said = [f"{base.short} {base.verdict(memory)}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
         sentences = [self.faster_words] if self.faster_words else []
         sentences += [f"{_listed(over)} {do} not fit."] if over else []
         sentences += [f"{'; '.join(said)}."] if said else []
-        told = launcher_words(self.findings, self.chosen.row, self.baselines)
+        sentences += [
+            f"{base.short} {base.verdict(memory)} ({base.note})."
+            for base in self.baselines
+            if base.note and base.point.time_s < (1 - _ALIKE) * self.findings.all_points[base.row].time_s
+        ]
+        told = launcher_words(self.findings, self.chosen.row, plans)
         return [*sentences, *told, self.more_words(memory)]
 
     def taken_words(self) -> str:
@@ -214,12 +228,13 @@ class Budgeted:
                 {
                     "title": base.title,
                     "plan": self.findings.names[base.row],
-                    "point": base.row + 1,
+                    "point": None if base.note else base.row + 1,
                     "memory_bytes": base.point.memory_bytes,
                     "needs_bytes": base.needs_bytes,
                     "time_s": base.point.time_s,
                     "fits": base.fits,
                     "longer": base.longer,
+                    "note": base.note,
                 }
                 for base in self.baselines
             ],
@@ -298,6 +313,12 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
         longer = point.time_s / chosen_s - 1.0 if fitting and chosen_s is not None else None
         title = f"{kind} ({planner_title(point.planner)})" if kind == _PLACED else kind
         found.append(Baseline(title, row, point, float(needs[row]), bool(fitting), longer))
+    local_s = findings.report.get("tried", {}).get(_DDP, {}).get("local_statistics_s")
+    if local_s is not None and (rows := of_kind.get("DDP", [])):
+        row = min(rows, key=lambda r: times[r])
+        point, fits = findings.all_points[row].changed(time_s=local_s), bool(needs[row] <= limit_bytes)
+        longer = local_s / chosen_s - 1.0 if fits and chosen_s is not None else None
+        found.append(Baseline(_LOCAL, row, point, float(needs[row]), fits, longer, _LOCAL_NOTE))
     order = {title: number for number, title in enumerate(_ORDER)}
     return sorted(found, key=lambda base: order.get(base.title, len(order)))
 

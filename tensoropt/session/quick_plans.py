@@ -30,6 +30,7 @@ from tensoropt.planners.quick import (
 )
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
+from tensoropt.planners.sharded.data_parallel import local_statistics_s
 from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
@@ -41,6 +42,7 @@ from tensoropt.units import share_words
 
 _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
+_DDP = "data_parallel"
 _STAGE = QUICK_PLANS
 _EFFORT_S, _WITHIN_S = 0.3, 3.0
 """How long a planner takes that has no effort of its own, and heuristics within the memory of every point,
@@ -192,7 +194,8 @@ class _Asking:
         return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-        """Return for each planner how many different plans it found, its fastest, or why it has none."""
+        """Return for each planner how many different plans it found, its fastest, or why it has none; of data
+        parallelism, also the seconds of its fastest with local statistics, where a batch norm sends any."""
         tried: dict[str, dict[str, Any]] = {}
         for name in (entry.name for entry in entries):
             points = {p.identity: p for p in self._points[name]}
@@ -203,6 +206,8 @@ class _Asking:
                 "time_s": None if best is None else best.time_s,
                 "refusal": self._refusals.get(name, ""),
             }
+            if name == _DDP and best is not None and (local_s := local_statistics_s(self.task, best)):
+                tried[name]["local_statistics_s"] = local_s
         return tried
 
 

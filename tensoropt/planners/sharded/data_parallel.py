@@ -2,11 +2,16 @@
 
 S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 A. Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step;
-batch norm is synchronised, so that the result is that of one device.
+batch norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel``
+synchronises none: what that saves is simulated, too.
 """
 
 from __future__ import annotations
 
+from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.evaluate import Evaluator
+from tensoropt.ops.registry import spec_of
+from tensoropt.plan.point import Point
 from tensoropt.planners.sharded.common.restricted import (
     NO_BATCH,
     at_least_one,
@@ -15,6 +20,9 @@ from tensoropt.planners.sharded.common.restricted import (
     whole,
 )
 from tensoropt.planners.task import PlanningTask, Selection
+from tensoropt.simulate.candidates import overlap_of
+from tensoropt.simulate.clock import TimedStep
+from tensoropt.simulate.step import lower
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
@@ -25,3 +33,26 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
         NO_BATCH,
     )
+
+
+def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
+    """Return the seconds of a data-parallel step whose batch norms send no statistics, so that each device
+    uses those of its own rows; None if the step sends none."""
+    space = task.spaces[point.space]
+    names, tables = space.names, space.tables
+    choice = dict(zip(names.variables, point.choice, strict=True))
+    chosen = (*names.variables, *map(Variable.of_move, names.moves))
+    overlap = overlap_of(task.cluster, space.mesh, beside=tables.prices.beside)
+    (evaluation,) = Evaluator(tables, overlap)([(choice, dict(zip(chosen, point.options, strict=True)))])
+    norms = {
+        group.name
+        for group in tables.graph.groups
+        if any(spec_of(op.target).batch_statistics for op in group.operators)
+    }
+    step, sent = lower(evaluation.batch), False
+    for now in step.instructions:
+        if now.moment.kind == "inner" and now.moment.group in norms:
+            # Those with a kind are gradients, whose buckets are sent when anything is.
+            own = [sends for sends in now.sends if sends.kind]
+            sent, now.sends = sent or len(own) < len(now.sends), own
+    return TimedStep(step, tables.prices.communication, overlap).time_s if sent else None

@@ -39,6 +39,15 @@ def test_a_baseline_is_used_by_its_link() -> None:
     assert (page, View.from_query(query).point) == ("/export", len(shown) - 1)
 
 
+def test_a_baseline_that_is_no_plan_has_a_note_and_no_links() -> None:
+    found = data().exploration
+    tried = {"data_parallel": {"refusal": "", "local_statistics_s": 0.3}}
+    shown = FrontierData.of(replace(found, report={**found.report, "tried": tried}))
+    row = answer_words(shown, View(exploration="x", point=2)).baselines[1]
+    assert (row.title, row.time, row.link, row.use) == ("DDP, local statistics", "300 ms", "", "")
+    assert row.verdict.startswith("+50 %; statistics of each device's rows")
+
+
 def test_filters_that_leave_nothing_leave_no_plan() -> None:
     words = answer_words(data(), View(mesh="9"))
     assert (words.plan, words.costs) == ("", "no point passes the filters")

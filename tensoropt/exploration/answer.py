@@ -22,7 +22,15 @@ from tensoropt.exploration.first_lines import launcher_words, pace_words
 from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brief_name, planner_title
+from tensoropt.plan.plan_names import (
+    HEURISTICS,
+    OWN,
+    SCHEDULES,
+    YOUR_JOB,
+    brief_name,
+    is_recomputed,
+    planner_title,
+)
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import counted, format_bytes, format_seconds, share_words, without_zeros
 
@@ -155,7 +163,7 @@ class Budgeted:
         plans = [base for base in self.baselines if not base.note]
         named = [base for base in plans if base.row != self.row][:_MOST_NAMED]
         over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
-        said = [f"{base.short} {base.verdict(memory)}" for base in named if base.fits]
+        said = [f"{self._called(base)} {base.verdict(memory)}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
         sentences = [self.faster_words] if self.faster_words else []
         sentences += [f"{_listed(over)} {do} not fit."] if over else []
@@ -167,6 +175,11 @@ class Budgeted:
         ]
         told = launcher_words(self.findings, self.chosen.row, plans)
         return [*sentences, *told, self.more_words(memory)]
+
+    def _called(self, base: Baseline) -> str:
+        """Return what a baseline is called in the form that fits: ``DDP``, or ``DDP recomputed``."""
+        again = is_recomputed(self.findings.names[base.row])
+        return f"{base.short} recomputed" if again else base.short
 
     def taken_words(self) -> str:
         """Return why the recommended plan is taken: the rule, and the numbers that decide; "" if none

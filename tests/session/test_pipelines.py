@@ -17,6 +17,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.evaluation import evaluate
 from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.pipeline.composer import Composer
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
@@ -228,6 +229,14 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipeline_cuts, "MOST_STAGES", 3)
+    evaluate, simulated = Composer._evaluated, set()
+
+    def seen(composer: Composer, *of: Any) -> Any:
+        if (pipeline := evaluate(composer, *of)) is not None:
+            simulated.add((composer.schedule, len(pipeline.stages)))
+        return pipeline
+
+    monkeypatch.setattr(Composer, "_evaluated", seen)
 
     def looked(micro_batches: int, **asked: Any) -> Exploration:
         return explore(
@@ -237,8 +246,8 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
     found = looked(1)
     assert any("several stages on the same devices: of as many" in note for note in found.report["notes"])
-    shapes = [p.stages for _, p in pipelined(found)]
-    assert ("interleaved_1f1b", 6) in {(one.schedule, len(one.stages)) for one in shapes}
+    # Messages of so small a model cost more than the bubble, so that none of these is on the frontier.
+    assert ("interleaved_1f1b", 6) in simulated
     # Cuts that are pinned say how many stages a place has.
     cuts = [f"blocks.{number}" for number in range(1, 6)]
     pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}

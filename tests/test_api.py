@@ -292,11 +292,11 @@ def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
             measure="never",
         )
         slow, _ = recost(even, cluster=nodes("1GB/s"), store=profile)
-    leanest, spared = slow.frontier[0].memory_bytes, 0
-    for i, point in enumerate(even.frontier):
-        before = even.plan(i)
-        if point.memory_bytes < leanest or not crossing_bytes(before):
+    leanest, spared = slow.needs.min(), 0
+    for i in range(len(even.frontier)):
+        before, needs = even.plan(i), float(even.needs[i])
+        if needs < leanest or not crossing_bytes(before):
             continue
-        after = slow.choose(memory_bytes=point.memory_bytes, fastest=True)
+        after = slow.choose(memory_bytes=needs, fastest=True)
         spared += crossing_bytes(after) < crossing_bytes(before)
     assert spared >= 2

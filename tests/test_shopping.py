@@ -77,9 +77,7 @@ CHOSEN: dict[str, Any] = {
 
 def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> None:
     lenet = tensoropt.load_model("zoo:lenet?classes=2", device="meta")
-    alone = [
-        tensoropt.explore(lenet.with_batch(batch), **CHOSEN).points[0].memory_bytes for batch in (64, 128)
-    ]
+    alone = [tensoropt.explore(lenet.with_batch(batch), **CHOSEN).needs.min() for batch in (64, 128)]
     limit = sum(alone) / 2
     found = tensoropt.explore_batches(lenet, memory_bytes=limit, out=tmp_path / "out", **CHOSEN)
     batches = [one.model.batch for one in found.explorations]

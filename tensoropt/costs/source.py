@@ -16,7 +16,7 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import NO_EFFICIENCIES, MeasuredCompute, RooflineCompute, SlowestCompute
 from tensoropt.costs.edges import TableArrays
-from tensoropt.costs.held import HeldCompute
+from tensoropt.costs.peak_bound import PeakBoundCompute
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.residuals import Residuals, load_residuals
@@ -150,7 +150,7 @@ class CostSource(CostContext):
     def compute_on(self, kind: DeviceKind) -> ComputeCosts:
         """Return the seconds of workloads on one device kind; a cluster has measurements of one kind."""
         costs = self.in_step.compute(self._one_by_one(kind))
-        return HeldCompute(costs, {**kind.flops, **self.timings.peaks}) if kind.type == "cpu" else costs
+        return PeakBoundCompute(costs, {**kind.flops, **self.timings.peaks}) if kind.type == "cpu" else costs
 
     def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
         """Return the seconds of workloads as they were timed, each by itself."""

@@ -14,7 +14,7 @@ from tensoropt.plan.point import Point
 from tensoropt.units import format_number, format_seconds, share_words
 
 
-class Beside(Protocol):
+class OtherPlan(Protocol):
     """A plan beside the answer's."""
 
     @property
@@ -36,7 +36,7 @@ def pace_words(findings: Findings, row: int) -> list[str]:
 def launcher_words(
     findings: Findings,
     row: int,
-    plans: Sequence[Beside],
+    plans: Sequence[OtherPlan],
     time: Callable[[float], str] = format_seconds,
 ) -> list[str]:
     """Return a sentence about the fastest plan that fits and that a launcher's config can say; none where the

@@ -365,14 +365,14 @@ class _StepSimulation:
         for number, device in self.arrival:
             tensor = problem.tensors[number]
             source = place.device[tensor.producer]
-            here = [r for r in tensor.readers if place.device[r] == device]
+            readers = [r for r in tensor.readers if place.device[r] == device]
             take_in("forward", tensor.producer, source, 0.0)
-            take_in("forward", min(here, key=self.forward.__getitem__), device, tensor.bytes)
+            take_in("forward", min(readers, key=self.forward.__getitem__), device, tensor.bytes)
         for number, device in self.returned:
             tensor = problem.tensors[number]
             source = place.device[tensor.producer]
-            here = [r for r in tensor.readers if place.device[r] == device]
-            take_in("backward", max(here, key=self.backward.__getitem__), device, 0.0)
+            readers = [r for r in tensor.readers if place.device[r] == device]
+            take_in("backward", max(readers, key=self.backward.__getitem__), device, 0.0)
             take_in("backward", tensor.producer, source, tensor.bytes)
             # The first share becomes the gradient as it is.
             if device != self.copies[number][0] or any(place.device[r] == source for r in tensor.readers):

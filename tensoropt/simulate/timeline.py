@@ -6,7 +6,7 @@ knows nothing about models.
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
 ready, ties in the given order, and start as soon as all their resources are free; nothing overtakes on a
 resource and nothing is interrupted. Predecessors express a plan's order on a device. Work is slower beside
-messages (:class:`Beside`).
+messages (:class:`MessagesUnderWay`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 @dataclass
-class Beside:
+class MessagesUnderWay:
     """The messages that are under way at a device while it works.
 
     Each end does one half of what a collective's kernel does on a rank, which both sends and receives, so a
@@ -231,7 +231,7 @@ def schedule(
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
     timed = list(tasks)
-    beside = {end: Beside(slower) for task in tasks for end in task.ends} if slower else {}
+    beside = {end: MessagesUnderWay(slower) for task in tasks for end in task.ends} if slower else {}
     starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)

@@ -110,7 +110,7 @@ TEN = {
     "h100/2": {"cluster": "dgx-h100[2]"},
     "h100/2-inference": {"cluster": "dgx-h100[2]", "mode": "inference"},
     "whole-batch/2": {"cluster": "dgx-a100[2]", "micro_batches": (1,)},
-    "papers/netsplit": {"cluster": "netsplit-paper"},
+    "papers/netsplit": {"cluster": "netsplit-paper", "placements": "always"},
     "papers/baechi": {"cluster": "baechi-paper"},
     "no-branches/2": {"cluster": "dgx-a100[2]", "placements": "never", "pipelines": "never"},
 }

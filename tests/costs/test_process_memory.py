@@ -126,7 +126,7 @@ def explored(cluster: str, **more):
 
 
 def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
-    found = explored("dgx-h100x2[4]", epsilon=0.0, process_memory=True)
+    found = explored("dgx-h100x2[4]", epsilon=0.0, process_memory=True, placements="always")
     of = process_memory(load_cluster("dgx-h100x2[4]"), graph())
     assert {point.kind is SHARDED for point in found.points} == {True, False}
     for index, point in enumerate(found.points):
@@ -242,6 +242,6 @@ def test_strategies_that_are_left_out_for_their_communicators_are_counted():
 
 def test_a_budget_that_estimates_exceed_says_so():
     with pytest.raises(
-        InfeasibleError, match=r"586 MiB are estimates of what a process takes beside tensors"
+        InfeasibleError, match=r"1.43 GiB are estimates of what a process takes beside tensors"
     ):
         explored("dgx-h100[1]", process_memory=True, memory_bytes=100 * MIB)

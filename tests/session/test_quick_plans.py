@@ -178,7 +178,8 @@ def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path:
 def test_a_chosen_placed_plan_trains_as_the_model_does(store: ProfileStore) -> None:
     # No batch to split: branches are all that two devices can share.
     exploration = explored(store, "local:2", batch=1, micro_batches=(1,))
-    index, _ = placed(exploration)[-1]
+    # Whether one is on the frontier depends on how fast this machine's messages are.
+    index = next(row for row, point in enumerate(exploration.all_points) if point.kind is kinds.PLACED)
     model, args = branches(batch=1)
     loss = model(*args)
     loss.backward()

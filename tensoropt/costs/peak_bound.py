@@ -10,7 +10,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 
 
-class HeldCompute:
+class PeakBoundCompute:
     """Costs of a CPU rank that are nowhere below what its peak FLOP/s allow.
 
     Repeats of a short piece of work may be faster than any product, by chance or because kernels compute less

@@ -301,7 +301,7 @@ class Library:
         curves = {}
         for entry in self.entries():
             head = self.head_of(entry)
-            if not is_meant(head) or not head.kinds or not len(self.costs_of(entry).memory):
+            if not is_meant(head) or not head.kinds or not len(self.costs_of(entry).needs):
                 continue
             with suppress(TensorOptError):
                 curves[entry] = replace(ClusterCurve.of(self.load(entry.key)), batch=None)

@@ -98,7 +98,7 @@ def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours
     for capacity, alike in kinds.items():
         whole = unit_for(capacity)
         most = max(
-            (float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points
+            (float(r.curve.needs.max()) for r in runs if r.curve is not None and r.points
              and r.head.kind in alike and r.head.capacity_bytes == capacity and r.key in shown),
             default=0.0,
         )  # fmt: skip

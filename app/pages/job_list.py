@@ -162,7 +162,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))
-            found = found_words(costs.memory.tolist(), costs.time.tolist(), len(costs.memory))
+            found = found_words(costs.needs.tolist(), costs.time.tolist(), len(costs.needs))
         card = job_card(job, now, keys, found, manager.growing(job.id))
         cards.append((card, manager.log(job.id)))
     return cards

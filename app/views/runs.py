@@ -58,7 +58,7 @@ class Run:
     @property
     def points(self) -> int:
         """The number of points of its frontier."""
-        return 0 if self.curve is None else len(self.curve.memory)
+        return 0 if self.curve is None else len(self.curve.needs)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _made(entry: Entry) -> float | None:
 def common_units(runs: Sequence[Run]) -> Units:
     """Return one unit of memory and one of time for all, by the largest and the slowest."""
     read = [run.curve for run in runs if run.curve is not None and run.points]
-    memory = max((float(curve.memory.max()) for curve in read), default=0.0)
+    memory = max((float(curve.needs.max()) for curve in read), default=0.0)
     slowest = max((float(curve.time.max()) for curve in read), default=0.0)
     return Units(unit_for(max(memory, 2.0**10)), time_unit(slowest))
 
@@ -213,7 +213,7 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
         "batch": head.batch,
         **{setting.name: settings.get(setting.flag, "") for setting in settings_fields()},
         "points": run.points if run.curve is not None else None,
-        "memory": _round(units.memory.of(float(run.curve.memory.min()))) if read and run.curve else None,
+        "memory": _round(units.memory.of(float(run.curve.needs.min()))) if read and run.curve else None,
         "time": _round(units.time.of(float(run.curve.time.min()))) if read and run.curve else None,
         "made": "" if run.made is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.made)),
         "origin": run.entry.origin,
@@ -233,7 +233,7 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
             "style": run.style,
             "kind": run.head.kind,
             "capacity": units.memory.of(run.head.capacity_bytes),
-            "most": units.memory.of(float(run.curve.memory.max()))
+            "most": units.memory.of(float(run.curve.needs.max()))
             if run.curve is not None and run.points
             else 0,
             "points": run.points,
@@ -267,7 +267,7 @@ def drawn(run: Run, axes: AxisOptions, most: int = _MOST_POINTS) -> _Drawn:
     batch = run.head.batch or 0
     if run.curve is None or not run.points or (axes.of_samples and not batch > 0):
         return _Drawn(nothing, nothing, nothing.astype(int))
-    x = run.curve.memory * (run.curve.devices if axes.total else 1)
+    x = run.curve.needs * (run.curve.devices if axes.total else 1)
     y = run.curve.time / (batch if axes.of_samples else 1)
     order = np.lexsort((y, x))
     # Ascending in memory, each faster than all leaner ones.

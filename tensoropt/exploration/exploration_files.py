@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,10 +22,11 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import SETTINGS_FILE, check_size, unpacked, written_together
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import record_of
-from tensoropt.plan.point_table import point_arrays, read_points
+from tensoropt.plan.point_table import PointTable, point_arrays, read_figures, read_points
 from tensoropt.plan.space import Space
 
 _SCHEMA = "tensoropt.exploration/4"
@@ -117,24 +117,29 @@ def read_described(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """The bytes and seconds of every point of a frontier, and the number of devices of each."""
+    """What every point of a frontier needs of a device in bytes, its seconds, and its number of devices."""
 
-    memory: np.ndarray
+    needs: np.ndarray
     time: np.ndarray
     devices: np.ndarray
 
 
 def read_costs(folder: Path) -> Costs:
-    """Return the costs of a saved frontier's points, read without their strategies."""
+    """Return the costs of a saved frontier's points; their strategies are read only where needs ask for
+    them, as there are megabytes of these."""
     data = read_described(folder)
-    if data["schema"] == _OLD_SCHEMA:
-        sizes = [math.prod(space["mesh"]["shape"]) for space in data["spaces"]]
-        rows = [(p["memory_bytes"], p["time_s"], sizes[p["space"]]) for p in data["points"]]
-        memory, time, devices = np.array(rows, dtype=float).reshape(-1, 3).T
-        return Costs(memory, time, devices.astype(int))
     check_size(folder / POINTS)
+    cluster = device_of(data["cluster"])
+    if data["schema"] == _OLD_SCHEMA:
+        found = _read_old(folder, data)
+        points, spaces = PointTable.of(found["points"]), found["spaces"]
+        devices = np.array([space.devices for space in spaces], dtype=int)[points.column("space")]
+        return Costs(all_needs(points, lambda: spaces, cluster), points.time, devices)
     with np.load(folder / POINTS) as arrays:
-        return Costs(*(arrays[name][: data["points"]] for name in ("memory_bytes", "time_s", "devices")))
+        rows = np.arange(int(data["points"]))
+        points, devices = read_figures(arrays).rows(rows), arrays["devices"][rows]
+    needs = all_needs(points, lambda: _read_tables(folder, data)["spaces"], cluster)
+    return Costs(needs, points.time, devices)
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:

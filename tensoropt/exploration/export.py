@@ -42,6 +42,8 @@ class Compared:
         search_s: the seconds in which its plans were found and simulated.
         gap: its time over the best time known within its memory, less 1; never below 0. None without a plan.
         notes: why it has none, or what it said of its result.
+        needs_bytes: what that plan needs of a device, which limits are about; None while planners run, which
+            know tensors alone.
     """
 
     planner: str
@@ -52,6 +54,7 @@ class Compared:
     search_s: float
     gap: float | None
     notes: tuple[str, ...] = ()
+    needs_bytes: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -73,10 +76,12 @@ def compared(
         keep: the points that are shown.
     """
 
-    def within(points: list[Point]) -> list[Point]:
-        return [p for p in points if keep(p) and (limit_bytes is None or p.memory_bytes <= limit_bytes)]
-
     shown = list(found.all_points)
+    needs = {p.identity: float(need) for p, need in zip(shown, found.needs, strict=True)}
+
+    def within(points: list[Point]) -> list[Point]:
+        return [p for p in points if keep(p) and (limit_bytes is None or needs[p.identity] <= limit_bytes)]
+
     known = reduce_points(within(shown))
     rows = []
     for name in dict.fromkeys(row["planner"] for row in found.comparison):
@@ -99,8 +104,11 @@ def compared(
                 gap=None if best is None else _gap(best, known),
                 notes=(
                     *_refused(name, found),
-                    *_notes(name, asked, limit_bytes, whole, fits=best is not None),
+                    *_notes(
+                        name, asked, limit_bytes, [needs[p.identity] for p in whole], fits=best is not None
+                    ),
                 ),
+                needs_bytes=None if best is None else needs[best.identity],
             )
         )
     return tuple(rows)
@@ -128,7 +136,7 @@ def _refused(name: str, found: Findings) -> tuple[str, ...]:
 
 
 def _notes(
-    name: str, asked: list[Any], limit_bytes: float | None, whole: list[Point], *, fits: bool
+    name: str, asked: list[Any], limit_bytes: float | None, needs: list[float], *, fits: bool
 ) -> tuple[str, ...]:
     """Return what a planner said for this limit, otherwise for any, and why none of its plans is within the
     limit.
@@ -136,8 +144,8 @@ def _notes(
     same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
     # What was said of the frontier was said before plans of planners were among its points.
     told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
-    if not fits and whole:
-        leanest = min(point.memory_bytes for point in whole)
+    if not fits and needs:
+        leanest = min(needs)
         if limit_bytes is not None and leanest > limit_bytes:
             told.insert(0, f"its leanest plan needs {format_bytes(leanest)}")
         else:
@@ -278,6 +286,7 @@ COMPARISON_COLUMNS = (
     "search_s",
     "gap",
     "notes",
+    "needs_bytes",
 )
 
 

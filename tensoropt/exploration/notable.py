@@ -109,9 +109,9 @@ def unconstrained_words(findings: Findings) -> str:
     if not kinds or not findings.points or findings.settings.get("memory_bytes"):
         return ""
     device = min(kind["memory_bytes"] for kind in kinds)
-    largest = findings.points[-1].memory_bytes
+    largest = float(findings.needs[len(findings.points) - 1])
     if largest > _NO_CONSTRAINT * device:
         return ""
     return (
-        f"Memory is no constraint: the fastest plan takes {format_bytes(largest)} of {format_bytes(device)}."
+        f"Memory is no constraint: the fastest plan needs {format_bytes(largest)} of {format_bytes(device)}."
     )

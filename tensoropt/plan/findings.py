@@ -17,7 +17,6 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
-from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
@@ -86,6 +85,8 @@ class Findings:
         """Whether the model is a transformer without experts; False where its operators were not saved."""
         if self.recorded is None:
             return False
+        from tensoropt.ops.registry import is_dense_transformer  # brings torch, as kept operators do
+
         return is_dense_transformer(op.target for op in self.recorded.graph.operators)
 
     @cached_property
@@ -143,7 +144,7 @@ class Findings:
     @cached_property
     def needs(self) -> np.ndarray:
         """What each of :attr:`all_points` needs of a device, in bytes."""
-        return all_needs(self.all_points, self.spaces, self._device)
+        return all_needs(self.all_points, lambda: self.spaces, self._device)
 
     @property
     def limit_bytes(self) -> float:

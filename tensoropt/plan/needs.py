@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,14 @@ def point_needs(point: Point, space: Space, cluster: Cluster, room: float) -> De
     return device_fit(tensors, terms, cluster.memory_bytes, room, estimated=is_gpu)
 
 
-def all_needs(table: PointTable, spaces: Sequence[Space], cluster: Cluster | None) -> np.ndarray:
-    """Return what each point of a table needs of the smallest device, in bytes, as :func:`point_needs`."""
+def all_needs(
+    table: PointTable, spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None
+) -> np.ndarray:
+    """Return what each point of a table needs of the smallest device, in bytes, as :func:`point_needs`.
+
+    Args:
+        spaces_of: returns the spaces of the points; called only where what a process takes is estimated.
+    """
     terms = {name: table.column(column) for name, column in BREAKDOWNS["terms"].items()}
     tensors = table.column("memory_bytes") - sum(terms.values()) + terms[CONSTANTS]
     if cluster is None or cluster.device_type != "cuda":
@@ -48,6 +54,7 @@ def all_needs(table: PointTable, spaces: Sequence[Space], cluster: Cluster | Non
         sent, of_space = table.column(SENT)[rows].tolist(), table.column("space")[rows].tolist()
         keys = list(zip(of_space, sent, strict=True))
         # Points differ little in what they send.
+        spaces = spaces_of()
         known = {key: _estimated(cluster, key[1], spaces[key[0]]) for key in dict.fromkeys(keys)}
         for name in TERMS:
             if name != CONSTANTS:

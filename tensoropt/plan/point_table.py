@@ -167,22 +167,60 @@ def read_points(
     return PointTable(len(stored.space), stored.column, stored.point)
 
 
-class _StoredPoints:
-    """The arrays of stored points; what all points share is built when the first point is made."""
+def read_figures(arrays: Mapping[str, np.ndarray]) -> PointTable:
+    """Return the same table with columns alone: points cannot be made without their strategies."""
+    stored = _StoredFigures(arrays)
+    return PointTable(len(stored.space), stored.column, stored.point)
 
-    def __init__(
-        self, arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
-    ):
-        self.carried, self.space, self.planner = carried, arrays["space"], arrays["planner"]
+
+class _StoredFigures:
+    """The columns of stored points."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.space, self.planner = arrays["space"], arrays["planner"]
         self.figures = {name: arrays[name] for name in KEPT if name in arrays}
         self.sends, self.kinds, self.axes = arrays["sends"], arrays["send_kind"], arrays["send_axes"]
-        self.place = np.full(len(self.space), -1)
-        self.indices = []
         for column in (self.planner, *self.figures.values()):
             if column.shape != self.space.shape:
                 raise ValueError("columns of different lengths")
         if any(column.dtype.kind != "f" for column in self.figures.values()):
             raise ValueError("figures that are no numbers")
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the table."""
+        if name == SENT:
+            return self._sent
+        if name not in KEPT:
+            return self.space if name == "space" else self.planner
+        column = self.figures.get(name, np.full(len(self.space), np.nan))
+        default = KEPT[name].default
+        return column if default != default else np.where(np.isnan(column), default, column)
+
+    def point(self, row: int) -> Point:
+        """Raise :class:`TypeError`."""
+        raise TypeError(f"point {row} has no strategy: only figures were read")
+
+    @cached_property
+    def _sent(self) -> np.ndarray:
+        pairs = np.stack([self.kinds, self.axes]) if len(self.kinds) else np.zeros((2, 0), dtype=str)
+        words, which = np.unique(pairs, axis=1, return_inverse=True)
+        sends = np.zeros((len(self.space), words.shape[1]), dtype=bool)
+        sends[self.sends[:, 0], which.reshape(-1)] = True
+        known = [(str(kind), tuple(map(int, filter(None, axes.split(","))))) for kind, axes in words.T]
+        patterns, of_row = np.unique(sends, axis=0, return_inverse=True)
+        used = [tuple(one for one, is_sent in zip(known, row, strict=True) if is_sent) for row in patterns]
+        return _objects(used)[of_row.reshape(-1)]
+
+
+class _StoredPoints(_StoredFigures):
+    """The arrays of stored points; what all points share is built when the first point is made."""
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
+    ):
+        super().__init__(arrays)
+        self.carried, self.place = carried, np.full(len(self.space), -1)
+        self.indices = []
         for s in range(spaces):
             choice, options, rows = arrays[f"choice_{s}"], arrays[f"options_{s}"], arrays[f"rows_{s}"]
             # Behind the options of variables are those of tensors that may be gathered again.
@@ -194,16 +232,6 @@ class _StoredPoints:
         self.place[np.array(list(carried), dtype=int)] = 0
         if (self.place < 0).any() or not ((self.space >= 0) & (self.space < spaces)).all():
             raise ValueError("points without a strategy")
-
-    def column(self, name: str) -> np.ndarray:
-        """Return a column of the table."""
-        if name == SENT:
-            return self._sent
-        if name not in KEPT:
-            return self.space if name == "space" else self.planner
-        column = self.figures.get(name, np.full(len(self.space), np.nan))
-        default = KEPT[name].default
-        return column if default != default else np.where(np.isnan(column), default, column)
 
     def point(self, row: int) -> Point:
         """Return a point with its strategy."""
@@ -236,17 +264,6 @@ class _StoredPoints:
         over = {words: tuple(map(int, filter(None, words.split(",")))) for words in set(self.axes.tolist())}
         rows = zip(self.kinds.tolist(), self.axes.tolist(), self.sends.tolist(), strict=True)
         return [(kind, over[axes], size, times) for kind, axes, (_, size, times) in rows]
-
-    @cached_property
-    def _sent(self) -> np.ndarray:
-        pairs = np.stack([self.kinds, self.axes]) if len(self.kinds) else np.zeros((2, 0), dtype=str)
-        words, which = np.unique(pairs, axis=1, return_inverse=True)
-        sends = np.zeros((len(self.space), words.shape[1]), dtype=bool)
-        sends[self.sends[:, 0], which.reshape(-1)] = True
-        known = [(str(kind), tuple(map(int, filter(None, axes.split(","))))) for kind, axes in words.T]
-        patterns, of_row = np.unique(sends, axis=0, return_inverse=True)
-        used = [tuple(one for one, is_sent in zip(known, row, strict=True) if is_sent) for row in patterns]
-        return _objects(used)[of_row.reshape(-1)]
 
     @cached_property
     def _starts(self) -> list[int]:

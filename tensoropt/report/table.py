@@ -140,7 +140,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
     return f"{line} --cpu" if gpus else line
 
 
-_COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+_COMPARISON_HEADER = ["planner", "limit", "needs", "time", "points", "search", "gap", ""]
 
 
 GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
@@ -158,8 +158,8 @@ def _comparison_row(row: Compared) -> list[str]:
     limit = format_bytes(row.limit_bytes) if row.limit_bytes is not None else "-"
     notes = "; ".join(row.notes)
     spent = format_seconds(row.search_s)
-    if row.time_s is None or row.memory_bytes is None:
+    if row.time_s is None or row.needs_bytes is None:
         return [row.planner, limit, "-", "-", "0", spent, "-", notes]
     gap = "-" if row.gap is None else f"{100 * row.gap:+.1f} %"
-    figures = [format_bytes(row.memory_bytes), format_seconds(row.time_s), str(row.points)]
+    figures = [format_bytes(row.needs_bytes), format_seconds(row.time_s), str(row.points)]
     return [row.planner, limit, *figures, spent, gap, notes]

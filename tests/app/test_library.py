@@ -14,7 +14,7 @@ from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.clusters import devices_by_memory
 from tensoropt_app.views.operators import TOTAL, beside_rows
-from tensoropt_app.views.runs import choices, title_of
+from tensoropt_app.views.runs import choices, runs_of, title_of
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     assert {"2 × H100-80GB", "4 × H100-80GB"} <= {row.label for row in table.rows}
 
 
-def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more of them than are kept open, every toggle would read them all again."""
     for number in range(12):
         exploration(spaces=[space((number + 1,))]).save(tmp_path / f"run{number:02d}")
@@ -217,10 +217,11 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)
-        table = devices_by_memory(library, View(exploration="opened-run00"))
+        assert all(run.points for run in runs_of(library))
+    assert not opened
+    assert len(read) == len(library.entries())
+    table = devices_by_memory(library, View(exploration="opened-run00"))
     assert len(table.rows) == 12
-    assert [folder.name for folder in opened] == ["run00"]
-    assert len(read) == 12
     exploration(spaces=[space((40,))]).save(tmp_path / "run05")
     table = devices_by_memory(library, View(exploration="opened-run00"))
     assert table.rows[-1].label == "40 × H100-80GB"
@@ -239,6 +240,6 @@ def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
     assert library.head_of(first).kind == "H100-80GB"
     for entry in (first, second):
         costs = library.costs_of(entry)
-        assert costs.memory.tolist() == [p.memory_bytes for p in found.points]
+        assert costs.needs.tolist() == found.needs.tolist()
         assert costs.time.tolist() == [p.time_s for p in found.points]
         assert costs.devices.tolist() == [8] * 8

@@ -21,11 +21,13 @@ from tensoropt_app.server import create_app, listen, serve
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.plan import load_plan
 
+EXPLORED = exploration()
+
 
 @pytest.fixture(scope="module")
 def dash(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("explorations")
-    exploration().save(folder / "a")
+    EXPLORED.save(folder / "a")
     return create_app(Library(folder))
 
 
@@ -40,7 +42,7 @@ def client(dash: Any) -> FlaskClient:
 def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClient, tmp_path: Path) -> None:
     answer = client.get("/download/opened-a/plan.json?point=4")
     (tmp_path / "plan.json").write_bytes(answer.data)
-    assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == 40 * 2**30
+    assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == EXPLORED.points[3].memory_bytes
     assert 'filename="plan.json"' in answer.headers["Content-Disposition"]
     rows = list(csv.reader(io.StringIO(client.get("/download/opened-a/frontier.csv").text)))
     assert rows[0][:3] == ["point", "memory_bytes", "time_s"]

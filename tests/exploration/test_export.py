@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
+from tensoropt.cluster import load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
 from tensoropt.exploration.exploration import Exploration
@@ -50,9 +51,16 @@ def found() -> Exploration:
     return replace(base, points=(*base.points[:2], own, base.points[3]), others=others, comparison=rows)
 
 
-@pytest.mark.parametrize("limit", [None, 12 * MIB, 25 * MIB, 1.0])
-def test_rows_are_of_the_points(found: Exploration, limit: float | None) -> None:
-    fits = [p for p in found.all_points if limit is None or p.memory_bytes <= limit]
+@pytest.mark.parametrize("limit", [None, 12 * MIB, 25 * MIB, 1.0, "a need"])
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, on_gpus: bool) -> None:
+    if on_gpus:
+        found = replace(found, cluster=load_cluster("dgx-h100[2]").to_dict())
+    if limit == "a need":
+        limit = float(found.needs[1])
+    needs = {p.identity: need for p, need in zip(found.all_points, found.needs, strict=True)}
+    fits = [p for p in found.all_points if limit is None or needs[p.identity] <= limit]
+    assert not on_gpus or all(needs[p.identity] > p.memory_bytes for p in found.all_points)
     for told in compared(found, limit):
         its = [
             p for p in fits if (p in found.points if told.planner == FRONTIER else p.planner == told.planner)
@@ -60,11 +68,12 @@ def test_rows_are_of_the_points(found: Exploration, limit: float | None) -> None
         assert told.points == len(its)
         assert told.limit_bytes == limit
         if not its:
-            assert (told.time_s, told.memory_bytes, told.gap) == (None, None, None)
+            assert (told.time_s, told.memory_bytes, told.needs_bytes, told.gap) == (None,) * 4
             continue
         best = min(its, key=lambda p: p.time_s)
         within = min(p.time_s for p in fits if p.memory_bytes <= best.memory_bytes)
         assert (told.time_s, told.memory_bytes) == (best.time_s, best.memory_bytes)
+        assert told.needs_bytes == needs[best.identity]
         assert told.gap == pytest.approx(best.time_s / within - 1)
 
 
@@ -236,5 +245,5 @@ def test_a_comparison_leaves_empty_what_does_not_apply(tmp_path: Path) -> None:
     (found,) = read(tmp_path / "comparison.csv")
     assert found == {
         "planner": "ilp", "limit_bytes": "10", "memory_bytes": "", "time_s": "", "points": "0",
-        "search_s": "0.5", "gap": "", "notes": "one; two",
+        "search_s": "0.5", "gap": "", "notes": "one; two", "needs_bytes": "",
     }  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensoropt.cluster import load_cluster
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.notable import NOTABLE, notable, unconstrained_words
+from tensoropt.units import format_bytes
 from tests.plan.explorations import point, small_exploration
 
 GIB = 2.0**30
@@ -85,7 +86,8 @@ def test_what_hardly_differs_from_the_point_before_is_not_shown() -> None:
 
 def test_where_memory_is_no_constraint_five_points_are_enough() -> None:
     found = frontier([(m / 10, 40 / m) for m in range(1, 31)])
-    assert unconstrained_words(found) == "Memory is no constraint: the fastest plan takes 3 GiB of 80 GiB."
+    needs = format_bytes(found.needs[-1])
+    assert unconstrained_words(found) == f"Memory is no constraint: the fastest plan needs {needs} of 80 GiB."
     assert len(notable(found)) == 5
     assert {0, 29, found.knee} <= set(notable(found))
     assert unconstrained_words(frontier([(m, 40 / m) for m in range(1, 31)])) == ""

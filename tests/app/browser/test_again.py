@@ -22,10 +22,10 @@ def filled(page: Any, **wanted: str) -> None:
 
 def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable[..., Any]) -> None:
     page = opened(quick.url("explore"))
-    filled(page, kind="H100-80GB")
+    filled(page, kind="RTX-4090")
     page.wait_for_selector("#estimate:has-text('No estimate yet')")
     page.click("#more > summary")
-    page.fill("#per-node", "4")
+    page.fill("#per-node", "2")
     page.fill("#epsilon", "0.5")
     page.fill("#seed", "3")
     page.click("#start")
@@ -33,10 +33,10 @@ def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable
     page.fill("#seed", "4")
     page.wait_for_selector("#estimate:has-text('this model there, with other settings')")
     page.reload()
-    filled(page, kind="H100-80GB", per_node="8")
+    filled(page, kind="RTX-4090", per_node="4")
     page.click(".job button:has-text('change and run')")
     page.wait_for_selector("#refill-said:has-text('Filled from')")
-    filled(page, model="gpt2-tiny", kind="H100-80GB", per_node="4", epsilon="0.5", seed="3")
+    filled(page, model="resnet50", kind="RTX-4090", per_node="2", epsilon="0.5", seed="3")
     page.wait_for_function("document.activeElement?.id === 'refill-said'")
     page.wait_for_selector("#estimate:has-text('the same took that last time')")
     page.fill("#max-points", "20")
@@ -63,20 +63,20 @@ def test_a_cluster_file_is_checked_at_once_and_named_in_the_list(
     quick: Site, opened: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = opened(quick.url("explore"))
-    filled(page, kind="H100-80GB")
+    filled(page, kind="RTX-4090")
     bad, good = tmp_path / "bad.yaml", tmp_path / "rack.yaml"
     bad.write_text("devices: [{kind: T5}]")
     good.write_text("devices: [{kind: T4, count: 2}, TITAN-RTX, TITAN-RTX]\nlinks: {intra_node: PCIe3}\n")
     page.set_input_files("#cluster-upload input[type=file]", bad)
     page.wait_for_selector("#cluster-upload-said .note-error:has-text(\"did you mean 'T4'\")")
-    filled(page, cluster="dgx-h100")
+    filled(page, cluster="rtx-4090")
     page.set_input_files("#cluster-upload input[type=file]", good)
     filled(page, cluster="rack.yaml", per_node="4", nodes="1")
     page.wait_for_selector("#cluster-said:has-text('4 × T4 and TITAN-RTX')")
     assert page.is_disabled("#kind")
     assert page.is_disabled("#per-node")
     page.click("#start")
-    page.wait_for_selector(".job:has-text('gpt2-tiny on rack.yaml')")
+    page.wait_for_selector(".job:has-text('resnet50 on rack.yaml')")
     page.click("#cluster")
     page.get_by_role("option", name="dgx-a100", exact=True).click()
     filled(page, kind="A100-80GB")
@@ -98,7 +98,7 @@ def test_the_desktop_is_told_only_where_a_person_asked_for_it(
     page = opened("about:blank", haste=4)
     page.add_init_script(NOTICES.replace("ANSWER", repr(answer)))
     page.goto(held.url("explore"))
-    filled(page, kind="H100-80GB")
+    filled(page, kind="RTX-4090")
     assert page.evaluate("window.asked") == 0
     page.click("#notify")
     said = "is notified when a job ends" if answer == "granted" else "allow them in its settings"
@@ -106,10 +106,10 @@ def test_the_desktop_is_told_only_where_a_person_asked_for_it(
     with page.expect_request_finished(is_notice):
         page.click("#start")
     held.release()
-    page.wait_for_selector("#notice:has-text('gpt2-tiny on dgx-h100: done')")
+    page.wait_for_selector("#notice:has-text('resnet50 on rtx-4090: done')")
     told = page.evaluate("window.told")
     assert [words.partition(":")[0] for words in told] == (
-        ["gpt2-tiny on dgx-h100"] if answer == "granted" else []
+        ["resnet50 on rtx-4090"] if answer == "granted" else []
     )
     assert page.evaluate("window.asked") == 1
     if answer == "granted":

@@ -51,10 +51,12 @@ def test_a_row_says_what_it_is_and_which_planner_found_it() -> None:
     long = table_columns(FrontierData.of(long_exploration(500)), View())
     few = np.flatnonzero(long["few"])
     assert 3 <= len(few) <= NOTABLE
-    assert {0, 499} <= set(few.tolist())
+    # From the leanest to one that differs by less than 1 % from the last.
+    assert few[0] == 0
+    assert few[-1] >= 498
     assert {row for row, words in enumerate(long["is"]) if words} <= set(few.tolist())
 
 
 def test_rows_can_be_chosen() -> None:
     columns = table_columns(DATA, View())
-    assert [row["memory"] for row in table_rows(columns, (0, 2))] == [10, 30]
+    assert [row["needs"] for row in table_rows(columns, (0, 2))] == [10, 30]

@@ -104,7 +104,7 @@ def reach(page: Any, selector: str, key: str = "Tab") -> int:
 @pytest.mark.slow
 def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., Any]) -> None:
     page = opened(quick.url("explore"))
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
     reach(page, ".skip")
     page.keyboard.press("Enter")
     reach(page, "#start")

@@ -14,7 +14,7 @@ from site_app import Site
 
 def filled(page: Any) -> Any:
     """Wait until the preset has filled the form."""
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
     page.click("#more > summary")
     return page
 
@@ -80,9 +80,11 @@ def test_other_fields_are_closed_until_something_in_them_is_set(
     quick: Site, opened: Callable[..., Any]
 ) -> None:
     page = opened(quick.url("explore"))
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
     page.wait_for_timeout(500)
     assert not page.evaluate("document.querySelector('#more').open")
+    page.fill("#model", "gpt2-tiny")
+    page.get_by_role("option", name="gpt2-tiny", exact=True).click()
     page.fill("#sequence", "64")
     page.fill("#batch", "8")
     page.wait_for_selector("#cluster-said:has-text('The model computes in bfloat16')")
@@ -107,7 +109,7 @@ def test_typing_into_a_select_begins_anew_and_planners_say_that_they_will_refuse
         page.wait_for_function(f"document.querySelector('#{control}').value === {before!r}")
     page.click("#planners")
     # Which the list says a moment after the preset is in the form.
-    option = page.locator("[role=option]:has-text('Pesto (places on 2 devices, not on 8)')").first
+    option = page.locator("[role=option]:has-text('Pesto (places on 2 devices, not on 4)')").first
     option.wait_for()
     assert option.get_attribute("data-combobox-disabled") == "true"
     page.keyboard.press("Escape")
@@ -127,7 +129,7 @@ def test_the_button_and_the_job_it_starts_are_in_view(
     endless: Site, opened: Callable[..., Any], width: int, height: int
 ) -> None:
     page = opened(endless.url("explore"), viewport={"width": width, "height": height})
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
     assert page.evaluate(SEEN, "#start")
     page.evaluate("window.scrollTo(0, 300)")
     assert page.evaluate(SEEN, "#start")

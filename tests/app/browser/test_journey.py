@@ -17,10 +17,17 @@ from site_app import running
 from tensoropt.plan.plan import load_plan
 
 
-def form(page: Any, model: str = "mlp", **fields: str) -> None:
+def on_h100(page: Any) -> None:
     page.wait_for_selector("#start")
-    # The preset is filled in.
+    # The preset that the form begins with is filled in.
+    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
+    page.click("#cluster")
+    page.get_by_role("option", name="dgx-h100", exact=True).click()
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+
+
+def form(page: Any, model: str = "mlp", **fields: str) -> None:
+    on_h100(page)
     page.fill("#model", model)
     page.get_by_role("option", name=model, exact=True).click()
     if fields:
@@ -107,7 +114,7 @@ def test_a_file_that_is_no_model_says_so(real: Any, opened: Callable[..., Any], 
 def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     model_file(tmp_path / "small.onnx")
     page = opened(real.url("explore"))
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    on_h100(page)
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
     page.fill("#open-dims input", "8")

@@ -56,7 +56,7 @@ def test_filters_that_leave_nothing_leave_no_plan() -> None:
 
 def test_a_typed_budget_is_what_the_sentence_says_whatever_headroom_is_kept() -> None:
     assert answer_words(data(), View()).costs == "200 ms a step, 70.0 GiB"
-    assert answer_words(data(), View(budget_bytes=80 * GIB)).costs == "100 ms a step, 80.0 GiB"
+    assert answer_words(data(), View(budget_bytes=80 * GIB)).costs == "100 ms a step, 80.0 GiB (tight)"
 
 
 def test_planners_without_a_plan_are_rows_with_their_reason() -> None:

@@ -147,7 +147,7 @@ def _from(start: PricedGraph, name: str) -> Row:
         "start": name,
         "time_s": simulated.time_s,
         "compute_s": max(simulated.busy_s),
-        "copy_s": simulated.communication_s / count,
+        "copy_s": max(map(simulated.communication_s, range(count))),
         "memory_bytes": simulated.memory_bytes,
         "cut": cut,
         "kinds": dict(Counter(kind(group) for group in cut)),

@@ -74,7 +74,7 @@ def test_the_details_of_every_shipped_point_have_their_figures(name: str) -> Non
 
 def _check_figures(found: Exploration, row: int) -> None:
     one, told = found.all_points[row], detail(found, row)
-    # Less than a thousandth is no figure that is shown: the examples that take an hour are not made again for it.
+    # Less than a thousandth is never shown: an example that takes an hour is not made again for it.
     alike = 1e-9 if one.kind is SHARDED else 1e-3
     assert max(event.start_s + event.duration_s for event in told.timeline) <= one.time_s * (1 + alike)
     if one.kind is SHARDED:  # made again from the costs that were saved; of others the detail itself is kept

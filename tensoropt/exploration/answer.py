@@ -200,10 +200,13 @@ class Budgeted:
         """``Up to 2 % faster by point 148 (DP 8 · ZeRO-2).``; "" if no plan that fits is faster."""
         if self.chosen is None or self.chosen.faster < _LEAST:
             return ""
-        fastest = self.chosen.fastest
-        title = self.findings.title(fastest).partition(" of ")[0]
-        name = self.findings.names[fastest]
-        return f"Up to {share_words(self.chosen.faster)} faster by {title} ({name})."
+        name = self.findings.names[self.chosen.fastest]
+        return f"Up to {share_words(self.chosen.faster)} faster by {self._fastest} ({name})."
+
+    @property
+    def _fastest(self) -> str:
+        """``point 148``: the fastest plan that fits; "" if none does."""
+        return "" if self.chosen is None else self.findings.title(self.chosen.fastest).partition(" of ")[0]
 
     def jobs_words(self) -> list[str]:
         """Return a sentence for each job that somebody runs today, and what a better plan would bring it."""
@@ -212,7 +215,8 @@ class Budgeted:
     def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
         if self.next_bytes is None:
-            return "No plan that was searched is faster."
+            than = f" than {self._fastest}" if self.faster_words else ""
+            return f"No plan that was searched is faster{than}."
         bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
         return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
 

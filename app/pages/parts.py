@@ -345,7 +345,7 @@ def big(card: PointCard, words: Any, *, wide: bool = False) -> Any:
         html.Div([html.Span(explained("memory per device")), html.Strong(card.memory)]),
         html.Div([html.Span(explained("time per step")), html.Strong(card.time)]),
     ]
-    said = [html.P(card.verdict, className="verdict fits" if card.fits else "verdict over"), hint(words)]
+    said = [html.P(card.verdict, className=f"verdict {card.mark}"), hint(words)]
     if wide:
         return html.Div([*figures, html.Div(said, className="said")], className="big wide")
     return html.Div([html.Div(figures, className="big"), *said])

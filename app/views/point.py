@@ -167,7 +167,8 @@ class PointCard:
         title: ``Point 17 of 201``.
         name: what people call its plan.
         memory, time: the two figures that matter, what it needs of a device and its step, with units.
-        verdict: whether it fits the device, in words; ``fits`` says so to a program.
+        verdict: whether it fits the device, in words.
+        mark: the same as a class of the style sheet: ``fits``, ``tight`` or ``over``.
         dominant: where most of the memory and of the time goes.
     """
 
@@ -175,7 +176,7 @@ class PointCard:
     name: str
     memory: str
     time: str
-    fits: bool
+    mark: str
     verdict: str
     dominant: str
     facts: tuple[Fact, ...]
@@ -185,7 +186,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     """Return the card of one point, with what running its plan showed if it was run."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
-    fits, verdict = _verdict_words(data, view, row)
+    mark, verdict = _verdict_words(data, view, row)
     limit = _limit_words(data, view)
     marks = [word if word == "knee" else word + limit for word, at in data.special(view).items() if at == row]
     facts = data.facts(row)
@@ -200,7 +201,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         name=data.exploration.names[row],
         memory=unit.text(data.needs[row]),
         time=time.text(point.time_s),
-        fits=fits,
+        mark=mark,
         verdict=verdict,
         dominant=dominant_words(data.exploration, row),
         facts=tuple(said),
@@ -214,26 +215,26 @@ def _limit_words(data: FrontierData, view: View) -> str:
     return "".join(f" within {limit}" for limit in words)
 
 
-def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[bool, str]:
-    """Return whether a plan fits the budget, and what the device leaves, in words about the one that
-    counts."""
+def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[str, str]:
+    """Return whether a plan fits the budget, and what the device leaves, as a mark and in words about the one
+    that counts."""
     unit, room, budget = data.units.memory, data.room_bytes(view), view.budget_bytes
     fit, capacity = data.exploration.fit(row, room), data.capacity_bytes
     needs, card = fit.needed_bytes, with_article(data.device)
     if fit.verdict == FAILS:
         over = unit.text(needs - room)
         if room == budget:
-            return False, f"Needs {over} more than your {unit.limit(room)}."
+            return "over", f"Needs {over} more than your {unit.limit(room)}."
         size = unit_for(room).limit(room)
         left = (
             f"its {size}" if room == capacity else f"the {size} that {percent(view.headroom)} headroom leaves"
         )
-        return False, f"Does not fit {card}: needs {over} more than {left}."
-    fits = "Just fits" if fit.verdict == TIGHT else "Fits"
+        return "over", f"Does not fit {card}: needs {over} more than {left}."
+    mark, fits = ("tight", "Just fits") if fit.verdict == TIGHT else ("fits", "Fits")
     if room == budget:
-        return True, f"{fits} your {unit.limit(room)} ({percent(needs / room)})."
+        return mark, f"{fits} your {unit.limit(room)} ({percent(needs / room)})."
     whole = unit_for(capacity).limit(capacity)
-    return True, f"{fits} {card} ({percent(needs / capacity)} of its {whole})."
+    return mark, f"{fits} {card} ({percent(needs / capacity)} of its {whole})."
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:

@@ -54,8 +54,8 @@ def layout(context: Context) -> Any:
             html.H1("Frontier", className="page-title"),
             parts.hint(
                 "Each point is a way to train this model on these devices that no other beats: its memory "
-                "per device against the time of a step. Write the memory that you have; the fastest plan "
-                "within it is chosen."
+                "per device against the time of a step. Write the memory that you have; the simplest of "
+                "the fastest plans within it is chosen."
             ),
             html.Div(id="frontier-empty"),
             *parts.stores("handled", "filled", "fired"),

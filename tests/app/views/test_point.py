@@ -15,12 +15,12 @@ DATA = FrontierData.of(exploration())
 
 def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     card = point_card(DATA, View(headroom=0.05), 2)
-    assert (card.memory, card.time, card.fits) == ("30.0 GiB", "600 ms", True)
+    assert (card.memory, card.time, card.mark) == ("30.0 GiB", "600 ms", "fits")
     assert card.verdict == "Fits an H100-80GB (38 % of its 80 GiB)."
     tight = point_card(DATA, View(), 7)
-    assert (tight.fits, tight.verdict) == (True, "Just fits an H100-80GB (100 % of its 80 GiB).")
+    assert (tight.mark, tight.verdict) == ("tight", "Just fits an H100-80GB (100 % of its 80 GiB).")
     over = point_card(DATA, View(headroom=0.1), 7)
-    assert not over.fits
+    assert over.mark == "over"
     assert over.verdict == (
         "Does not fit an H100-80GB: needs 8.00 GiB more than the 72 GiB that 10 % headroom leaves."
     )
@@ -35,7 +35,7 @@ def test_the_knee_of_the_card_is_the_same_whatever_the_budget() -> None:
 
 def test_what_is_over_a_budget_does_not_fit() -> None:
     card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
-    assert not card.fits
+    assert card.mark == "over"
     assert card.verdict == "Needs 5.00 GiB more than your 25 GiB."
     assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest within 35 GiB"
 
@@ -47,7 +47,7 @@ def test_what_is_over_a_budget_does_not_fit() -> None:
 def test_what_fits_a_budget_says_its_share_of_it(budget: float, fits: str) -> None:
     """The error of predictions decides how well a plan fits."""
     card = point_card(DATA, View(budget_bytes=budget * GIB, headroom=0.05), 2)
-    assert card.fits
+    assert card.mark != "over"
     assert card.verdict == f"{fits} your {budget} GiB ({round(3000 / budget)} %)."
 
 
@@ -56,7 +56,7 @@ def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
     assert card.verdict == "Fits an H100-80GB (38 % of its 80 GiB)."
     data = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
     card = point_card(data, View(budget_bytes=99 * GIB, headroom=0.05), 0)
-    assert not card.fits
+    assert card.mark == "over"
     assert card.verdict == "Does not fit an H100-80GB: needs 10.0 GiB more than its 80 GiB."
 
 

@@ -118,7 +118,7 @@ def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., An
     page.wait_for_function("document.activeElement.id === 'content'")
     reach(page, "#plot")
     page.keyboard.press("End")
-    page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
     assert reach(page, "#budget [role=slider]") < 24

@@ -76,15 +76,15 @@ def test_keys_walk_and_compare_and_clicks_faster_than_answers_all_count(
     for expected in (3, 4):
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(f"#card-title:text-matches('Point {expected + 1} of 8')")
-    page.keyboard.press("End")
-    page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
-    page.wait_for_selector("#comparison td:text-is('+50.0 GiB (+167 %)')")
+    page.keyboard.press("End")  # the fastest within what headroom leaves
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.wait_for_selector("#comparison td:text-is('+40.0 GiB (+133 %)')")
     page.click("#nav-export")
     page.wait_for_selector("#command-0")
     page.click("#nav-frontier")
     page.wait_for_selector("#plot", state="visible")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.wait_for_selector("#card-title:text-matches('Point 6 of 8')")
     page.click("#pick-leanest")
     page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
     page.keyboard.press("ArrowRight")
@@ -100,7 +100,7 @@ def test_keys_walk_and_compare_and_clicks_faster_than_answers_all_count(
     page.wait_for_selector("#card-title:text-matches('Point 4 of 8')")
     page.wait_for_selector("#points .ag-row-selected[row-id='3']")
     page.wait_for_function(f"({RING})() === 40")
-    page.click("#points .ag-row[row-id='5'] .ag-cell[col-id='memory']")
+    page.click("#points .ag-row[row-id='5'] .ag-cell[col-id='needs']")
     page.wait_for_selector("#card-title:text-matches('Point 6 of 8')")
     page.wait_for_function("location.search.includes('point=6')")
     applied = callbacks._applied
@@ -211,7 +211,7 @@ def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> N
     page.wait_for_function(f"/3[45].* GiB/.test({LABEL})")
     page.mouse.up()
     page.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
-    page.wait_for_selector("#card .verdict:text-matches('Just fits your 3[45].* GiB')")
+    page.wait_for_selector("#card .verdict:text-matches('[Ff]its your 3[45].* GiB')")
     # Let go at the right edge there is none.
     page.mouse.move(x, box["y"] + 5)
     page.mouse.down()
@@ -282,9 +282,11 @@ def test_the_table_begins_with_notable_points_and_the_selected_one(
 ) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=501")), "Point 501 of")
     few = page.evaluate(ROWS)
-    assert 3 < few <= 9
+    assert 3 < few <= 31
     page.wait_for_selector("#points .ag-row-selected[row-id='500']")
-    page.wait_for_selector("#points .ag-cell[col-id='is']:text-is('leanest')")
+    # Of thirty rows the first is above the selected one, which is in view.
+    page.evaluate("document.querySelector('#points .ag-body-viewport').scrollTop = 0")
+    page.wait_for_selector("#points .ag-cell[col-id='is']:text-matches('leanest')")
     page.click("#points-all:has-text('all 20,000')")
     page.wait_for_function(f"{ROWS} === 20000")
     page.wait_for_selector("#points .ag-row-selected[row-id='500']")
@@ -357,7 +359,7 @@ def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable
     page.click("#scheme-button")
     page.wait_for_function("document.documentElement.dataset.scheme === 'dark'")
     page.click("#pick-fastest")
-    page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
     page.wait_for_timeout(500)
     assert page.evaluate(RANGES) == pytest.approx(zoomed)
     option(page, "log memory")
@@ -372,7 +374,7 @@ def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable
 def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=2"), haste=4), "Point 2 of 8")
     page.wait_for_function("document.title.startsWith('Frontier · gpt2-tiny on dgx-h100')")
-    for button, number in (("fastest", 8), ("leanest", 1)):
+    for button, number in (("fastest", 7), ("leanest", 1)):
         page.wait_for_timeout(300)  # what follows at once is one step
         page.click(f"#pick-{button}")
         page.wait_for_selector(f"#card-title:text-matches('Point {number} of 8')")
@@ -381,11 +383,11 @@ def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., 
     page.wait_for_function("document.title.startsWith('Plan · gpt2-tiny')")
     page.go_back()
     page.wait_for_function("document.documentElement.dataset.page === 'frontier'")
-    for number in (8, 2):
+    for number in (7, 2):
         page.go_back()
         page.wait_for_selector(f"#card-title:text-matches('Point {number} of 8')")
     page.go_forward()
-    page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
 
 
 @pytest.mark.slow

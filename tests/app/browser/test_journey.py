@@ -71,7 +71,7 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
 
     page.click("#nav-export")
     page.wait_for_selector("#command-1")
-    assert "--memory" in page.inner_text("#command-1")
+    assert "--point" in page.inner_text("#command-1")
     for name in ("plan.json", "frontier.csv"):
         with page.expect_download() as download:
             page.click(f".files a:text-is('{name}')")

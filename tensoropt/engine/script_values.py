@@ -104,6 +104,8 @@ class JobRanks:
         self.summed(torch.zeros(1), action)
 
     def _wait(self, work: Any, action: str) -> None:
+        if self._fake:
+            return
         began = looked = time.monotonic()
         gone_since: float | None = None
         while not work.is_completed():

@@ -72,6 +72,8 @@ def compiled(folder: Path) -> Path:
 def load(library: Path, devices: int = 1) -> None:
     """Give this process ``devices`` CUDA devices, before PyTorch is imported; they stay.
 
+    Backward then runs in the thread that calls it.
+
     Raises:
         TensorOptError: PyTorch has been imported already.
     """
@@ -81,6 +83,11 @@ def load(library: Path, devices: int = 1) -> None:
         )
     os.environ["FAKE_CUDA_DEVICES"] = str(devices)
     ctypes.CDLL(str(library))
+    import torch
+
+    # Autograd's own thread of a device drops what it saved after backward has returned; where the interpreter
+    # ends meanwhile, the process aborts.
+    torch.autograd.set_multithreading_enabled(False)
 
 
 def _torch_folder() -> Path:

@@ -154,6 +154,33 @@ class Opaque(Exception):  # noqa: N818 - a signal, not an error
     """Raised by a rule that cannot describe a call; the operator is then kept whole."""
 
 
+def alike(names: str) -> Callable[[Rule], Rule]:
+    """Mark a rule: it need not ask for these arguments, which say the same of a part as of the whole.
+
+    Args:
+        names: separated by blanks; ``*`` stands for all that are no tensors.
+    """
+
+    def marked(rule: Rule) -> Rule:
+        _ALIKE[rule] = frozenset(names.split())
+        return rule
+
+    return marked
+
+
+_ALIKE: dict[Rule, frozenset[str]] = {}
+_ALWAYS_ALIKE = frozenset({
+    "copy", "cudnn_enable", "cudnn_enabled", "device", "dtype", "eps", "generator", "half_to_float",
+    "implicit", "layout", "memory_format", "momentum", "non_blocking", "out_dtype", "pin_memory",
+})  # fmt: skip
+
+
+def need_not_ask(rule: Rule, argument: str) -> bool:
+    """Return whether an argument means the same on a part as on the whole."""
+    names = _ALIKE.get(rule, frozenset())
+    return argument in _ALWAYS_ALIKE or argument in names or "*" in names
+
+
 class Builder:
     """A collector of the loops and operands of one operator.
 
@@ -169,11 +196,14 @@ class Builder:
         self._loops: list[LoopDim] = []
         self._reads: dict[str, list[Operand]] = {}
         self._writes: dict[str, Operand] = {}
+        self.consulted: set[int | str] = set()
+        """Positions and names of the arguments that the rule has asked for."""
 
     # -- arguments --------------------------------------------------------------------------------
 
     def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
         """Return an argument of the call, by position or by name."""
+        self.consulted |= {index} if name is None else {index, name}
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default) if name is not None else default

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from tensoropt.graph import Operator, OperatorGraph
+from tensoropt.graph import Operator, OperatorGraph, iter_refs
 from tensoropt.ops.calls import CostClass, FlopCount, Kernel, LocalCall, OpSpec, Precision, Samples
 from tensoropt.ops.families import (
     attention,
@@ -31,7 +31,7 @@ from tensoropt.ops.families import (
     views,
     writes,
 )
-from tensoropt.ops.index_space import Builder, IndexSpace, Opaque
+from tensoropt.ops.index_space import Builder, IndexSpace, Opaque, need_not_ask
 from tensoropt.ops.kernels import SHARED_KERNELS, ShardContext
 from tensoropt.ops.overloads import packet_of, resolve_overload
 
@@ -109,7 +109,29 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
     except Opaque:
         # A new builder, because the rule may have given up half-way.
         return Builder(op, graph).build(known=False)
+    if any(not need_not_ask(rule, name) for name in unread(op, builder.consulted)):
+        return Builder(op, graph).build()
     return builder.build()
+
+
+def unread(op: Operator, consulted: Container[int | str]) -> list[str]:
+    """Return the names of the arguments of an ATen call that its rule has not asked for, without tensors and
+    those at their defaults.
+
+    Args:
+        consulted: positions and names of the arguments that the rule has asked for.
+    """
+    if not op.target.startswith("aten."):
+        return []
+    found = []
+    schema = resolve_overload(op.target)._schema  # type: ignore[attr-defined]
+    for position, argument in enumerate(schema.arguments):
+        default = argument.default_value
+        value = op.args[position] if position < len(op.args) else op.kwargs.get(argument.name, default)
+        asked = position in consulted or argument.name in consulted
+        if not asked and value != default and not any(iter_refs((value,))):
+            found.append(argument.name)
+    return found
 
 
 def samples_of(target: str) -> Samples:

@@ -13,7 +13,7 @@ from tensoropt.graph import Operator
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, causal_attention_in_blocks, query_pieces
 from tensoropt.ops.calls import CostClass, FlopCount, LocalCall, OperatorShard, OpSpec, Precision
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.ring_attention import RING, RING_FORM, ring_attention, ring_collectives, ring_of
 
@@ -22,6 +22,7 @@ MATH_FORM = "kernels.attention_with_dropout"
 """The kernel that replaces attention with dropout."""
 
 
+@alike("dropout_p scale")
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
@@ -32,7 +33,7 @@ def attention(b: Builder) -> None:
     the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
-    causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
+    causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)
     dropout = b.arg(4, "dropout_p", 0.0)
     shape, keys = b.tensor(q).shape, b.tensor(k).shape
     if len(shape) < 3 or len(keys) != len(shape) or keys[:-3] != shape[:-3]:

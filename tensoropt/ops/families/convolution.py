@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
+@alike("stride padding dilation")
 def convolution(b: Builder) -> None:
     """Batch, output and (without groups) input channels split; windows keep spatial dims whole."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
@@ -35,6 +36,7 @@ def convolution(b: Builder) -> None:
     b.write([n, (g, o), *window])
 
 
+@alike("stride padding output_padding dilation")
 def _transposed_convolution(b: Builder) -> None:
     """Like :func:`convolution`, with weights ``[in, out / groups, window...]``."""
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples, Shape
-from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 
@@ -20,19 +20,23 @@ _MEAN_OF_BAG, _MAXIMUM = 1, 2
 """Modes of ``aten.embedding_bag``; 0 is the sum."""
 
 
+@alike("padding_idx sparse")
 def embedding(b: Builder) -> None:
     """``y[..., h] = sum_v [index[...] == v] w[v, h]``: the vocabulary is a contracted loop."""
     w, index = b.arg(0), b.arg(1)
     vocabulary, hidden = b.tensor(w).shape
-    rows = b.loops(b.tensor(index).shape)
+    # Scaling gradients by frequency counts over the whole batch, which no shard sees.
+    alone = not b.arg(3, "scale_grad_by_freq", False)
+    rows = b.loops(b.tensor(index).shape, splittable=alone)
     # Vocabulary sizes are often odd numbers (GPT-2: 50,257), so uneven cuts are allowed.
-    v = b.loop("vocabulary", vocabulary, uneven=True)
+    v = b.loop("vocabulary", vocabulary, splittable=alone, uneven=True)
     h = b.loop("hidden", hidden)
     b.read(w, [v, h])
     b.read(index, rows)
     b.write([*rows, h])
 
 
+@alike("padding_idx sparse")
 def embedding_bag(b: Builder) -> None:
     """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import shape_wrapper
 
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples
-from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
@@ -38,6 +38,7 @@ def _grouped_mm(b: Builder) -> None:
     b.write([r, n])
 
 
+@alike("bins minlength")
 def histogram(b: Builder) -> None:
     """The counts of parts of the values add up; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:

@@ -16,7 +16,7 @@ import torch
 from tensoropt.graph import Operator, Ref, TorchLiteral
 from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Samples
 from tensoropt.ops.families.pointwise import broadcast
-from tensoropt.ops.index_space import Builder, Operand
+from tensoropt.ops.index_space import Builder, Operand, alike
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk, flat_index
 from tensoropt.ops.overloads import resolve_overload
@@ -24,11 +24,13 @@ from tensoropt.ops.overloads import resolve_overload
 # -- index spaces ---------------------------------------------------------------------------------
 
 
+@alike("size low high")
 def random(b: Builder) -> None:
     """Every dim splits, because an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
+@alike("*")
 def _random_like(b: Builder) -> None:
     """The result has the shape of the operand, whose values do not matter."""
     loops = b.loops(b.output().shape)
@@ -36,6 +38,7 @@ def _random_like(b: Builder) -> None:
     b.write(loops)
 
 
+@alike("p")
 def bernoulli(b: Builder) -> None:
     """Every dim splits, together with that of the probabilities."""
     loops = b.loops(b.output().shape)
@@ -43,6 +46,7 @@ def bernoulli(b: Builder) -> None:
     b.write(loops)
 
 
+@alike("p train")
 def dropout(b: Builder) -> None:
     """The mask depends only on the global index, so dropout is linear in its operand."""
     broadcast(b)

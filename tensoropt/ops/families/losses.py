@@ -22,7 +22,7 @@ from tensoropt.ops.calls import (
     Samples,
     Shape,
 )
-from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 from tensoropt.ops.overloads import resolve_overload
@@ -44,6 +44,7 @@ _REDUCTION = {
 # -- index spaces ---------------------------------------------------------------------------------
 
 
+@alike("ignore_index label_smoothing")
 def _cross_entropy(b: Builder) -> None:
     """Rows are summed (over the true mass for a mean); the classes may be split (the kernel handles it)."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
@@ -64,6 +65,7 @@ def _cross_entropy(b: Builder) -> None:
     b.write([] if reduction else rows, synced=[classes])
 
 
+@alike("ignore_index")
 def _nll_loss(b: Builder) -> None:
     """Rows are summed; a row looks up one of its classes, which stay whole."""
     inputs, target = b.arg(0), b.arg(1)
@@ -76,6 +78,7 @@ def _nll_loss(b: Builder) -> None:
     b.write([] if b.arg(3, "reduction", 1) else rows)
 
 
+@alike("beta delta full log_input log_target margin")
 def _elementwise_loss(b: Builder) -> None:
     """Every element of the operands is a loop; weights of elements or classes broadcast to them."""
     x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]

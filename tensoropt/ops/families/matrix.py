@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.ops.calls import CostClass, LinearOperands, OpSpec, Precision
-from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 def linear(b: Builder) -> None:
@@ -21,6 +21,7 @@ def linear(b: Builder) -> None:
     b.write([*rows, o])
 
 
+@alike("alpha beta")
 def addmm(b: Builder) -> None:
     """``y[m, n] = beta bias[n] + alpha sum_k x[m, k] w[k, n]``."""
     bias, x, w = b.arg(0), b.arg(1), b.arg(2)
@@ -55,6 +56,7 @@ def bmm(b: Builder) -> None:
     b.write([batch, m, n])
 
 
+@alike("alpha beta")
 def baddbmm(b: Builder) -> None:
     """Like :func:`bmm`, with the added term outside the contraction."""
     added, x, y = b.arg(0), b.arg(1), b.arg(2)
@@ -84,6 +86,7 @@ def matmul(b: Builder) -> None:
     b.write([*batch, *([m] if len(x) > 1 else []), *([n] if len(y) > 1 else [])])
 
 
+@alike("path")
 def einsum(b: Builder) -> None:
     """The equation gives the index space."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)

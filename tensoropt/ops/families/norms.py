@@ -18,7 +18,7 @@ from tensoropt.ops.calls import (
     Precision,
     Samples,
 )
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
@@ -58,6 +58,7 @@ def _group_norm(b: Builder) -> None:
     b.write(x)
 
 
+@alike("use_input_stats")
 def instance_norm(b: Builder) -> None:
     """Batch and channels split, because every image and channel has its own statistics, unless running ones
     are kept."""
@@ -72,6 +73,7 @@ def instance_norm(b: Builder) -> None:
     b.write(x)
 
 
+@alike("training")
 def _batch_norm_training(b: Builder) -> None:
     """Batch (the kernel synchronises its statistics) and channels split."""
     shape = b.tensor(b.arg(0)).shape
@@ -86,6 +88,7 @@ def _batch_norm_training(b: Builder) -> None:
         b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
 
 
+@alike("training")
 def _batch_norm_inference(b: Builder) -> None:
     """Batch and channels split; statistics are given."""
     shape = b.tensor(b.arg(0)).shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensoropt.graph import Ref, iter_refs
 from tensoropt.ops.calls import OpSpec, Precision, Samples
-from tensoropt.ops.index_space import Builder
+from tensoropt.ops.index_space import Builder, alike
 
 _PLAIN = """
     abs.default atan.default bitwise_not.default ceil.default clamp.default clamp.Tensor clamp_max.default
@@ -75,20 +75,23 @@ def broadcast(b: Builder) -> None:
     b.cheap = True
 
 
+@alike("*")
 def _pointwise(b: Builder) -> None:
     """Element-wise; linear only if it scales by a number."""
     broadcast(b)
     # Multiplying by a number is linear; the product of two activations is not linear in both jointly.
-    scalar = len(b.op.args) > 1 and isinstance(b.op.args[1], (int, float))
+    scalar = isinstance(b.arg(1), (int, float))
     b.linear = b.op.target in _SCALING and scalar
 
 
+@alike("*")
 def _linear_pointwise(b: Builder) -> None:
     """Element-wise and linear."""
     broadcast(b)
     b.linear = True
 
 
+@alike("*")
 def _addition(b: Builder) -> None:
     """A sum of two operands is linear in both jointly."""
     broadcast(b)
@@ -96,6 +99,7 @@ def _addition(b: Builder) -> None:
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
 
 
+@alike("*")
 def _cast(b: Builder) -> None:
     """A cast is linear if it loses no digits."""
     broadcast(b)

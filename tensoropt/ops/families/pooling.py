@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tensoropt.ops.calls import CostClass, OpSpec
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
+@alike("*")
 def pooling(b: Builder) -> None:
     """Batch and channels split; windows keep spatial dims whole."""
     shape = b.tensor(b.arg(0)).shape
@@ -20,6 +21,7 @@ def pooling(b: Builder) -> None:
         b.write(labels, index)
 
 
+@alike("upscale_factor downscale_factor")
 def _pixel_shuffle(b: Builder) -> None:
     """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``: the factors are inner atoms on both sides."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape

@@ -7,7 +7,7 @@ from math import prod
 
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def cat(b: Builder) -> None:
@@ -60,6 +60,7 @@ def repeat(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+@alike("mode")
 def _moved_within_dims(b: Builder) -> None:
     """Dims in which elements move or whose size changes stay whole; the others pass through."""
     before = b.tensor(b.arg(0)).shape
@@ -76,6 +77,7 @@ def _moved_within_dims(b: Builder) -> None:
     b.cheap = True
 
 
+@alike("n")
 def diff(b: Builder) -> None:
     """Neighbours along one dim, with the values prepended and appended to it."""
     shape = b.tensor(b.arg(0)).shape
@@ -87,6 +89,7 @@ def diff(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+@alike("output_size")
 def repeat_interleave(b: Builder) -> None:
     """Every element of a dim becomes several neighbours: an inner loop of the result alone.
 
@@ -120,6 +123,7 @@ def gated(b: Builder) -> None:
     b.cheap = True
 
 
+@alike("size step")
 def _windows(b: Builder) -> None:
     """Overlapping windows of one dim, which stays whole."""
     shape = b.tensor(b.arg(0)).shape
@@ -130,6 +134,7 @@ def _windows(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+@alike("output_size kernel_size dilation padding stride")
 def columns(b: Builder) -> None:
     """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all dims but places
     split."""
@@ -146,6 +151,7 @@ def columns(b: Builder) -> None:
     b.linear = image is before
 
 
+@alike("diagonal")
 def triangle(b: Builder) -> None:
     """Leading dims split; the result for an element depends on its position in its matrix."""
     shape = b.tensor(b.arg(0)).shape

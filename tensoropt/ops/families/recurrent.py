@@ -9,9 +9,10 @@ from torch.utils.flop_counter import shape_wrapper
 
 from tensoropt.graph import Operator, Ref
 from tensoropt.ops.calls import CostClass, OpSpec, Precision
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
+@alike("has_biases num_layers bidirectional")
 def recurrent(b: Builder) -> None:
     """``input [t, b, i]`` (``[b, t, i]`` batch-first), states ``[layers, b, h]``, weights whole."""
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Precision, Samples
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, contracted: bool) -> None:
@@ -46,6 +46,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 """The position of the dim among the arguments."""
 
 
+@alike("k largest sorted descending stable")
 def _dim_reduction(b: Builder) -> None:
     """The dim that is reduced or ordered stays whole, because results of its parts do not add up."""
     if b.op.target in _ORDERING:
@@ -59,14 +60,16 @@ def _dim_reduction(b: Builder) -> None:
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
 
 
+@alike("ord")
 def vector_norm(b: Builder) -> None:
     """The dims that are not reduced split; the roots of parts do not add up."""
     _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
+@alike("correction unbiased")
 def variance(b: Builder) -> None:
     """The dims that are not reduced split; every value needs its mean."""
-    _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
+    _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
 def _cosine_similarity(b: Builder) -> None:
@@ -81,6 +84,7 @@ def _cosine_similarity(b: Builder) -> None:
     b.write([label for i, label in enumerate(labels) if i != dim])
 
 
+@alike("p compute_mode")
 def distances(b: Builder) -> None:
     """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
     x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tensoropt.graph import FLOATING
 from tensoropt.ops.calls import CostClass, OpSpec, Precision
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def _along_one_dim(b: Builder) -> None:
@@ -19,6 +19,7 @@ def _along_one_dim(b: Builder) -> None:
     b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
 
 
+@alike("n s norm")
 def _fourier(b: Builder) -> None:
     """Transformed dims stay whole."""
     shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 
 from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
-from tensoropt.ops.index_space import Builder, Loops
+from tensoropt.ops.index_space import Builder, Loops, alike
 
 
 def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
@@ -47,6 +47,7 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     return blocks
 
 
+@alike("*")
 def reshape(b: Builder) -> None:
     """Each run of dims is one loop nest at the common refinement of its two factorisations."""
     source = b.tensor(b.arg(0))
@@ -94,6 +95,7 @@ def permute(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+@alike("size")
 def expand(b: Builder) -> None:
     """A dim that grows is a loop of the result alone."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
@@ -119,6 +121,7 @@ def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops],
     return labels, list(labels)
 
 
+@alike("split_size split_sizes chunks")
 def split(b: Builder) -> None:
     """Equal pieces become the outer atom of the dim; unequal pieces keep it whole."""
     rank = len(b.tensor(b.arg(0)).shape)
@@ -131,6 +134,7 @@ def split(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+@alike("end")
 def _slice_(b: Builder) -> None:
     """A slice that is one of several equal tiles keeps the inner atom; any other slice keeps the dim
     whole."""
@@ -162,6 +166,7 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
     return len(same) > 1
 
 
+@alike("index")
 def select(b: Builder) -> None:
     """One index of a dim, which stays whole; the other dims pass through."""
     shape = b.tensor(b.arg(0)).shape

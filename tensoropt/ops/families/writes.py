@@ -5,9 +5,10 @@ from __future__ import annotations
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import CostClass, OpSpec, Samples
 from tensoropt.ops.families.indexing import along_a_dim, along_dims
-from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
+@alike("reduce include_self value")
 def scatter(b: Builder) -> None:
     """Dims other than the written one split if the index covers them; additions add up."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
@@ -31,6 +32,7 @@ def scatter(b: Builder) -> None:
     b.write(labels)
 
 
+@alike("alpha")
 def index_add(b: Builder) -> None:
     """``y = x; y[index[i]] += source[i]``: every part of the rows adds its own values."""
     shape = b.tensor(b.arg(0)).shape
@@ -45,6 +47,7 @@ def index_add(b: Builder) -> None:
     b.write(labels)
 
 
+@alike("value")
 def _index_fill(b: Builder) -> None:
     """All dims split except the one that is written."""
     shape = b.tensor(b.arg(0)).shape
@@ -79,6 +82,7 @@ def _index_put(b: Builder) -> None:
     b.write(labels)
 
 
+@alike("index start end step")
 def _scatter_into_slice(b: Builder) -> None:
     """The written dim stays whole; base and source are added up, each where it is visible."""
     shape = b.tensor(b.arg(0)).shape

@@ -74,9 +74,7 @@ def test_the_details_of_every_shipped_point_have_their_figures(name: str) -> Non
 
 def _check_figures(found: Exploration, row: int) -> None:
     one, told = found.all_points[row], detail(found, row)
-    # Less than a thousandth is never shown: an example that takes an hour is not made again for it.
-    alike = 1e-9 if one.kind is SHARDED else 1e-3
-    assert max(event.start_s + event.duration_s for event in told.timeline) <= one.time_s * (1 + alike)
+    assert max(event.start_s + event.duration_s for event in told.timeline) <= one.time_s * (1 + 1e-9)
     if one.kind is SHARDED:  # made again from the costs that were saved; of others the detail itself is kept
         plan = rebuilt(found, row, recorded_of(found))
         metrics = plan.plan.evaluated(plan.costs()).metrics
@@ -86,8 +84,8 @@ def _check_figures(found: Exploration, row: int) -> None:
     assert told.peak.total == pytest.approx(sum(one.memory), rel=1e-9)
     total = beside_rows(found, row, told)[-1]
     assert total.title == TOTAL or one.kind is not SHARDED  # of several devices, each figure has its own
-    assert total.compute_s == pytest.approx(one.compute_s, rel=alike)
-    assert total.communication_s == pytest.approx(one.communication_s, rel=alike)
+    assert total.compute_s == pytest.approx(one.compute_s, rel=1e-9)
+    assert total.communication_s == pytest.approx(one.communication_s, rel=1e-9)
     assert total.memory_bytes == pytest.approx(one.memory_bytes, rel=1e-9)
 
 

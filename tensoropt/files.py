@@ -283,7 +283,7 @@ def _module(place: str, source: str) -> Any:
         return importlib.import_module(place)
     except TensorOptError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TensorOptError(
             f"{source}: importing {place} failed with {type(error).__name__}: {error}"
         ) from error

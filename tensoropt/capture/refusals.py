@@ -38,6 +38,7 @@ from tensoropt.capture.unsupported import (
     kind_of_tensor,
     line_of,
     of_error,
+    raised_by_model,
 )
 from tensoropt.errors import CaptureError
 
@@ -224,7 +225,7 @@ _REMEDIES = (
         "check the types of the example inputs: the model itself refuses them",
     ),
     (
-        r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|Expected .* input",
+        r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|[Ee]xpected .* input",
         "check the shapes of the example inputs: the model itself refuses them",
     ),
 )
@@ -241,28 +242,35 @@ def refusal(
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
-    line, name = failing_line(error), type(model).__name__
-    kind = of_error(error)
+    name = type(model).__name__
+    if (own := raised_by_model(error)) is not None:
+        return _own_error(name, own)
+    line, kind = failing_line(error), of_error(error)
     if kind is OBJECT:
         for path, leaf in _named_leaves(model, args, kwargs or {}):
             if not isinstance(leaf, _PASSED):
                 return CaptureError(_object_refused(path, leaf))
     if kind is not None:
-        return kind.refused(name, line, _innermost_module(model, error))
-    where = f" at {line}" if line else ""
+        return kind.refused(name, line, _innermost_module(model, error), _first_lines(error, 1))
+    part = _innermost_module(model, error)
+    where = f" at {line}" if line else f" (in `{part}`)" if part else ""
     reason = _first_lines(error)
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
-        # Not PyTorch's refusal, but the model's own behaviour with these inputs.
-        error_type = type(error).__name__
-        return CaptureError(
-            f"{name}'s own code raises {error_type}{where}: {reason.rstrip('.')}; it has to run on the "
-            "example inputs"
-        )
+        return _own_error(name, error)
     # The first that matches, because one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
         f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
+    )
+
+
+def _own_error(name: str, error: BaseException) -> CaptureError:
+    """Return what to raise where not PyTorch refuses, but the model's own code with these inputs."""
+    line = failing_line(error)
+    return CaptureError(
+        f"{name}'s own code raises {type(error).__name__}{f' at {line}' if line else ''}: "
+        f"{_first_lines(error).rstrip('.')}; it has to run on the example inputs"
     )
 
 
@@ -415,7 +423,7 @@ def _named_leaves(
             yield f"`{name}{pytree.keystr(path)}`", leaf
 
 
-def _first_lines(error: Exception, count: int = 3) -> str:
+def _first_lines(error: BaseException, count: int = 3) -> str:
     text = re.split(
         r"Caused by:|For more information|See https?:|\(Size-like|This could be because", str(error)
     )[0]

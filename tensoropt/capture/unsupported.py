@@ -12,6 +12,7 @@ they are renumbered as they occur in the graph.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
@@ -187,6 +188,20 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
         yield from (trace.tb_frame for trace in reversed(passed))
 
 
+def raised_by_model(error: BaseException) -> BaseException | None:
+    """Return the error, or the one behind it, that a ``raise`` or ``assert`` in the model's own code made."""
+    for cause in causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
+            continue
+        # An own line may also call what raises in C++, which is PyTorch's refusal.
+        if dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS":
+            return cause
+    return None
+
+
 def failing_line(error: BaseException) -> str:
     """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
     nothing.
@@ -259,13 +274,14 @@ class _Unsupported:
     what: str
     remedy: str
 
-    def refused(self, model: str, line: str, of: str = "") -> CaptureError:
+    def refused(self, model: str, line: str, of: str = "", said: str = "") -> CaptureError:
         """Return the error to raise; ``line`` is the model's own, ``of`` the part of the model that is
-        meant.
+        meant, ``said`` what PyTorch said.
         """
         where = f" at {line}" if line else ""
         part = f" (in `{of}`)" if of else ""
-        return CaptureError(f"{model}{where} {self.what}{part}, which is not supported; {self.remedy}")
+        words = f" (PyTorch: {said})" if said else ""
+        return CaptureError(f"{model}{where} {self.what}{part}, which is not supported; {self.remedy}{words}")
 
 
 _FIXED = "keep shapes fixed: use torch.where or a mask instead"
@@ -423,12 +439,17 @@ def higher_order(name: str) -> _Unsupported:
 
 
 def of_error(error: BaseException) -> _Unsupported | None:
-    """Return the unsupported behaviour that made PyTorch raise this error; None if it is not known."""
+    """Return the unsupported behaviour that made PyTorch raise this error; None if it is not known, or if the
+    model's own code raises it, whose words say nothing of what PyTorch cannot do."""
+    if raised_by_model(error) is not None:
+        return None
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
             # Operators that take functions are recognised only by their own files, because every replay of a
             # graph passes through the other files of that folder.
+            if kind is _CUMULATIVE and getattr(frame.f_locals.get("self"), "momentum", None) is not None:
+                continue
             if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,12 @@ def _unfaithful(module: dict[str, Any]) -> str:
             f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
             "write in forward into what register_buffer made, by operators of PyTorch"
         )
-    subject = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
+    loss, gradient = (
+        math.inf if module[f"{kind}_difference"] is None else module[f"{kind}_difference"]
+        for kind in ("loss", "gradient")
+    )
+    of_gradient = module["worst_gradient"] and gradient >= loss
+    subject = f"the gradient of {module['worst_gradient']}" if of_gradient else "the loss of two calls"
     return (
         f"the captured graph, which every plan computes, is not the model itself: {subject} differs, and "
         "rounding does not explain it; look in forward for gradients that are changed outside of operators "

@@ -64,6 +64,9 @@ class CostSource(CostContext):
     _parts: dict[tuple[str, ...], CostSource] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Notes are asked for when the store is closed.
+        if self.residuals is None:
+            self.residuals = load_residuals(self.store, self.prefix)
         self.facts = WorkloadFacts(self)
         self.timings = Timings(self, self.facts)
 
@@ -76,8 +79,7 @@ class CostSource(CostContext):
     @property
     def in_step(self) -> Residuals:
         """The residuals that are applied: those given, or the store's."""
-        if self.residuals is None:
-            self.residuals = load_residuals(self.store, self.prefix)
+        assert self.residuals is not None
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:

@@ -337,7 +337,7 @@ def _call(
         torch.manual_seed(seed)
         try:
             result = function(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelSourceError(
                 f"{source}: the function raised {type(error).__name__}: {error}"
             ) from error

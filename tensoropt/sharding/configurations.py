@@ -296,21 +296,23 @@ class _BatchFollowing:
             if not fed:
                 self.waiting.update(dict.fromkeys(group.writes, group))
             elif not self._decide(group, {}):
-                if not self.everywhere:
-                    self._choose(group, group.unsplit)
-                    continue
-                raise MicroBatchRefused(
-                    f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
-                )
+                self._leave_whole(group)
         # No reader said how it wants the results of those that still wait, so any strategy will do.
         for group in self.graph.groups:
-            if any(group is waiting for waiting in self.waiting.values()):
-                self._decide(group, {})
+            if any(group is waiting for waiting in self.waiting.values()) and not self._decide(group, {}):
+                self._leave_whole(group)
         for name in self.graph.atoms.graph.outputs:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
                 raise MicroBatchRefused(f"output {name} has no batch dim in front")
         return self.chosen
+
+    def _leave_whole(self, group: Group) -> None:
+        if self.everywhere:
+            raise MicroBatchRefused(
+                f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
+            )
+        self._choose(group, group.unsplit)
 
     def _sources(self, group: Group) -> list[str]:
         return [*group.reads, *(n for n in group.free if self.tensors[n].kind == "input")]

@@ -374,8 +374,9 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
         calls = []
         with in_mode(own, "inference"), torch.no_grad():
             for _ in range(2):
+                given, named = _copied((args, kwargs))
                 with seeded(model=own):
-                    calls.append(pytree.tree_leaves(own(*args, **kwargs)))
+                    calls.append(pytree.tree_leaves(own(*given, **named)))
         first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
         buffer = _worst_buffer(loaded, ref, own)
         apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
@@ -408,15 +409,24 @@ def _own_step(
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
     with in_mode(own, "train"), valid_values():
+        given, named = _copied((args, kwargs))
         with seeded(model=own):
-            loss = subject(*args, **kwargs)
+            loss = subject(*given, **named)
             loss.backward()
         # Another call finds what the first one left behind.
+        given, named = _copied((args, kwargs))
         with seeded(model=own):
-            losses = [loss.detach(), subject(*args, **kwargs).detach()]
+            losses = [loss.detach(), subject(*given, **named).detach()]
     parameters = dict(own.named_parameters(remove_duplicate=False))
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     return losses, gradients
+
+
+def _copied(call: Any) -> Any:
+    """Return the arguments of a call, copied: forward may change its inputs in place."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call
+    )
 
 
 def _compared(

@@ -250,3 +250,9 @@ def test_timing_tells_the_seconds_that_remain(store, monkeypatch):
     monkeypatch.setattr(Timings, "_fit", lambda _: (None, None))
     asked.timings.measure({})
     assert seen == [(asked.progress, asked.expect)]
+
+
+def test_notes_can_be_asked_for_when_the_store_is_closed(tmp_path):
+    with ProfileStore(tmp_path / "closed.sqlite") as opened:
+        costs = CostSource(load_cluster("dgx-h100[2]"), opened, Settings())
+    assert isinstance(costs.notes(), tuple)

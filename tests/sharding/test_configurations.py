@@ -17,6 +17,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
     batch_placements,
+    batch_strategies,
     enumerate_configurations,
     micro_batch_strategies,
 )
@@ -183,6 +184,27 @@ def test_models_that_follow_the_batch(name):
     last = graph.group_of[graph.atoms.graph.producer[loss].name]
     assert chosen[last.name].placements[loss] == PARTIAL
     assert tensors[loss].shape == ()
+
+
+class Pairs(nn.Module):
+    """All pairs of the batch, and weights behind them, whose readers do not say how they want the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(torch.relu(self.b(h @ h.t())).sum(0)).square().sum()
+
+
+def test_every_group_has_a_strategy_where_some_cannot_follow():
+    graph = grouped_model(Pairs(), torch.randn(4, 8), loss=None)
+    chosen = batch_strategies(graph, everywhere=False)
+    assert set(chosen) == {group.name for group in graph.groups}
+    assert sum(chosen[group.name] is group.unsplit for group in graph.groups) >= 2
+    with pytest.raises(MicroBatchRefused, match="cannot follow the batch"):
+        batch_strategies(graph)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-mask", "llama"])

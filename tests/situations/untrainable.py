@@ -631,6 +631,32 @@ def _own_trouble(net, x):
 
 
 build_own_error = of(_own_trouble, rows, r"own code raises ValueError at .*rows have to be sorted")
+build_misleading_error = of(
+    lambda net, x: _raise(NotImplementedError("compiled for CUDA, and the sparse pattern needs numpy")),
+    rows,
+    r"own code raises NotImplementedError at .*compiled for CUDA, and the sparse pattern needs numpy;",
+)
+
+
+def _raise(error: Exception):
+    raise error
+
+
+def build_norm_of_other_rank():
+    """A norm of vectors that gets pictures."""
+    return Scalar(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm1d(4))), (torch.randn(4, 3, 8, 8),)
+
+
+build_norm_of_other_rank.refused = r"expected 2D or 3D input \(got 4D input\).*check the shapes"
+
+
+class Scalar(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
 
 
 class Box:

@@ -219,6 +219,34 @@ def test_state_that_python_keeps_is_seen(tmp_path, name, ok, buffer):
         assert module.differences.buffer < 1e-5
 
 
+IN_PLACE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        x.sub_(0.3).div_(1.7)
+        x[mask] = 0
+        return (self.a(x) - x).square().mean()
+
+
+def build():
+    torch.manual_seed(0)
+    return Net(), (torch.randn(4, 8), torch.rand(4) < 0.5)
+"""
+
+
+def test_a_module_that_changes_its_inputs_gets_new_ones_for_each_call(tmp_path):
+    file = tmp_path / "in_place.py"
+    file.write_text(IN_PLACE)
+    assert found(f"{file}:build").differences.loss < 1e-6
+
+
 def test_autocast_inside_is_judged_by_what_bfloat16_changes(tmp_path):
     file = tmp_path / "autocast.py"
     file.write_text(AUTOCAST)

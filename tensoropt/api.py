@@ -8,6 +8,7 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,6 +100,7 @@ def explore(
             values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
+    _check_words(args, loss)
     loaded = (
         model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
     )
@@ -114,6 +116,29 @@ def explore(
     with failures_named(name, captured.graph):
         exploration = _explored(session, described, lambda: problem, entries, limits)
     return replace(exploration, captured=captured)
+
+
+def _check_words(args: Any, loss: Any) -> None:
+    """Refuse example inputs and a loss of other types than :func:`explore` takes."""
+    if not isinstance(args, (tuple, list)):
+        raise TensorOptError(
+            f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
+        )
+    if loss is None:
+        return
+    if not callable(loss):
+        raise TensorOptError(
+            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
+        )
+    try:
+        inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).bind(None)
+    except TypeError:
+        raise TensorOptError(
+            f"loss is called with what the model returns alone, and {type(loss).__name__} takes more; let "
+            "forward take the targets and return the loss, or pass loss=lambda output: ... with fixed targets"
+        ) from None
+    except ValueError:
+        return  # written in C, without a signature
 
 
 def explore_captured(

@@ -144,6 +144,10 @@ def _limit(
         raise TensorOptError(
             f"{exact_name}={exact:g} and {name}={said!r} are both the limit; give one of them"
         )
+    if isinstance(said, bool) or isinstance(exact, bool):
+        raise TensorOptError(
+            f"{name} is a number or a text with a unit, and not {said if exact is None else exact}"
+        )
     return parse(said) if isinstance(said, str) else exact if said is None else float(said)
 
 

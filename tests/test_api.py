@@ -6,6 +6,7 @@ import csv
 import itertools
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,32 @@ def figures(exploration):
         (p.memory_bytes, p.time_s, p.compute_s, p.communication_s, p.choice, p.options, p.space)
         for p in exploration.frontier
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"args": torch.ones(9, 8)}, r"example inputs in a tuple.*pass \(x,\)"),
+        ({"loss": 3}, "loss is a function of what the model returns.*3 was given"),
+        ({"loss": nn.MSELoss()}, "called with what the model returns alone, and MSELoss takes more"),
+        ({"cluster": 2}, "a cluster is a text such as.*this is 2"),
+        ({"optimizer": torch.optim.AdamW}, "optimizer is a text, such as 'adam'"),
+        ({"memory": True}, "memory is a number or a text with a unit"),
+    ],
+    ids=["args", "number-as-loss", "loss-of-two", "cluster", "optimizer", "memory"],
+)
+def test_words_of_another_type_are_refused_in_a_sentence(given: dict[str, Any], words: str) -> None:
+    call = {"args": (torch.ones(9, 8),), "loss": torch.sum, "cluster": "cpu:2", **given}
+    with pytest.raises(tensoropt.TensorOptError, match=words):
+        tensoropt.explore(nn.Linear(8, 4), call.pop("args"), **call)
+
+
+def test_choices_that_exclude_each_other_are_refused(exploration: Any) -> None:
+    for words in ({"fastest": True}, {"time": "1s"}):
+        with pytest.raises(tensoropt.TensorOptError, match="give one of them"):
+            exploration.choose(knee=True, **words)
+    with pytest.raises(tensoropt.TensorOptError, match="the folder to write"):
+        exploration.save(None)
 
 
 def test_the_frontier_is_strictly_decreasing(exploration):

@@ -267,6 +267,8 @@ class Exploration(Findings):
                     f"point {point} is asked for, and a limit or the knee as well; give one of them"
                 )
             return self._index_of(point)
+        if knee_point and (fastest or time_s is not None):
+            raise TensorOptError("the knee is asked for, and the fastest or a time as well; give one of them")
         bare = memory_bytes is None and headroom is None
         limit = self.limit_bytes if bare else self.usable_bytes(memory_bytes, headroom)
         rows = np.flatnonzero(self.needs <= limit)
@@ -349,6 +351,8 @@ class Exploration(Findings):
         Raises:
             TensorOptError: the folder cannot be written; what was there is kept.
         """
+        if not isinstance(directory, (str, os.PathLike)):
+            raise TensorOptError(f"save() takes the folder to write, a path; it got {directory!r}")
         write_files(self, directory)
 
 

@@ -485,4 +485,7 @@ def _refusal(error: ValidationError) -> Exception:
         few = len(choices) <= 3
         listed = f"{', '.join(choices[:-1])} or {choices[-1]}" if few else ", ".join(choices)
         return TensorOptError(f"unknown {name} '{value}'; use {listed}")
+    if fault["type"] == "string_type":
+        default = next(setting.default for setting in settings_fields() if setting.name == name)
+        return TensorOptError(f"{name} is a text, such as {default!r}, and {value!r} was given")
     return TensorOptError(f"{name} {value!r} cannot be used: {fault['msg']}")

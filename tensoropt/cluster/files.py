@@ -55,7 +55,8 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
         return cluster_from(description, name="cluster")
     if not isinstance(description, (str, os.PathLike)):
         raise ClusterError(
-            f"a cluster is a text such as 'local:2' or 'dgx-h100', a file, or a Cluster; this is {description!r}"
+            "a cluster is a text such as 'local:2' or 'dgx-h100', a file, or a Cluster; this is "
+            f"{description!r}"
         )
     text = os.fspath(description).strip()
     if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):

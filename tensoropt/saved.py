@@ -261,10 +261,10 @@ def export_frontiers(
 def export_job(
     saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: ProgressChoice = None
 ) -> ToldJob:
-    """Return a point as a launcher is told of it: its config, or a script, with its price.
+    """Return a point as a launcher is told of it: its config, with its price.
 
     Args:
-        launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``fsdp2``.
+        launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``accelerate``.
         point: its number, from 1.
         nearest: whether another plan may be written, the nearest that the launcher can be told.
         progress: as in :func:`tensoropt.explore`.

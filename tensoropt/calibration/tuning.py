@@ -47,8 +47,8 @@ _SCHEMA = "tensoropt.tuned/1"
 ROUNDS = 4
 """Candidates that are tried at most."""
 DRIFT = 0.03
-"""Where predictions of what was run are off by less, and no plan is predicted to be faster by more, planning
-again brings nothing that could be measured."""
+"""The share of a step that predictions may be off by, and that a plan has to be faster by to be tried then:
+less could not be measured."""
 _LAPS, _MOST_LAPS = 3, 9
 """How often two plans take turns, at least and at most: the machine's speed changes within seconds, so turns
 go on until what tells the plans apart is clear."""
@@ -200,6 +200,17 @@ def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
     users.put_many(dict(own.items("calibration", f"{prefix}/step/")), kind="calibration")
 
 
+def end_of(gain: float, drift: float) -> str:
+    """Return why a tuning ends, with the best other plan predicted to be faster by a gain (slower if it is
+    negative), and predictions off by a drift; "" if it goes on with that plan."""
+    other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
+    if drift < DRIFT:
+        within = f"predictions are within {DRIFT:.0%} (off by {drift:.1%})"
+        return f"{within}, and {other}" if gain < DRIFT else ""
+    # Where predictions are off by more, what they call a little slower may be faster.
+    return f"no candidate is left: predictions are off by {drift:.1%}, and {other}" if gain <= -drift else ""
+
+
 @dataclass
 class PlanTurns:
     """Median seconds of the steps of plans that took turns, by plan, then lap."""
@@ -301,13 +312,14 @@ class _Tuner:
             else:
                 state.measured_s = before_s
                 self._decided(state, "roll back", candidate, predicted_s, after_s, how)
-        state.done = state.done or f"{rounds} candidate{' was' if rounds == 1 else 's were'} tried"
+        tried = f"{rounds} candidate{' was' if rounds == 1 else 's were'} tried, as many as asked for"
+        state.done = state.done or f"{tried}, with predictions off by {state.drift:.1%}"
         self._decided(state, "end", state.plan, state.predicted_s, state.measured_s, state.done)
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest plan by current prices that was not tried; None if none is faster than the one
-        that is kept by more than predictions are off."""
+        """Return the fastest plan by current prices that was not tried; None, with the reason, if it need not
+        be."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index
@@ -319,18 +331,12 @@ class _Tuner:
         if not fitting:
             found.index(memory_bytes=memory_bytes)  # raises, and says what would fit
         if not fresh:
-            state.done = "every plan that could be faster was tried"
+            state.done = f"every plan that fits was tried, with predictions off by {state.drift:.1%}"
             return None
         candidate = found.plan(min(fresh, key=lambda index: found.points[index].time_s))
         gain = 1.0 - candidate.predicted.time_s / state.predicted_s
-        # Below what the noise of measuring can tell apart, or what predictions are off, trying is a lottery.
-        if gain <= 0.0 or (gain < DRIFT and state.drift < DRIFT):
-            state.done = (
-                f"no plan is predicted to be faster by more than {DRIFT:.0%}: the best other one by "
-                f"{gain:.1%}, with predictions off by {state.drift:.1%}"
-            )
-            return None
-        return candidate
+        state.done = end_of(gain, state.drift)
+        return None if state.done else candidate
 
     # -- measuring --------------------------------------------------------------------------------
 

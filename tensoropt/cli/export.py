@@ -26,9 +26,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     told.add_argument(
         "--as",
         dest="launcher",
-        metavar="torchtitan|megatron|deepspeed|fsdp2",
-        help="the point of --point as the config of a launcher, or as a script for PyTorch's FSDP2 and "
-        "tensor parallelism",
+        metavar="torchtitan|megatron|deepspeed|accelerate",
+        help="the point of --point as the config of a launcher",
     )
     told.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
     told.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
@@ -87,7 +86,7 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     )
     notes = [f"{title} as {options.launcher} is told of it: {told.sentence()}"]
     notes += [f"not the point itself: {told.reason}"] if not told.is_the_point else []
-    notes += [*told.priced.notes, *told.otherwise]
+    notes += told.priced.notes
     data = {
         "launcher": options.launcher,
         "point": options.point,

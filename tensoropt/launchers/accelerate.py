@@ -1,5 +1,8 @@
 """accelerate's YAML: ``distributed_type`` with ``fsdp_config``, ``parallelism_config``, ``deepspeed_config``
-or ``megatron_lm_config``, as ``accelerate config`` writes them."""
+or ``megatron_lm_config``, as ``accelerate config`` writes them; FSDP and data parallelism are also written.
+
+Names and defaults are those of ``accelerate/commands/launch.py`` and ``accelerate/utils/dataclasses.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from typing import Any
 import yaml
 
 from tensoropt.launchers import deepspeed
-from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob
+from tensoropt.launchers.job import (
+    FULL,
+    GATHERED_ONCE,
+    NOTHING,
+    JobError,
+    Keys,
+    LaunchedJob,
+    recipes_near,
+)
 
 NAME = "accelerate"
 ABOUT = "config.yaml"
@@ -55,10 +66,9 @@ def read(text: str) -> LaunchedJob:
     job = kinds.get(kind, _plain)(keys, values)
     if kind not in kinds and not kind.startswith(("MULTI_", "NO")):
         keys.note(f"distributed_type = {kind} is not known: predicted as data parallelism")
-    steps = keys.number("gradient_accumulation_steps")
     if job.batch is None and job.micro_batch is None:
         keys.note("the batch is the script's: predicted at the batch that is explored")
-    if steps is None and job.micro_batches is None:
+    if job.micro_batches is None:
         keys.note("how often gradients are accumulated is the script's: predicted with 1 micro-batch")
     inside = job.tensor * job.context * job.places
     # Where a file counts processes, these are the devices.
@@ -68,7 +78,6 @@ def read(text: str) -> LaunchedJob:
         launcher=NAME,
         data=data if job.data is None else job.data,
         dtype=dtype or job.dtype,
-        micro_batches=steps or job.micro_batches,
         notes=(*job.notes, *keys.left(_HARMLESS)),
     )
 
@@ -114,8 +123,7 @@ def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
     tensor, context = keys.degree(p + "tp_size"), keys.degree(p + "cp_size")
     replicas, shards = keys.degree(p + "dp_replicate_size"), keys.degree(p + "dp_shard_size")
     keys.unlike(p + "sp_size", "not part of the prediction", (None, 1))
-    for name in ("cp_comm_strategy", "cp_rotate_method"):
-        keys.unlike(p + name, "predicted as a gather", (None, "allgather"))
+    keys.unlike(p + "cp_comm_strategy", "predicted as a gather", (None, "allgather"))
     said = any(keys.given(p + name) for name in ("dp_replicate_size", "dp_shard_size"))
     return replace(
         job,
@@ -156,3 +164,76 @@ def _megatron(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
         recompute="attention core" if keys.true(m + "recompute_activations") else NOTHING,
         micro_batches=keys.number(m + "num_micro_batches"),
     )
+
+
+_ABOVE = """\
+# For `accelerate launch --config_file FILE SCRIPT`, accelerate 1.15. The script says the rest: the model, the
+# data, {batch} samples for each process at once.
+"""
+_ACCUMULATED = """\
+# And Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin({steps}, sync_each_batch=True)).
+"""
+_SEVERAL = "# On each machine: --machine_rank, --main_process_ip and --main_process_port.\n"
+
+
+def refusal(job: LaunchedJob) -> str:
+    """Return what of a job accelerate's YAML cannot say; "" if it can say everything."""
+    degrees = {
+        "tensor parallelism, for which the script prepares the model": job.tensor,
+        "context parallelism, for which the script splits the data": job.context,
+        "a pipeline": job.places,
+        "experts over ranks": job.experts,
+    }
+    for words, degree in degrees.items():
+        if degree > 1:
+            return words
+    if job.stage == 1 or (job.stage == 2 and (job.micro_batches or 1) > 1):
+        return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
+    if job.recompute not in (NOTHING, FULL) or job.every > 1 or job.first is not None:
+        return f"recomputation of '{job.recompute}'"
+    if job.recompute == FULL and not job.stage:
+        return "recomputation without shards, which the model's own switch does"
+    return ""
+
+
+def variants(job: LaunchedJob) -> list[LaunchedJob]:
+    """Return jobs on as many devices that accelerate's YAML can say, the likest first."""
+    inside = job.tensor * job.context * job.places
+    like = LaunchedJob(
+        launcher=NAME, data=(job.data or 1) * inside, batch=job.batch, micro_batches=job.micro_batches,
+        sequence=job.sequence, dtype=job.dtype, optimizer=job.optimizer,
+    )  # fmt: skip
+    # What other ranks saved of a device's memory, shards save too.
+    stage = job.stage if inside == 1 else 3
+    shards = replace(like, stage=stage, replicas=job.replicas if stage else 1, root_once=stage == 3)
+    return [replace(shards, recompute=recipe) for recipe in recipes_near(job, (NOTHING, FULL))]
+
+
+def write(job: LaunchedJob) -> str:
+    """Return a config that runs a job which accelerate can be told."""
+    data, steps = job.data or 1, job.micro_batches or 1
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if job.stage else "MULTI_GPU" if data > 1 else "NO",
+        "mixed_precision": "bf16" if job.dtype == "bfloat16" else "no",
+        "num_machines": job.nodes,
+        "num_processes": data,
+    }
+    if job.stage:
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": job.stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if job.block_classes else "NO_WRAP",
+            "fsdp_activation_checkpointing": job.recompute == FULL,
+            "fsdp_offload_params": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+        if job.block_classes:
+            config["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = ",".join(job.block_classes)
+    if job.replicas > 1:
+        p = "parallelism_config_dp_"
+        shards = data // job.replicas
+        config["parallelism_config"] = {f"{p}replicate_size": job.replicas, f"{p}shard_size": shards}
+    above = _ABOVE.format(batch=max((job.batch or data) // (data * steps), 1))
+    above += _ACCUMULATED.format(steps=steps) if steps > 1 else ""
+    return above + (_SEVERAL if job.nodes > 1 else "") + yaml.safe_dump(config, sort_keys=False)

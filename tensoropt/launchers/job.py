@@ -48,6 +48,8 @@ class LaunchedJob:
             micro_batches: how many of these a step has. None each for what the config does not say.
         sequence: tokens of a sample. dtype: what products compute in; "" if the config does not say.
             optimizer: a name of ``--optimizer``; "" if the config does not say.
+        nodes: of the devices. block_classes: of the repeated blocks, by name. What a config that is written
+            says beside the degrees.
         notes: what of the config is not part of the prediction, in words.
     """
 
@@ -74,6 +76,8 @@ class LaunchedJob:
     sequence: int | None = None
     dtype: str = ""
     optimizer: str = ""
+    nodes: int = 1
+    block_classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def on(self, devices: int) -> LaunchedJob:

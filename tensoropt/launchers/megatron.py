@@ -31,7 +31,14 @@ _MODULES = {
 }
 """Recipes by what ``--recompute-modules`` names."""
 _RECIPES = (NOTHING, FULL, _CORE, _FUNCTIONS)
+_GATHERED = "all_gather"
+"""Of ``--cp-comm-type``, as Transformer Engine is told; the help of the argument leaves the stroke out."""
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_ABOVE = """\
+# Arguments of pretrain_gpt.py of Megatron-LM core_v0.15 to core_v0.19: how it runs, and no more. Missing are
+# those of the model (--num-layers, --hidden-size, --num-attention-heads, --max-position-embeddings ...), of
+# the data (--data-path, --tokenizer-type ...) and of training (--train-iters, --lr ...).
+"""
 _HARMLESS = (
     # What trains, on what, and what is written down; the model is that of ``explore``.
     "train-*", "lr*", "min-lr", "weight-decay*", "adam-*", "clip-grad", "init-method-std", "seed", "log-*",
@@ -67,7 +74,7 @@ def read(text: str) -> LaunchedJob:
     stage, replicas, root_once = _sharded(keys)
     recompute, first = _recomputed(keys)
     ring = str(keys.take("cp-comm-type", "p2p")).split()
-    if {*ring} - {"p2p", "allgather"}:
+    if {word.replace("_", "").lower() for word in ring} - {"p2p", "allgather"}:
         keys.note(f"cp-comm-type = {' '.join(ring)}: predicted with gathered keys and values")
     if keys.number("expert-tensor-parallel-size", tensor) not in (tensor, 1):
         keys.note("expert-tensor-parallel-size: predicted with the ranks of tensor-model-parallel-size")
@@ -242,7 +249,7 @@ def write(job: LaunchedJob) -> str:
             "--context-parallel-size",
             job.context,
             "--cp-comm-type",
-            "p2p" if job.ring else "allgather",
+            "p2p" if job.ring else _GATHERED,
         ]
     if job.experts > 1:
         words += ["--expert-model-parallel-size", job.experts]
@@ -251,6 +258,7 @@ def write(job: LaunchedJob) -> str:
     if job.stage > 1:
         strategy = {stage: name for name, stage in _SHARDED.items()}[job.stage]
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
+        words += ["--ckpt-format", "fsdp_dtensor"]  # the only one that it starts with
     if job.replicas > 1:
         words += ["--num-distributed-optimizer-instances", job.replicas]
     words += ["--overlap-grad-reduce", *(["--overlap-param-gather"] if job.stage else [])]
@@ -267,4 +275,13 @@ def write(job: LaunchedJob) -> str:
     words += ["--seq-length", job.sequence] if job.sequence else []
     words += ["--bf16"] if job.dtype == "bfloat16" else []
     lines = " ".join(map(str, words)).replace(" --", " \\\n--")
-    return f"{lines}\n"
+    return f"{_ABOVE}{_connections(job)}{lines}\n"
+
+
+def _connections(job: LaunchedJob) -> str:
+    """Return what Megatron-LM asks of the environment on GPUs before Blackwell, as a comment."""
+    if job.stage > 1:
+        return "# In the environment: CUDA_DEVICE_MAX_CONNECTIONS is not 1.\n"
+    if job.tensor > 1 or job.context > 1:
+        return "# In the environment: CUDA_DEVICE_MAX_CONNECTIONS=1.\n"
+    return ""

@@ -1,6 +1,7 @@
 """torchtitan's TOML: the tables ``parallelism``, ``activation_checkpoint`` and ``training``.
 
-Names and defaults are those of ``torchtitan/config/job_config.py``. As its ``parallelize_llama`` does, tensor
+Names and defaults are those of ``torchtitan/config/job_config.py`` of its versions 0.2; from 0.3 on it is
+configured by functions in Python. As its ``parallelize_llama`` does, tensor
 parallelism also splits the sequence between products, and FSDP leaves parameters gathered after forward only
 if told to, or with a pipeline.
 """
@@ -23,6 +24,11 @@ SCHEDULES = {
     "ZBVZeroBubble": "zbv",
 }
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
+_ABOVE = """\
+# Of the file for --job.config_file of torchtitan 0.2.0 to 0.2.2; torchtitan 0.3 reads no TOML: there a
+# config is a function in Python. Missing are the model ([model] name, flavor, hf_assets_path), the data
+# ([training] dataset) and the optimizer.
+"""
 _PER_OPERATOR = "products/2"
 """The recipe of ``selective_ac_option = "op"``: every second product runs again (``_get_custom_policy``)."""
 _RECIPES = (NOTHING, FULL, _PER_OPERATOR)
@@ -189,7 +195,7 @@ def write(job: LaunchedJob) -> str:
     if job.dtype in _DTYPES:
         training["mixed_precision_param"] = job.dtype
     tables = {"parallelism": parallelism, "activation_checkpoint": recomputed, "training": training}
-    return "\n".join(
+    return _ABOVE + "\n".join(
         f"[{table}]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
         for table, values in tables.items()
     )

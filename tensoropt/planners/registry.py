@@ -180,7 +180,7 @@ class _PlacedEntry(Entry):
         return (1,)
 
 
-_AS_PUBLISHED = "its program, kept as published, schedules every operator once in a step"
+_AS_PUBLISHED = "its program schedules every operator once in a step"
 
 ENTRIES = {
     entry.name: entry
@@ -245,8 +245,8 @@ ENTRIES = {
             solves=True,
         ),
         _PlacedEntry(
-            "netsplit_published",
-            "NetSplit as published, where operators may share a device",
+            "netsplit_shared",
+            "NetSplit's program, in which operators may share a device in time (CP-SAT)",
             solves=True,
             one_batch=_AS_PUBLISHED,
         ),

@@ -419,10 +419,10 @@ class Settings:
         ),
     ] = 1.0  # fmt: skip
     space: Annotated[
-        Literal["any", "torchtitan", "megatron", "deepspeed", "fsdp2"],
+        Literal["any", "torchtitan", "megatron", "deepspeed", "accelerate"],
         Setting(
-            "any: all plans; or only those that a launcher's config, or a script of PyTorch's FSDP2, can "
-            "say, as `export` writes them", "Plans", SEARCH, title="plans of {}", width=120, compared=False,
+            "any: all plans; or only those that a launcher's config can say, as `export` writes them",
+            "Plans", SEARCH, title="plans of {}", width=120, compared=False,
         ),
     ] = ANY_SPACE  # fmt: skip
 

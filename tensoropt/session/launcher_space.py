@@ -16,8 +16,7 @@ from math import prod
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.launchers import fsdp2
-from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
+from tensoropt.launchers.job import NOTHING, LaunchedJob
 from tensoropt.launchers.registry import LAUNCHERS, Launcher
 from tensoropt.pipeline.costs import degrees_of
 from tensoropt.pipeline.stages import Cutter
@@ -29,7 +28,6 @@ from tensoropt.session.pipelines import MOST_PLACES, MULTIPLES
 from tensoropt.session.run_report import run_report, versions
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.session.told import parts_of
 from tensoropt.units import counted
 
 _EVERY_RECIPE = "every recipe"
@@ -63,7 +61,7 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
         versions=versions(),
         report=run_report(searched, session.clock.seconds, 0, 0),
     )
-    jobs = [job for job in _jobs(session, searched, launcher) if not launcher.refusal(job)]  # type: ignore[misc]
+    jobs = [job for job in _jobs(session, searched, launcher) if not launcher.refusal(job)]
     kept: tuple[PricedJob, ...] = ()
     refusals = Counter[str]()
     with session.clock.stage("plans"), ExitStack() as stack:
@@ -72,8 +70,6 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
             session.report(f"plans of {launcher.name}", number, len(jobs), _words(job))
             try:
                 priced = prices.of(job)
-                if launcher.name == fsdp2.NAME and (reason := parts_of(prices, priced).refusal):
-                    raise JobError(f"its script cannot split {reason}")
             except TensorOptError as refusal:
                 refusals[str(refusal)] += 1
                 continue
@@ -128,7 +124,6 @@ def _words(job: LaunchedJob) -> str:
 
 def _jobs(session: Session, searched: Searched, launcher: Launcher) -> Iterator[LaunchedJob]:
     """Yield all jobs on the devices that a launcher may be told, each once."""
-    assert launcher.variants is not None
     again = session.settings.recompute != "never"
     seen: set[LaunchedJob] = set()
     for degrees in _degrees(session, searched):

@@ -11,30 +11,27 @@ from typing import NamedTuple
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import StepWork
-from tensoropt.graph import Operator
-from tensoropt.launchers import fsdp2
-from tensoropt.launchers.fsdp2 import ModelParts
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
 from tensoropt.launchers.registry import LAUNCHERS, Launcher, write_job
 from tensoropt.ops.calls import CostClass
 from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.ops.registry import cost_class_of, spec_of
+from tensoropt.ops.registry import cost_class_of
 from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import Plan, StagePlan
 from tensoropt.plan.plan_names import DATA, SEQUENCE, TENSOR, UNSPLIT, splits_experts, stage_of, what_it_does
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import IN_PART
 from tensoropt.profiling.optimizers import OPTIMIZERS, short_optimizer
+from tensoropt.question.model_source import load_model
 from tensoropt.session.launched import JobPrices, PricedJob
 from tensoropt.sharding.recipes import recipe_name
 from tensoropt.sharding.regions import find_regions
-from tensoropt.units import counted, format_bytes, format_seconds, share_words
+from tensoropt.units import format_bytes, format_seconds, share_words
 
 ALIKE = 0.01
 """The share by which memory and time of a job may differ from a point's that it is said to be; an
 assumption."""
 
-_SPLIT_WEIGHTS = frozenset(("out_features", "in_features", "vocabulary", "hidden", "heads", "experts"))
 _PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
 
 
@@ -45,8 +42,7 @@ class ToldJob(NamedTuple):
         point: the point that was meant. name: what its plan is called.
         priced: the job with its own figures. title: what its plan is called.
         why: what of the point the launcher cannot be told; "" if it can be told everything.
-        text: the launcher's config, or a script.
-        otherwise: what the text does otherwise than the job's figures count.
+        text: the launcher's config.
     """
 
     point: Point
@@ -55,7 +51,6 @@ class ToldJob(NamedTuple):
     title: str
     why: str
     text: str
-    otherwise: tuple[str, ...] = ()
 
     @property
     def is_the_point(self) -> bool:
@@ -88,7 +83,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     """Return the job nearest to point ``index`` of ``all_points`` that a launcher can be told.
 
     Raises:
-        JobError: the launcher has no config that is written, or no job of it is near; the message says why.
+        JobError: there is no such launcher, or no job of it is near; the message says why.
     """
     exploration, entry = prices.exploration, _writer(launcher)
     plan, name = exploration.plan(index), exploration.names[index]
@@ -102,19 +97,14 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
             f"{launcher} is not told of adapters ({adapters}), nor to store what is frozen in the type that "
             "it is computed in; call tensoropt.parallelize(model, plan) in your own script"
         )
-    assert entry.variants is not None
-    assert entry.refusal is not None
     job = degrees(prices, plan)
-    told: list[tuple[PricedJob, ModelParts | None]] = []
+    told: list[PricedJob] = []
     refusals: dict[str, None] = {}
     for variant in entry.variants(job):
         try:
             if not (reason := entry.refusal(variant)):
-                priced = prices.of(variant)
-                parts = parts_of(prices, priced) if launcher == fsdp2.NAME else None
-                if not (reason := "" if parts is None else parts.refusal):
-                    told.append((priced, parts))
-                    continue
+                told.append(prices.of(variant))
+                continue
         except TensorOptError as error:
             reason = str(error)
         refusals[reason] = None
@@ -128,80 +118,38 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
         sides = (one.point.memory_bytes / point.memory_bytes, one.point.time_s / point.time_s)
         return sum(abs(math.log(side)) for side in sides)
 
-    best, parts = min(told, key=lambda one: distance(one[0]))
+    best = min(told, key=distance)
     why = "" if distance(best) <= ALIKE else entry.refusal(job) or next(iter(refusals), "")
-    return ToldJob(
-        point, name, best, prices.name_of(best), why, write_job(best.job, parts), done_otherwise(best, parts)
-    )
-
-
-def done_otherwise(priced: PricedJob, parts: ModelParts | None) -> tuple[str, ...]:
-    """Return what a script does otherwise than the job's figures count."""
-    if parts is None or priced.job.tensor == 1:
-        return ()
-    said = []
-    if parts.gathered:
-        said.append(
-            f"the figures count a loss that is split as {', '.join(parts.gathered)} is; the script gathers "
-            "its results before the loss, which takes more memory and one more collective"
-        )
-    if more := parts.reductions_more * (priced.job.micro_batches or 1):
-        said.append(
-            "the figures count one reduction of the gradient of what several layers read; parallelize_module "
-            f"reduces that of each layer, which is {counted(more, 'all-reduce')} more in a step"
-        )
-    return tuple(said)
+    classes = _block_classes(prices, launcher) if entry.names_blocks and best.job.stage else ()
+    nodes = math.prod(level.size for level in prices.costs.cluster.levels[:-1])
+    text = write_job(replace(best.job, nodes=nodes, block_classes=classes))
+    return ToldJob(point, name, best, prices.name_of(best), why, text)
 
 
 def _writer(launcher: str) -> Launcher:
-    written = [name for name, entry in LAUNCHERS.items() if entry.write is not None]
-    if launcher not in written:
-        raise JobError(f"no config of '{launcher}' is written; give one of {', '.join(written)}")
+    if launcher not in LAUNCHERS:
+        raise JobError(f"no config of '{launcher}' is written; give one of {', '.join(LAUNCHERS)}")
     return LAUNCHERS[launcher]
 
 
-def parts_of(prices: JobPrices, priced: PricedJob) -> ModelParts:
-    """Return what a script has to know of the model to run a priced job."""
-    problem, exploration = prices.problem, prices.exploration
-    graph, source = problem.graph, exploration.model
-    blocks = tuple(region.name for region in find_regions(graph))
-    plan = replace(exploration, spaces=(*exploration.spaces, priced.space)).plan(priced.point)
-    found: dict[str, list[str]] = {"columns": [], "gathered": [], "rows": [], "lookups": []}
-    refusal = "tied weights, which parallelize_module splits by themselves" if graph.shared else ""
-    if "tensor" in plan.mesh.names:
-        for group in graph.groups:
-            loop = plan.operators[group.name].axes["tensor"].partition("@")[0]
-            tables = [name for name in group.parameters if len(graph.atoms.graph.tensors[name].shape) > 1]
-            kind, _, atom = loop.partition(".")
-            if not tables or loop in UNSPLIT or kind not in _SPLIT_WEIGHTS:
-                continue
-            module = str(graph.atoms.graph.tensors[tables[0]].key).removesuffix(".weight")
-            style = _style(group.anchor, kind)
-            if style is None or atom not in ("", "0") or len(tables) > 1:
-                refusal = refusal or f"{module}, whose {loop} parallelize_module does not split"
-                continue
-            inside = any(module.startswith(f"{block}.") for block in blocks)
-            found[style if inside or style != "columns" else "gathered"].append(module)
-    if "copies" in plan.mesh.names:
-        refusal = refusal or "more tensor-parallel ranks than attention has key heads"
-    return ModelParts(
-        source=source.source,
-        seed=source.seed,
-        blocks=blocks,
-        refusal=refusal,
-        **{name: tuple(modules) for name, modules in found.items()},
-    )
+def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
+    """Return the names of the classes of the model's repeated blocks.
 
-
-def _style(operator: Operator, loop: str) -> str | None:
-    """Return how ``parallelize_module`` splits an operator's module by a loop; None if it cannot."""
-    linear = spec_of(operator.target).linear
-    if linear is not None:
-        # A weight that is not transposed belongs to another module than nn.Linear.
-        return {"out_features": "columns", "in_features": "rows"}.get(loop) if linear.transposed else None
-    # A bag of embeddings has further outputs.
-    looks_up = cost_class_of(operator.target) is CostClass.LOOKUP and len(operator.outputs) == 1
-    return "lookups" if looks_up and loop == "vocabulary" else None
+    Raises:
+        JobError: the model cannot be built again, or its blocks are no modules.
+    """
+    blocks, model = [region.name for region in find_regions(prices.problem.graph)], prices.exploration.model
+    if not blocks:
+        return ()
+    try:
+        built = load_model(model.source, device="meta", seed=model.seed, batch=model.batch).model
+        return tuple(dict.fromkeys(type(built.get_submodule(block)).__name__ for block in blocks))
+    except (TensorOptError, AttributeError) as error:
+        raise JobError(
+            f"{launcher} is told the class of the model's blocks ({blocks[0]} ...), for which the model is "
+            f"built again, and it cannot be: {error}; export where it can be, of a model that a file, the "
+            "zoo or Hugging Face has"
+        ) from None
 
 
 def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:

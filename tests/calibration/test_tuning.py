@@ -11,7 +11,7 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.calibration import tuning
 from tensoropt.calibration.calibrate import calibrate
-from tensoropt.calibration.tuning import FILE, PLAN, PlanTurns, Tuning, tune
+from tensoropt.calibration.tuning import FILE, PLAN, PlanTurns, Tuning, end_of, tune
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.keys import plan_key
@@ -99,6 +99,23 @@ def test_turns_go_on_until_the_difference_is_clear(first, second, clear):
     assert PlanTurns([first, second]).is_clear is clear
 
 
+@pytest.mark.parametrize(
+    ("gain", "drift", "why", "other"),
+    [
+        (0.02, 0.01, "predictions are within 3% (off by 1.0%)", "2.0% faster"),
+        (-0.1, 0.01, "predictions are within 3% (off by 1.0%)", "10.0% slower"),
+        (-0.3, 0.22, "no candidate is left: predictions are off by 22.0%", "30.0% slower"),
+    ],
+)
+def test_it_ends_with_right_predictions_or_without_a_candidate(gain, drift, why, other):
+    assert end_of(gain, drift) == f"{why}, and the best other plan is predicted to be {other}"
+
+
+@pytest.mark.parametrize(("gain", "drift"), [(0.04, 0.01), (0.01, 0.22), (-0.1, 0.22)])
+def test_it_goes_on_with_what_may_be_faster(gain, drift):
+    assert not end_of(gain, drift)
+
+
 def test_a_tuning_that_was_killed_goes_on(explored, folder, store, monkeypatch):
     last = len(explored.points) - 1
     machine = Machine(explored, monkeypatch, {last: 0.3, 0: 0.2, 1: 0.1}, [0])
@@ -129,7 +146,7 @@ def test_no_more_candidates_are_tried_than_asked_for(explored, folder, store, mo
     Machine(explored, monkeypatch, {last: 0.3, 0: 0.5, 1: 0.5}, [0, 1])
     found = tune(folder, store=store, rounds=1)
     assert decisions(found) == ["begin", "roll back", "end"]
-    assert found.done == "1 candidate was tried"
+    assert found.done.startswith("1 candidate was tried, as many as asked for, with predictions off by")
 
 
 def test_it_begins_with_the_point_or_plan_that_is_named(explored, folder, store, monkeypatch):

@@ -64,6 +64,6 @@ def test_an_option_reaches_its_planner_and_no_other() -> None:
     assert list(entries) == list(ENTRIES)
     settings = entries["netsplit"].settings["settings"]
     assert (settings.seconds, settings.most_blocks, settings.alpha) == (600.0, 20, None)
-    assert entries["netsplit_published"].settings["settings"].seconds == 60.0
+    assert entries["netsplit_shared"].settings["settings"].seconds == 60.0
     assert ENTRIES["netsplit"].settings["settings"].seconds == 60.0
     assert entries["m_etf"].settings == {}

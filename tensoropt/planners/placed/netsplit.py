@@ -1,10 +1,11 @@
 """NetSplit: placement and schedule of forward and backward by an exact program.
 
-NetSplit's program (5-11)–(5-18) after node co-placement (Algorithm 3), solved by OR-tools' CP-SAT instead of
-Gurobi. As published, nothing keeps a device from doing several things at a time, so its schedules promise
-what no device does; :mod:`.netsplit_published` is that program, while this one has the rule, and a
-neighbourhood search after it. Every answer is simulated and is its own: on a graph that has to be contracted
-a heuristic may be faster, and the notes say so.
+NetSplit's program after node co-placement, with limits on groups and a rule of memory of ours
+(:mod:`.common.contraction`, :mod:`.exact.rules`), solved by OR-tools' CP-SAT instead of Gurobi. As published,
+nothing keeps a device from doing several things at a time, so its schedules promise what no device does;
+:mod:`.netsplit_shared` leaves it so, while this one has the rule, and a neighbourhood search after it. Every
+answer is simulated and is its own: on a graph that has to be contracted a heuristic may be faster, and the
+notes say so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NetSplit:
         seconds: the solver's time.
         search_seconds: the effort of the neighbourhood search, in seconds of the machine where it was
         measured.
-        alpha: optimizer state per parameter byte in the memory rule (5-18), 2 for Adam; None for the model's.
+        alpha: optimizer state per parameter byte in the memory rule, 2 for Adam; None for the model's.
             Every answer obeys it.
     """
 

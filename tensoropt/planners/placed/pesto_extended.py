@@ -4,7 +4,7 @@ Every operator lies on one device (its indicators sum to 1), starts after the co
 a message takes the time of its link if the two lie on different devices; the makespan of forward is as short
 as possible. Nothing keeps a device from doing several things at a time, backward is not scheduled, and there
 is no memory rule. So on equal devices all operators on one of them are an optimum: the devices are only used
-where an answer does not fit. Then the devices' capacity, as in NetSplit's (5-18), is added, which is ours,
+where an answer does not fit. Then the devices' capacity is added, which is ours,
 and the notes say so.
 
 Larger graphs are coarsened to two hundred blocks, as Pesto's are (:mod:`.pesto`). Backward runs in the

@@ -55,8 +55,11 @@ ZERO3_RATIOS = {
 }
 
 
-def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
-    """(strategy, predicted seconds) of the fastest point of the model's frontier."""
+def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float]:
+    """(strategy, predicted seconds) of the fastest point of the model's frontier.
+
+    Placed plans and pipelines, which have no strategy, are run by other executors than the one that is timed.
+    """
     model, args, kwargs = spec.build()
     found = tensoropt.explore(
         model,
@@ -67,6 +70,9 @@ def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
         max_points=20,
         dtype="float32",
         source=spec.source,
+        placements="never",
+        pipelines="never",
+        measure=measure,
     )
     chosen = found.plan(len(found.points) - 1)
     return chosen.strategy_data(), chosen.predicted.time_s

@@ -208,11 +208,11 @@ def tables(rows: Sequence[Row], stem: str) -> list[str]:
 
 
 def _strategy_seconds(rows: Sequence[Row]) -> list[str]:
-    """Table 3."""
+    """Table 4."""
     by = {(r["model"], r["devices"]): r["cpu_s"].get("os_dpos") for r in rows if r["scaling"] == "strong"}
     counts = [devices for _, devices, _ in SCALED]
     lines = [
-        "## FastT's Table 3: seconds until a strategy",
+        "## FastT's Table 4: seconds until a strategy",
         "",
         "Theirs: minutes, and over an hour for the Transformer on 8 GPUs, runs that measure included.",
         "Ours: CPU seconds of OS-DPOS from both starts, from data sheets, on a machine with other load.",

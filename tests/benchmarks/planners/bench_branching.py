@@ -59,7 +59,7 @@ CLUSTERS = ("dgx-a100[2]", "dgx-a100[4]", "netsplit-paper", "local:2")
 """``local:2`` is priced from data sheets, too: this is about plans, not about this machine."""
 BATCHES = {"inception-v3": 16, "amoebanet-d": 16, "nasnet": 16}
 """Batches that fit clusters whose devices together have 24 GiB; else the zoo's own."""
-SLOW = ("flexflow", "ilp", "pesto", "netsplit", "netsplit_published")
+SLOW = ("flexflow", "ilp", "pesto", "netsplit", "netsplit_shared")
 """Planners that are run only if named: they take minutes for a model of the zoo at laptop size."""
 SMALL = ((8, 2, 3), (14, 2, 3), (14, 2, 12), (9, 3, 3), (9, 3, 9))
 """Operators, devices and width of small graphs."""

@@ -35,6 +35,19 @@ def test_ranks_by_hand():
     assert ranks.path == (0, 1, 3)
 
 
+def test_the_path_goes_to_the_largest_rank_whatever_is_sent_to_it():
+    # From 0 the slow message to 2 makes the longest way, and 1 has the larger rank.
+    problem = problem_of([1, 4, 2], [(0, 1), (0, 2)], message_s={(0, 1): 0.0, (0, 2): 100.0})
+    ranks = ranks_of(problem, units_of(problem))
+    assert ranks.forward.tolist() == [103, 4, 2]
+    assert ranks.path == (0, 1)
+    # From the backward of 2 the slow one leads to that of 1, and that of 0 takes longer.
+    problem = problem_of([2, 1, 1], [(0, 2), (1, 2)], message_s={(0, 2): 0.0, (1, 2): 100.0}, training=True)
+    ranks = ranks_of(problem, units_of(problem))
+    assert ranks.backward.tolist() == [4, 2, 104]
+    assert ranks.path == (1, 2, 0)
+
+
 def test_ranks_go_through_backward():
     # backward takes twice as long: 3: 2 + 1 + 10 ..., and forward ends where backward starts
     problem = diamond(training=True)

@@ -1,9 +1,9 @@
 """Node co-placement: join operators of a placement problem along the heaviest edges.
 
-This is NetSplit's Algorithm 3, by union-find, with limits on the size and the number of groups: a good split
-does not cut heavy edges, so the two ends of one share a device from the start, and the program decides for
-groups instead of operators. As published, the operators of a group share a device and nothing else
-(:func:`share_devices`).
+The idea is that of NetSplit's Algorithm 3, by union-find: a good split does not cut heavy edges, so the two
+ends of one share a device from the start, and the program decides for groups instead of operators. The limits
+on groups are ours, so that other groups come out than of the algorithm as printed. The operators of a group
+share a device and nothing else (:func:`share_devices`).
 
 An exact program that schedules hundreds of operators one by one finds little in a minute; over a few dozen
 blocks it finds good schedules. A block (:func:`co_place`) lies on one device and runs in one go, so blocks
@@ -329,8 +329,8 @@ def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Return the operators in blocks that run in one go, joined by NetSplit's Algorithm 3 where that closes
-    no cycle.
+    """Return the operators in blocks that run in one go, joined along the heaviest edges where that closes no
+    cycle.
 
     More blocks than requested remain if the limits, cycles or missing edges forbid further joining: compare
     ``len(result.groups)``.
@@ -341,8 +341,8 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
 
 
 def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operators in at most ``most_groups`` groups that share a device, by NetSplit's Algorithm 3:
-    a group may wait for another in its midst, as its operators are timed one by one.
+    """Return the operators in at most ``most_groups`` groups that share a device, joined along the heaviest
+    edges: a group may wait for another in its midst, as its operators are timed one by one.
 
     Edges are followed up to an even share of all operators, work and memory in one group, as a group of all
     that is heavy leaves the program no choice. The rest joins, the leanest group first, the leanest of its

@@ -7,7 +7,7 @@ longest instead of the mean times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,8 +100,6 @@ def _ranks(
     """
     tensors = problem.tensors
     backward, forward = [0.0] * problem.size, [0.0] * problem.size
-    after: dict[int, int] = {}
-    """For each task, the successor through which its longest path goes; backward tasks are -1, -2, ..."""
     # The model's order is a topological one, and backward goes against it: what a gradient goes on to is
     # ranked before.
     for operator in range(problem.size) if problem.training else ():
@@ -109,34 +107,39 @@ def _ranks(
         for number in problem.read[operator]:
             tensor = tensors[number]
             if tensor.gradient:
-                through = sent(number, operator, tensor.producer) + backward[tensor.producer]
-                if through > most:
-                    most, after[-1 - operator] = through, -1 - tensor.producer
+                most = max(most, sent(number, operator, tensor.producer) + backward[tensor.producer])
         backward[operator] = weights[1][operator] + most
     for operator in reversed(range(problem.size)):
         most = backward[operator]
-        if problem.training:
-            after[operator] = -1 - operator
         for number in problem.made[operator]:
             for reader in tensors[number].readers:
-                through = sent(number, operator, reader) + forward[reader]
-                # In inference nothing follows the last operator; any successor is preferred to none, so that
-                # a path of zero seconds does not break off.
-                if through > most or operator not in after:
-                    most, after[operator] = through, reader
+                most = max(most, sent(number, operator, reader) + forward[reader])
         forward[operator] = weights[0][operator] + most
-    return Ranks(np.array(forward), np.array(backward), _path(forward, after))
+    return Ranks(np.array(forward), np.array(backward), _path(problem, forward, backward, weights[2]))
 
 
-def _path(forward: Sequence[float], after: Mapping[int, int]) -> tuple[int, ...]:
+def _path(
+    problem: PlacementProblem, forward: Sequence[float], backward: Sequence[float], update: Sequence[float]
+) -> tuple[int, ...]:
     """Return the path from the entry operation on: "recursively the operation with the largest rank among the
-    successors" (section 5.1).
+    successors" (section 5.1), whatever is sent to it.
     """
     if not forward:
         return ()
-    visited: dict[int, None] = {}
-    task: int | None = max(range(len(forward)), key=forward.__getitem__)
-    while task is not None:
-        visited[task if task >= 0 else -1 - task] = None
-        task = after.get(task)
+    tensors = problem.tensors
+    operator, visited = max(range(len(forward)), key=forward.__getitem__), dict[int, None]()
+    while True:
+        visited[operator] = None
+        readers = {reader for number in problem.made[operator] for reader in tensors[number].readers}
+        following = max(sorted(readers), key=forward.__getitem__, default=operator)
+        if following == operator or (problem.training and forward[following] <= backward[operator]):
+            break
+        operator = following
+    while problem.training:
+        visited[operator] = None
+        makers = {tensors[n].producer for n in problem.read[operator] if tensors[n].gradient}
+        following = max(sorted(makers), key=backward.__getitem__, default=operator)
+        if following == operator or backward[following] <= update[operator]:
+            break
+        operator = following
     return tuple(visited)

@@ -5,10 +5,11 @@ device the message that brings it there and the one that brings its gradient bac
 the method that adds it: one device per operator and what must lie together (:meth:`._place`); an operator
 takes its device's time (:meth:`._run`); no operator starts before its inputs are there, over links of
 different speeds (:meth:`._send`); every variable counts once per device it is on (:meth:`._keep`); the step
-ends when the last task has ended (:meth:`._end`). These are NetSplit's (5-11)–(5-18), in which operators may
-run on one device at the same time; ``Rules.exclusive`` adds what is missing: a device, and a lane of a link,
-does one thing at a time, a device's backward comes after its forward, and the optimizer's step after that.
-Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends them, (6-2)–(6-7).
+ends when the last task has ended (:meth:`._end`). These are NetSplit's, in which operators may run on one
+device at the same time, with a memory rule of ours; ``Rules.exclusive`` adds what is missing: a device, and a
+lane of a link, does one thing at a time, a device's backward comes after its forward, and the optimizer's
+step after that. Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends
+them, (6-2)–(6-7).
 
 With several micro-batches the program schedules only one; a step is no shorter than that, nor than the work
 of all of them on any device or lane. How they fill and drain the devices is left to the simulator.
@@ -197,8 +198,7 @@ class PlacementProgram(Variables):
             self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
-        """Add that the stored and kept bytes of a device fit it, every variable counted once per device;
-        (5-18).
+        """Add that the stored and kept bytes of a device fit it, every variable counted once per device.
 
         All of it is there at the moment between a device's forward and backward, so the simulated peak is
         never less: without ``Rules.balance`` and ``Rules.alpha`` the rule excludes nothing that fits.

@@ -1,6 +1,6 @@
-"""Placement programs as they were published, solved once, and their own answer whatever the simulator says.
+"""Placement programs that time devices as published, and their own answer whatever the simulator says.
 
-These programs (NetSplit's (5-11)–(5-18), and (6-2)–(6-7), its extension of Pesto's) let operators share a
+These programs (NetSplit's, and (6-2)–(6-7), its extension of Pesto's) let operators share a
 device in time, so that they promise what no device does. Nothing here starts from a heuristic or prefers
 another placement than the program's best: its answer is simulated, and a faster heuristic is named in the
 notes.

@@ -8,7 +8,7 @@ Seconds are whole ticks, rounded down so that every proof for ticks holds for se
 
 A program can follow memory over time as the simulator does: every tensor from its first to its last use.
 
-NetSplit's (5-18) sums the tensors alive at once between forward and backward. The simulator also sees tensors
+The memory rule sums the tensors alive at once between forward and backward. The simulator also sees tensors
 that only forward needs, gradients on their way, and an operator's temporaries. Each of these is an interval
 on its device with its bytes as demand; the intervals of a device form one cumulative constraint. Bytes are
 rounded down and capacity up, so that nothing that fits is excluded.

@@ -11,11 +11,11 @@ import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.planners.placed import netsplit_published, pesto_extended
+from tensoropt.planners.placed import netsplit_shared, pesto_extended
 from tensoropt.planners.placed.common.contraction import share_devices
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.exact.rules import Rules, lasting_units, most_units
-from tensoropt.planners.placed.netsplit_published import NetSplitPublished
+from tensoropt.planners.placed.netsplit_shared import NetSplitShared
 from tensoropt.planners.placed.pesto_extended import PestoExtended
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
@@ -71,21 +71,21 @@ def test_netsplit_as_published_is_the_optimum_over_its_groups_and_memory_rule(se
     allowed = [d for d in choices(tight, groups) if (lasting_units(tight, d, Rules()) <= limits).all()]
     best = min(makespan(tight, each, backward=True) for each in allowed)
     # Capacity of the simulator is another matter, with rounds of its own.
-    answer = netsplit_published.place(problem, None, 0, NetSplitPublished(seconds=LONG))
+    answer = netsplit_shared.place(problem, None, 0, NetSplitShared(seconds=LONG))
     free = min(makespan(problem, each, backward=True) for each in choices(problem, groups))
     assert makespan(problem, answer.placement.device, backward=True) <= free * ROUNDED
     assert all(len({answer.placement.device[o] for o in group}) == 1 for group in groups)
-    within = netsplit_published.place(tight, None, 0, NetSplitPublished(seconds=LONG))
+    within = netsplit_shared.place(tight, None, 0, NetSplitShared(seconds=LONG))
     assert simulate_placement(tight, within.placement).fits()
     if not any("less room" in note for note in within.notes):
         assert makespan(tight, within.placement.device, backward=True) <= best * ROUNDED
 
 
-@pytest.mark.parametrize("name", ["pesto_extended", "netsplit_published"])
+@pytest.mark.parametrize("name", ["pesto_extended", "netsplit_shared"])
 def test_an_answer_stands_where_a_heuristic_is_faster(name):
     """Six operators side by side: the programs see no gain in a second device."""
     problem = problem_of([1.0] * 6, [], training=True)
-    module = {"pesto_extended": pesto_extended, "netsplit_published": netsplit_published}[name]
+    module = {"pesto_extended": pesto_extended, "netsplit_shared": netsplit_shared}[name]
     answer = module.place(problem, None, 0, replace(module.DEFAULTS, seconds=SHORT))
     mine = simulate_placement(problem, answer.placement).time_s
     known = {source: simulate_placement(problem, p).time_s for source, p in heuristics(problem, 0)}
@@ -108,9 +108,9 @@ def test_pesto_extended_leaves_one_device_only_for_memory():
     assert any("did not fit when simulated; solved" in note for note in parts.notes)
 
 
-@pytest.mark.parametrize("name", ["pesto_extended", "netsplit_published"])
+@pytest.mark.parametrize("name", ["pesto_extended", "netsplit_shared"])
 def test_what_cannot_fit_is_refused(name):
-    module = {"pesto_extended": pesto_extended, "netsplit_published": netsplit_published}[name]
+    module = {"pesto_extended": pesto_extended, "netsplit_shared": netsplit_shared}[name]
     with pytest.raises(InfeasibleError, match=rf"{name} finds no plan within 1 B on 2 devices"):
         module.place(random_problem(0, 9, 2), 1.0, 0, replace(module.DEFAULTS, seconds=SHORT))
 

@@ -1,9 +1,10 @@
-"""NetSplit as published: its program (5-11)–(5-18) over the groups of its Algorithm 3.
+"""NetSplit's program of placement and schedule, in which operators may share a device in time.
 
-Node co-placement leaves at most two groups for each device: the operators of a group share a device and
-nothing else, as the program times every operator by itself, forward and backward. Nothing keeps a device from
-doing several things at a time, and memory is the program's own rule (5-18), which sums what is alive between
-forward and backward. CP-SAT solves it instead of Gurobi. The answer is the program's
+As published, it times every operator by itself, forward and backward, and nothing keeps a device from doing
+several things at a time. Otherwise than published: groups of operators that share a device are joined along
+the heaviest edges within limits of ours (:func:`.common.contraction.share_devices`), at most two for each
+device; memory is a rule of ours, the sum of what is stored and kept between forward and backward
+(:mod:`.exact.rules`); CP-SAT solves it instead of Gurobi. The answer is the program's
 (:mod:`.exact.published`).
 """
 
@@ -18,31 +19,31 @@ from tensoropt.planners.placed.exact.published import PublishedProgram, place_as
 from tensoropt.planners.placed.exact.rules import Rules
 
 _GROUPS_PER_DEVICE = 2
-"""Algorithm 3: at most 2n groups. n is read as the number of devices; twice the operators would be no
+"""As published, at most 2n groups. n is read as the number of devices; twice the operators would be no
 limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetSplitPublished:
+class NetSplitShared:
     """The settings of the planner.
 
     Attributes:
         seconds: the solver's time; an assumption about how long a person waits.
-        alpha: optimizer state per parameter byte in the memory rule (5-18), 2 for Adam; None for the model's.
+        alpha: optimizer state per parameter byte in the memory rule, 2 for Adam; None for the model's.
     """
 
     seconds: float = 60.0
     alpha: float | None = None
 
 
-DEFAULTS = NetSplitPublished()
+DEFAULTS = NetSplitShared()
 
 
 def place(
     problem: PlacementProblem,
     memory_limit_bytes: float | None,
     seed: int,
-    settings: NetSplitPublished = DEFAULTS,
+    settings: NetSplitShared = DEFAULTS,
 ) -> PlacedAnswer:
     """Return the program's own answer; the notes say what it promises, and which heuristic is faster.
 
@@ -55,10 +56,10 @@ def place(
     note = ""
     if problem.size > most:
         groups = share_devices(problem, most)
-        note = f"{problem.size} operators in {len(groups)} groups, each on one device (Algorithm 3)"
+        note = f"{problem.size} operators in {len(groups)} groups, each on one device"
         grouped = replace(problem, together=(*problem.together, *groups))
     published = PublishedProgram(
-        name="netsplit_published",
+        name="netsplit_shared",
         rules=Rules(exclusive=False, alpha=settings.alpha),
         seconds=settings.seconds,
         knows_memory=True,

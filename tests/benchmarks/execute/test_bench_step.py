@@ -1,0 +1,18 @@
+"""What the benchmark of executed steps times has a strategy, also where a placed plan would be faster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.engine.models import ModelSpec
+from tests.benchmarks.execute.bench_step import fastest
+
+pytest.importorskip("transformers")
+
+
+def test_the_fastest_plan_has_a_strategy():
+    # Without being told, an exploration of this model ends at a placed plan.
+    spec = ModelSpec("zoo:gpt2-tiny", settings=(("layers", 1),))
+    strategy, seconds = fastest(spec, measure="never")
+    assert strategy["groups"]
+    assert seconds > 0

@@ -31,7 +31,7 @@ from tensoropt.engine.engine import Engine, TargetCounts
 from tensoropt.engine.lowered_call import CallGraph
 from tensoropt.engine.other_batches import filled, joined_loss
 from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
-from tensoropt.engine.runtime import content_hash, gathered, text_hash
+from tensoropt.engine.runtime import EqualShares, content_hash, gathered, text_hash
 from tensoropt.engine.script_values import JobRanks
 from tensoropt.errors import CaptureError, PlanError
 from tensoropt.sharding.atoms import refine_graph
@@ -253,6 +253,7 @@ class CallEvaluator:
         # any (`batch_inputs`).
         rows = parallel.global_rows // parallel.engine.strategy.micro_batches // self.world
         self.rows = 2 if rows * self.world == 1 else rows
+        self._equal_shares = EqualShares(parallel.device)
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
@@ -401,4 +402,9 @@ class CallEvaluator:
                 )
         counts = [count for _, count, _, _, _ in rows]
         pieces = {max(ceil(count / max(self.rows, 1)), 1) for count in counts}
-        return counts, all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1
+        fits = all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1
+        # The plan's own graph compares what it is given itself.
+        if self.compare_ranks and self.alike and self.world > 1 and (everything or not fits):
+            divided = [call.values[place] for place in call.tensors if place in call.divided]
+            self._equal_shares.look(self.index, divided, [content for *_, content in rows])
+        return counts, fits

@@ -209,9 +209,9 @@ class ParallelModel:
         return self.source.tensors[batch[0]].shape[0] if batch else 0
 
     def _shares(self) -> list[int]:
-        """Return for each input which share of the batch this rank passes: 0 for what all ranks pass."""
+        """Return for each input which share of the batch this rank passes: -1 for what all ranks pass."""
         share = self.engine.share
-        return [share.index if share and name in share.divided else 0 for name in self.source.inputs]
+        return [share.index if share and name in share.divided else -1 for name in self.source.inputs]
 
     # -- this rank's parts ------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -98,13 +99,55 @@ def through_host(device: torch.device) -> bool:
     return device.type != "cpu" and dist.get_backend() == "gloo"
 
 
+class EqualShares:
+    """Warns, once and in the first calls, of ranks that ought to pass rows of their own and pass the same.
+
+    Their gradients are those of fewer rows than the plan's batch has, which no loss shows.
+
+    Args:
+        device: this rank's device.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.calls = device, 0
+
+    def look(self, share: int, values: Sequence[torch.Tensor], contents: Sequence[object]) -> None:
+        """Look at a call; all ranks must call this.
+
+        Args:
+            share: the share of the batch that this rank passes.
+            values: what it passes of the divided inputs.
+            contents: what is equal for ranks whose values are, by rank.
+        """
+        self.calls += 1
+        if self.calls > _FIRST or not values:
+            return
+        # Where every input has one value only, as masks of ones have, rows are equal by nature.
+        varies = any(value.numel() and bool((value != value.flatten()[0]).any()) for value in values)
+        rows = gathered(torch.tensor([share, varies], device=self.device)).tolist()
+        first: dict[object, tuple[int, int]] = {}
+        for rank, ((of, tells), content) in enumerate(zip(rows, contents, strict=True)):
+            other, its = first.setdefault(content, (rank, of))
+            if tells and of != its:
+                self.calls = _FIRST
+                if dist.get_rank() == 0:
+                    warnings.warn(
+                        f"ranks {other} and {rank} passed the same rows, but have data_rank {its} and {of}: "
+                        "the batch is divided among ranks with different data_rank, and each passes rows of "
+                        "its own; use tensoropt.sampler(model, dataset), or a DistributedSampler with "
+                        "rank=model.data_rank and num_replicas=model.data_world",
+                        stacklevel=2,
+                    )
+                return
+
+
 class SameCalls:
     """Compares what ranks pass to the model, in the first calls and every so often.
 
     Args:
         names: the names of the inputs, in order.
-        shares: the number of the share of the batch that this rank passes of each input; ranks with the same
-            number pass the same.
+        shares: the number of the share of the batch that this rank passes of each input, -1 for what all
+            pass; ranks with the same number pass the same, and those with others rows of their own.
         reads: whether this rank's part of the plan reads each of them: a rank may pass zeros for inputs that
             it does not read.
         device: this rank's device.
@@ -115,6 +158,7 @@ class SameCalls:
     ):
         self.names, self.reads, self.device, self.shares = list(names), list(reads), device, list(shares)
         self.calls = 0
+        self.equal_shares = EqualShares(device)
 
     def due(self) -> bool:
         """Return whether this call is compared; every rank's answer is the same in the same call."""
@@ -135,10 +179,10 @@ class SameCalls:
         count = len(self.names)
         row = torch.zeros(2 + 3 * count, dtype=torch.int64, device=self.device)
         row[:2] = torch.tensor([inputs is None, mode])
+        row[2 + 2 * count :] = torch.tensor(self.shares)
         for index, (value, read) in enumerate(zip(inputs or (), self.reads, strict=False)):
             row[2 + index] = 1 if read else value.detach().any()
             row[2 + count + index] = content_hash(value)
-            row[2 + 2 * count + index] = self.shares[index]
         rows = gathered(row).tolist()
         if inputs is None:
             return  # this rank's own refusal says more
@@ -167,6 +211,13 @@ class SameCalls:
                         "rows: use tensoropt.sampler"
                     )
                     raise PlanError(f"rank {rank} passed another batch than rank {other} in {name}; {rule}")
+        divided = [index for index, share in enumerate(self.shares) if share >= 0]
+        if inputs and divided:
+            self.equal_shares.look(
+                self.shares[divided[0]],
+                [inputs[index] for index in divided],
+                [tuple(rank_row[2 + count + index] for index in divided) for rank_row in rows],
+            )
 
 
 _MODES = ("in evaluation under no_grad", "in evaluation", "in training under no_grad", "in training")

@@ -103,6 +103,18 @@ class JobRanks:
         """
         self.summed(torch.zeros(1), action)
 
+    def of_first(self, value: Any, action: str) -> Any:
+        """Return what rank 0 passes: anything that can be pickled.
+
+        Raises:
+            PlanError: another rank has moved on without it.
+        """
+        self.meet(action)
+        found = [value]
+        if not self._fake:
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        return found[0]
+
     def _wait(self, work: Any, action: str) -> None:
         if self._fake:
             return

@@ -7,14 +7,26 @@ where ranks share their rows (tensor parallelism), and continues at any step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Sampler
 
+from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
+
+
+def part_of_rank(rows: int, share: BatchShare | None) -> Sequence[int]:
+    """Return this rank's rows of a batch, which follow one another; none if they are too few for all ranks.
+
+    Args:
+        share: the share of the batch that the plan asks this rank for; None for all of it.
+    """
+    rank, world = (0, 1) if share is None else (share.index, share.world)
+    if rows < world:
+        return range(0)
+    return range(rows * rank // world, rows * (rank + 1) // world)
 
 
 class PlanSampler(Sampler[int]):
@@ -57,7 +69,7 @@ class PlanSampler(Sampler[int]):
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
         self.rank, self.num_replicas = (self.share.index, self.share.world) if self.share else (0, 1)
         plans = self.global_batch_size == parallel.global_rows
-        self._rows = self._part(self.global_batch_size)
+        self._rows = part_of_rank(self.global_batch_size, self.share)
         if self.share is not None and shuffle and plans:
             self._rows = self.share.rows(parallel.global_rows)  # as the plan's micro-batches have them
         self.batch_size = len(self._rows)
@@ -81,17 +93,9 @@ class PlanSampler(Sampler[int]):
         """Return the number of rows in a smaller last batch."""
         return 0 if self.drop_last else len(self.dataset) % self.global_batch_size
 
-    def _part(self, rows: int) -> Sequence[int]:
-        """Return this rank's rows of a batch, which follow one another; none if they are too few for all
-        ranks."""
-        world = self.num_replicas
-        if rows < world:
-            return range(0)
-        return range(rows * self.rank // world, rows * (self.rank + 1) // world)
-
     def _of_last(self) -> Sequence[int]:
         """Return this rank's rows of the smaller last batch."""
-        return self._part(self._last())
+        return part_of_rank(self._last(), self.share)
 
     def __len__(self) -> int:
         batches = len(self.dataset) // self.global_batch_size - self.start
@@ -124,36 +128,6 @@ def sampler(
         PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch, or the last
             one, has fewer rows than there are shares.
     """
-    return rows_of_rank(
-        model,
-        dataset,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        batch_size=batch_size,
-        remedy="drop_last=True",
-    )
-
-
-def rows_of_rank(
-    model: nn.Module,
-    dataset: Any,
-    *,
-    shuffle: bool,
-    seed: int,
-    drop_last: bool,
-    remedy: str,
-    batch_size: int | None = None,
-) -> PlanSampler:
-    """Return :func:`sampler`'s result.
-
-    Args:
-        remedy: how a smaller last batch is left out.
-
-    Raises:
-        PlanError: as :func:`sampler` does; some ranks would get no row, and so make no call, for which the
-            others would wait.
-    """
     if not parallel_of(model).global_rows:
         raise PlanError(
             "no input of this plan has a batch dim, so there are no rows to divide; pass inputs as they are"
@@ -171,6 +145,6 @@ def rows_of_rank(
     if 0 < last < world:
         raise PlanError(
             f"the last of the batches of {rows} rows from {len(dataset)} samples has {last}, which cannot be "
-            f"divided among {world} ranks; pass {remedy}, or other samples"
+            f"divided among {world} ranks; pass drop_last=True, or other samples"
         )
     return order

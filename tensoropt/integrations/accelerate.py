@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tensoropt.engine.parallel_model import ATTRIBUTE, parallel_of
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import parallelize
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader, prepared_by, rows_of_all
+from tensoropt.integrations.rows import divided, prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator
 from tensoropt.plan.plan import Plan
 
@@ -28,9 +28,9 @@ class PlanAccelerator(Accelerator):
     """An ``Accelerator`` whose model runs by a plan, in a ``torchrun`` job.
 
     ``prepare`` takes a model, its optimizer, scheduler and loaders as ever; losses, norms and rates are those
-    of an ``Accelerator`` in one process with the plan's global batch. A loader's ``batch_size`` is the global
-    batch, or a rank's part of it; without a length (``IterableDataset``) a rank's part; a global batch of any
-    size for a loader that does not shuffle, for evaluation.
+    of an ``Accelerator`` in one process with the plan's global batch, and with the loaders' own samplers. A
+    loader's ``batch_size`` is the global batch, or a rank's part of it; without a length
+    (``IterableDataset``) a rank's part; a global batch of any size in the data's order, for evaluation.
 
     Args:
         plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
@@ -78,8 +78,7 @@ class PlanAccelerator(Accelerator):
         if not self._models:
             raise PlanError("PlanAccelerator has no model yet; prepare the model before its loaders")
         model = self._models[0]
-        order = order_of_loader(data_loader, model, seed=self.dataloader_config.data_seed or 0)
-        return prepared_by(self, data_loader if order is None else loader_of_rank(data_loader, order), model)
+        return prepared_by(self, divided(data_loader, model), model)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         prepared = super().prepare_scheduler(scheduler)

@@ -7,6 +7,7 @@ a rank loads the rows that its place in the plan asks for, and checkpoints outli
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,14 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_of
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
-from tensoropt.execute.sampling import rows_of_rank
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader
+from tensoropt.integrations.rows import divided
 from tensoropt.plan.plan import Plan
 
 import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
@@ -34,10 +34,7 @@ from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loadi
 from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
 from lightning.fabric.utilities.types import _Stateful  # noqa: E402
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging  # noqa: E402
-from lightning.pytorch.overrides.distributed import (  # noqa: E402
-    UnrepeatedDistributedSamplerWrapper,
-    _IndexBatchSamplerWrapper,
-)
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
@@ -94,46 +91,21 @@ class _RunsByPlan:
         atexit.register(leave_job)
 
     @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The share of the batch that this rank loads, for samplers that Lightning makes."""
-        model = self.parallel.model
-        return {"num_replicas": model.data_world, "rank": model.data_rank}
+    def distributed_sampler_kwargs(self) -> Any:
+        """Nothing: loaders keep their own samplers, of which Lightning would replace some by another."""
+        return None
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Return a loader of this rank's rows."""
         if not isinstance(dataloader, DataLoader):
             return dataloader
-        model, batches = self.parallel.model, dataloader.batch_sampler
-        if isinstance(batches, _IndexBatchSamplerWrapper):
-            return self._predicting(dataloader, batches)
-        order = order_of_loader(dataloader, model, seed=0)
-        if order is None:
-            return dataloader
-        if type(dataloader.sampler) in (SequentialSampler, RandomSampler):  # Lightning was told to keep it
-            if order.num_replicas > 1:
-                raise PlanError(
-                    f"with use_distributed_sampler=False this loader gives all ranks the same rows, but the "
-                    f"plan divides the batch among {order.num_replicas} shares; leave it out, or pass a "
-                    "loader with tensoropt.sampler(model, dataset)"
-                )
-            return dataloader
-        return loader_of_rank(dataloader, order)
-
-    def _predicting(self, loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
-        """Return a loader for ``predict`` that has as many batches on every rank; Lightning's leaves the last
-        one out where there are no rows for it."""
-        if not isinstance(batches.sampler, UnrepeatedDistributedSamplerWrapper):
-            return loader
-        order = rows_of_rank(
-            self.parallel.model,
-            loader.dataset,
-            shuffle=False,
-            seed=0,
-            drop_last=False,
-            remedy="other numbers of rows",
-            batch_size=batches.batch_size,
-        )
-        own = loader_of_rank(loader, order)
+        batches = dataloader.batch_sampler
+        if not isinstance(batches, _IndexBatchSamplerWrapper):
+            return divided(dataloader, self.parallel.model)
+        # For `predict`, which reads from it the rows of each batch.
+        inner = copy.copy(dataloader)
+        inner.__dict__["batch_sampler"] = batches._batch_sampler
+        own = divided(inner, self.parallel.model)
         own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
         return own
 
@@ -211,6 +183,9 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._begin(self.precision_plugin.precision)
         self._check_callbacks()
+        assert self.lightning_module is not None
+        # As Fabric does by itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
+        self.lightning_module.trainer._accelerator_connector.use_distributed_sampler = False
         super().setup_environment()
 
     def _check_callbacks(self) -> None:

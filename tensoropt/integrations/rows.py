@@ -1,78 +1,186 @@
-"""The rows of a global batch that each rank loads, for loaders that other libraries hand over."""
+"""The rows of a global batch that each rank loads, for loaders that other libraries hand over.
+
+A loader keeps its own order: all ranks follow what its batch sampler draws on rank 0, so that they train on
+the rows that one process with this loader would.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Iterator
+from math import ceil
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
-from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.engine.parallel_model import ParallelModel, parallel_of
 from tensoropt.errors import PlanError
-from tensoropt.execute.sampling import PlanSampler, rows_of_rank
+from tensoropt.execute.sampling import PlanSampler, part_of_rank
+
+_DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterate the loader on every rank"
 
 
-def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> PlanSampler | None:
-    """Return the sampler of this rank's rows for a loader that reads a data set in order or shuffled, by
-    batches of the plan's global size or of a rank's, or in order by global batches of any size, for
-    evaluation; None for a loader that does it itself already, or whose batches are not made by a size.
+def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -> DataLoader[Any]:
+    """Return a loader of this rank's rows of the batches that the loader's own batch sampler draws.
+
+    Batches are the plan's global ones; or a rank's part of them, of which successive ones are joined. In the
+    data's order global batches may have any size, for evaluation. A loader without samplers (for an
+    ``IterableDataset``), and one whose sampler gives this rank its share, stays as it is.
 
     Args:
-        seed: of the order of a loader that shuffles.
+        parts: whether its batches are a rank's part, whatever their size.
 
     Raises:
-        PlanError: its shuffled batches have another size than the plan's, or its sampler is for other shares
-            of the batch.
+        PlanError: the batches have another size than the plan's, cannot be divided, or are of other shares
+            than the plan's.
     """
-    parallel, order = parallel_of(model), loader.sampler
-    whole, world, rank = parallel.global_rows, model.__dict__["data_world"], model.__dict__["data_rank"]
-    rows = loader.batch_size
-    if not whole or rows is None or isinstance(loader.dataset, IterableDataset):
-        return None
-    if isinstance(order, DistributedSampler) and (order.num_replicas, order.rank) != (world, rank):
+    parallel = parallel_of(model)
+    whole, world = parallel.global_rows, model.__dict__["data_world"]
+    if not whole or isinstance(loader.dataset, IterableDataset):
+        return loader
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        if world == 1:
+            return loader
+        raise PlanError(
+            f"this loader has batch_size=None, so that its data set makes the batches, and their rows cannot "
+            f"be divided among {world} ranks; pass a batch_size or a batch_sampler"
+        )
+    order, size = getattr(batches, "sampler", None), getattr(batches, "batch_size", None)
+    if any(_is_share(each, model, size) for each in (batches, order)):
+        return loader
+    if not hasattr(batches, "__len__"):
+        raise PlanError(
+            f"{type(batches).__name__} of this loader has no length, so ranks cannot agree about an epoch's "
+            "batches; give it a __len__"
+        )
+    in_order = type(order) is SequentialSampler
+    if not (parts or in_order or size in (None, whole, whole // world)):
+        raise PlanError(
+            f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, but "
+            f"this loader has batch_size={size}; pass batch_size="
+            f"{' or '.join(map(str, sorted({whole, whole // world})))}, or evaluate in the data's order"
+        )
+    joined = world if parts or size == whole // world else 1
+    own = copy.copy(loader)
+    # A loader takes no other by assignment.
+    own.__dict__ |= {"batch_sampler": RankBatches(batches, parallel, joined, in_order), "_iterator": None}
+    return own
+
+
+def _is_share(order: Any, model: nn.Module, size: int | None) -> bool:
+    """Return whether a sampler divides the data among ranks itself.
+
+    Raises:
+        PlanError: it does it otherwise than the plan.
+    """
+    if not (hasattr(order, "num_replicas") and hasattr(order, "rank")):
+        return False
+    world, rank = model.__dict__["data_world"], model.__dict__["data_rank"]
+    if (order.num_replicas, order.rank) != (world, rank):
         raise PlanError(
             f"the sampler of this loader gives rank {order.rank} of {order.num_replicas} its rows, but the "
             f"plan asks this rank for share {rank} of {world}; pass a plain loader, or one with "
             "tensoropt.sampler(model, dataset)"
         )
-    if isinstance(order, PlanSampler) and rows != order.batch_size:
+    if isinstance(order, PlanSampler) and size != order.batch_size:
         raise PlanError(
             f"the sampler of this loader gives this rank {order.batch_size} rows of each global batch, but "
-            f"the loader has batch_size={rows}; pass batch_size={order.batch_size}"
+            f"the loader has batch_size={size}; pass batch_size={order.batch_size}"
         )
-    if type(order) not in (SequentialSampler, RandomSampler, DistributedSampler):
-        return None
-    shuffle = order.shuffle if isinstance(order, DistributedSampler) else isinstance(order, RandomSampler)
-    sizes = {whole, whole // world}
-    if shuffle and rows not in sizes:
-        raise PlanError(
-            f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, but "
-            f"this loader shuffles batches of batch_size={rows}; pass batch_size="
-            f"{' or '.join(map(str, sorted(sizes)))}, or evaluate without shuffling"
-        )
-    return rows_of_rank(
-        model,
-        loader.dataset,
-        shuffle=shuffle,
-        seed=order.seed if isinstance(order, DistributedSampler) else seed,
-        drop_last=loader.drop_last,
-        remedy="drop_last=True to the loader",
-        batch_size=whole if rows in sizes else rows,
-    )
+    return True
+
+
+class RankBatches(Sampler[list[Any]]):
+    """This rank's rows of the batches that another batch sampler draws.
+
+    Args:
+        batches: the batch sampler of a whole job.
+        parallel: the model that runs by the plan.
+        joined: how many successive batches are one global batch.
+        in_order: whether they are in the data's order; a rank's rows of a batch then follow one another.
+
+    Raises:
+        PlanError: there are too few rows in a batch for all ranks, as far as its samplers say.
+
+    Attributes:
+        batch_sampler, sampler: the batch sampler and its sampler, under the names by which trainers set their
+            epoch.
+    """
+
+    def __init__(self, batches: Any, parallel: ParallelModel, joined: int, in_order: bool):
+        self.batch_sampler, self.sampler = batches, getattr(batches, "sampler", None)
+        self.joined, self.drop_last = joined, bool(getattr(batches, "drop_last", False))
+        self._share, self._together = parallel.engine.share, parallel.together
+        self._world = 1 if self._share is None else self._share.world
+        self._whole = None if in_order else parallel.global_rows
+        size = getattr(batches, "batch_size", None)
+        if size is not None and hasattr(self.sampler, "__len__"):
+            size, rows = size * joined, len(self.sampler)
+            self._check({size, 0 if self.drop_last else rows % size})
+
+    def _check(self, sizes: Collection[int]) -> None:
+        """Refuse global batches of these sizes of which some ranks would get no row, and so make no call."""
+        if few := [size for size in sizes if 0 < size < self._world]:
+            raise PlanError(
+                f"a batch of this loader has {few[0]} rows, which cannot be divided among the {self._world} "
+                "ranks that pass other rows than each other; pass drop_last=True (dataloader_drop_last of a "
+                "Trainer) if it is the last one, or another batch_size"
+            )
+
+    def __len__(self) -> int:
+        own = len(self.batch_sampler)
+        return own // self.joined if self.drop_last else ceil(own / self.joined)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.batch_sampler, "set_epoch"):
+            self.batch_sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        drawn = self._drawn()
+        groups = [drawn[first : first + self.joined] for first in range(0, len(drawn), self.joined)]
+        if self.drop_last and groups and len(groups[-1]) < self.joined:
+            groups.pop()
+        batches = [[x for batch in group for x in batch] for group in groups]
+        self._check({len(batch) for batch in batches})
+        for batch in batches:
+            yield [batch[row] for row in self._rows(len(batch))]
+
+    def _rows(self, count: int) -> Collection[int]:
+        """Return this rank's rows of a global batch."""
+        if self._share is None:
+            return range(count)
+        # As the plan's micro-batches have them, or for evaluation: joined, they are in the data's order.
+        return self._share.rows(count) if count == self._whole else part_of_rank(count, self._share)
+
+    def _drawn(self) -> list[list[Any]]:
+        """Return the batches of an epoch, as rank 0 draws them.
+
+        Raises:
+            PlanError: ranks draw different rows, as samplers do that divide the data among ranks themselves.
+        """
+        # On every rank, so that the states of random generators stay alike.
+        own = [[int(x) if isinstance(x, torch.Tensor) else x for x in batch] for batch in self.batch_sampler]
+        if self._together is None:
+            return own
+        drawn: list[list[Any]] = self._together.of_first(own, _DRAWS)
+        apart = {x for batch in own for x in batch}.isdisjoint(x for batch in drawn for x in batch)
+        if self._together.summed(torch.tensor(float(apart and len(drawn) > 0)), _DRAWS):
+            raise PlanError(
+                f"{type(self.sampler or self.batch_sampler).__name__} of this loader draws rows on one rank "
+                "of which it draws none on another, but all ranks follow rank 0's; let it draw the rows of "
+                "all ranks, from one seed, or have rank and num_replicas (model.data_rank and "
+                "model.data_world) if it divides them itself"
+            )
+        return drawn
 
 
 def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return accelerate's loader of this rank's rows; it divides only data that has no sampler."""
+    """Return accelerate's loader for one that has this rank's rows; it divides only data that has no
+    sampler."""
     from accelerate.data_loader import prepare_data_loader
 
     stream = isinstance(loader.dataset, IterableDataset)
@@ -84,6 +192,8 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
         put_on_device=accelerator.device_placement,
         dispatch_batches=False,
         rng_types=accelerator.rng_types.copy(),
+        use_seedable_sampler=accelerator.use_seedable_sampler,
+        data_seed=accelerator.dataloader_config.data_seed,
         non_blocking=accelerator.non_blocking,
     )
     accelerator._dataloaders.append(prepared)
@@ -92,7 +202,7 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
 
 def rows_of_all(model: nn.Module, values: Any) -> Any:
     """Return tensors with the rows of the ranks that pass other rows than each other, in the order in which
-    :func:`tensoropt.sampler` divides them; scalars as they are.
+    :func:`divided` and :func:`tensoropt.sampler` divide them; scalars as they are.
 
     Args:
         values: a tensor with this rank's rows, or a structure of such; all ranks pass the same structure.
@@ -105,16 +215,3 @@ def rows_of_all(model: nn.Module, values: Any) -> Any:
         return share.rows_of_all(value) if value.dim() else value
 
     return tree_map_only(torch.Tensor, joined, values)
-
-
-def loader_of_rank(loader: DataLoader[Any], order: PlanSampler) -> DataLoader[Any]:
-    """Return a copy of a loader that reads the rows of ``order``."""
-    own = copy.copy(loader)
-    # A loader takes no others by assignment.
-    own.__dict__ |= {
-        "sampler": order,
-        "batch_sampler": BatchSampler(order, order.batch_size, loader.drop_last),
-        "batch_size": order.batch_size,
-        "_iterator": None,
-    }
-    return own

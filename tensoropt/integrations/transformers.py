@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError, import_extra
@@ -24,8 +24,7 @@ from tensoropt.execute import (
     save_checkpoint,
     save_pretrained,
 )
-from tensoropt.execute.sampling import rows_of_rank
-from tensoropt.integrations.rows import prepared_by, rows_of_all
+from tensoropt.integrations.rows import divided, prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 
@@ -127,29 +126,9 @@ class PlanTrainer(Trainer):
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        return prepared_by(self.accelerator, loader, self._parallel.model)
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
-        shuffle = self.args.train_sampling_strategy != "sequential"
-        return self._sampler(self.train_dataset if train_dataset is None else train_dataset, shuffle)
-
-    def _get_eval_sampler(self, eval_dataset: Dataset[Any]) -> Sampler[int] | None:
-        rows = self.args.eval_batch_size * self._data_world
-        return self._sampler(eval_dataset, shuffle=False, batch_size=rows)
-
-    def _sampler(self, dataset: Any, shuffle: bool, batch_size: int | None = None) -> Sampler[int] | None:
-        """Return this rank's rows; with one share they are in the order of accelerate's sampler."""
-        if dataset is None or isinstance(dataset, IterableDataset):
-            return None
-        return rows_of_rank(
-            self._parallel.model,
-            dataset,
-            shuffle=shuffle,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            drop_last=self.args.dataloader_drop_last,
-            remedy="dataloader_drop_last=True",
-            batch_size=batch_size,
-        )
+        """Return a loader of this rank's rows, of which ``loader`` has batches of as many."""
+        model = self._parallel.model
+        return prepared_by(self.accelerator, divided(loader, model, parts=True), model)
 
     def get_tp_size(self) -> int:
         """The ranks that pass the same rows, by which Trainer divides what it counts over all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -145,6 +146,27 @@ def misfed(rank: int, world: int) -> dict[str, str]:
     found["share to global"] = refusal(lambda: model(ids[own], labels[own]))
     found["not ranks"] = f"{model.data_rank} {model.data_world}"
     return found
+
+
+def alike(rank: int, world: int) -> dict[str, list[str]]:
+    """What is warned of where ranks pass the same rows, rows of one value, or rows of their own; three calls
+    each."""
+    ids, labels = _data(8)[:]
+    said = {}
+    for what in ("same", "constant", "own"):
+        for training in (True, False):
+            model = data_parallel(world, 1, batch="share").train(training)
+            order = model._tensoropt.engine.share.rows(8)
+            rows = slice(4) if what == "same" else order
+            passed = (ids[rows], labels[rows]) if what != "constant" else (torch.ones(4, 6).long(),) * 2
+            if not training:  # other calls than the plan's own
+                passed = (passed[0][:, :5], passed[1][:, :5])
+            with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(training):
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    model(*passed)
+            said[f"{what} {training}"] = [str(w.message) for w in caught if "data_rank" in str(w.message)]
+    return said
 
 
 def sent(rank: int, world: int, micro: int) -> list[int]:

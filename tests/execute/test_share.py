@@ -85,6 +85,16 @@ def test_rows_passed_in_the_other_way(ranks: RankPool) -> None:
         assert rank < 2
 
 
+def test_ranks_that_pass_the_same_rows_are_warned_of(ranks: RankPool) -> None:
+    for rank, said in enumerate(ranks.run(jobs.alike)):
+        for mode in (True, False):
+            assert said[f"constant {mode}"] == said[f"own {mode}"] == []
+            assert len(said[f"same {mode}"]) == (rank == 0)
+        if rank == 0:
+            assert "ranks 0 and 1 passed the same rows, but have data_rank 0 and 1" in said["same True"][0]
+            assert "use tensoropt.sampler" in said["same False"][0]
+
+
 def test_what_is_sent_of_a_batch(ranks: RankPool) -> None:
     """Nothing under data parallelism; with micro-batches the targets, whose number is counted beforehand."""
     assert ranks.run(jobs.sent, 1) == [[], []]

@@ -14,12 +14,18 @@ from torch.utils.data import DataLoader
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
 from tests.integrations.averages import Average
-from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, refusal, samples, warmed_up
+from tests.integrations.lightning_jobs import (
+    EPOCHS,
+    groups,
+    how,
+    loaders,
+    ordered,
+    refusal,
+    samples,
+    warmed_up,
+)
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
-
-SEED = 3
-"""Of the one process's loader (:func:`loaders`), which accelerate is told."""
 
 
 def made(plan: str | None) -> Accelerator:
@@ -40,11 +46,9 @@ def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, A
     found: dict[str, Any] = {}
     for part in ("first", "again"):
         accelerator, model = made(plan), model_for(plan)
-        if plan is not None:
-            accelerator.dataloader_config.data_seed = SEED
         optimizer = groups(model)
         scheduler = warmed_up(optimizer)
-        prepared = accelerator.prepare(*loaders(plan), optimizer, scheduler, model)
+        prepared = accelerator.prepare(*loaders(), optimizer, scheduler, model)
         training, evaluation, optimizer, scheduler, model = prepared
         begun, average = 0, Average(model)
         if part == "again" and plan is not None:
@@ -85,6 +89,35 @@ def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, A
 
 def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
     return trained(folder, plan, 2)
+
+
+def sampled(folder: Path, plan: str | None) -> dict[str, Any]:
+    """The losses by loaders of all kinds of orders, and in the order of accelerate's seed."""
+    accelerator, model = made(plan), model_for(plan)
+    accelerator.gradient_accumulation_steps = 1
+    model, optimizer = accelerator.prepare(model, groups(model))
+    found: dict[str, Any] = {}
+    for name, loader in ordered(1 if plan is None else model.data_world).items():
+        found[name] = trained_on(accelerator, model, optimizer, accelerator.prepare(loader))
+    accelerator.dataloader_config.use_seedable_sampler = True
+    accelerator.dataloader_config.data_seed = 7
+    seeded = accelerator.prepare(ordered(1)["shuffled"])
+    for epoch in ("seeded", "seeded again"):
+        found[epoch] = trained_on(accelerator, model, optimizer, seeded)
+    return found
+
+
+def trained_on(accelerator: Accelerator, model: nn.Module, optimizer: Any, loader: Any) -> list[float]:
+    # Ranks follow the first one, however others are seeded.
+    torch.manual_seed(5 + accelerator.process_index)
+    losses = []
+    for batch in loader:
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
@@ -141,7 +174,7 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
 
 
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, streamed, measured, misused)
+    job.__name__: job for job in (trained, briefly_trained, sampled, streamed, measured, misused)
 }
 
 

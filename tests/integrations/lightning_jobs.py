@@ -8,7 +8,7 @@ does its accumulation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import tensoropt
 from tensoropt.errors import PlanError
@@ -47,13 +54,55 @@ def warmed_up(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: min((step + 1) / 4, 1.0))
 
 
-def loaders(plan: str | None) -> tuple[Any, Any]:
-    """Plain loaders of global batches: Lightning draws their order from the seed, in a job."""
+class Shuffled(Sampler[int]):
+    """An order of its own for each epoch, which continued jobs need."""
+
+    def __init__(self, data: Any, seed: int = 3):
+        self.count, self.seed, self.epoch = len(data), seed, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return iter(torch.randperm(self.count, generator=generator).tolist())
+
+
+def loaders() -> tuple[Any, Any]:
+    """Loaders of global batches, with a plan and without."""
     data, more = samples(22), samples(10)
-    if plan is not None:
-        return DataLoader(data, GLOBAL, shuffle=True), DataLoader(more, GLOBAL)
-    order = DistributedSampler(data, num_replicas=1, rank=0, seed=3)
-    return DataLoader(data, GLOBAL, sampler=order), DataLoader(more, GLOBAL)
+    return DataLoader(data, GLOBAL, sampler=Shuffled(data)), DataLoader(more, GLOBAL)
+
+
+class OwnBatches:
+    """A batch sampler of a script's own; rows occur again, and the last batch is smaller."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([3, 1, 4, 1], [5, 9, 2, 6], [8, 7])
+
+
+def ordered(world: int) -> dict[str, DataLoader[Any]]:
+    """Loaders of all kinds of orders; for one of them, a rank of ``world`` has its part as the batch size."""
+    data, drawn = samples(22), torch.Generator().manual_seed(4)
+    weights = torch.arange(1.0, 23.0)
+
+    def by(order: Any, rows: int = GLOBAL) -> DataLoader[Any]:
+        return DataLoader(data, rows, sampler=order)
+
+    return {
+        "shuffled": DataLoader(data[:10], GLOBAL, shuffle=True),
+        "with replacement": by(RandomSampler(data, replacement=True, num_samples=10, generator=drawn)),
+        "subset": by(SubsetRandomSampler(range(3, 13))),
+        "weighted": by(WeightedRandomSampler(weights, 10)),
+        "parts": by(WeightedRandomSampler(weights, 10, generator=drawn), GLOBAL // world),
+        "batches": DataLoader(data, batch_sampler=OwnBatches()),
+    }
 
 
 def how(plan: str) -> dict[str, Any]:
@@ -155,9 +204,9 @@ class Averaging(Callback):
             if self.steps == made.max_steps // 2:
                 self.average.save(self.path)
 
-    def loss(self, made: Trainer, module: Any, plan: str | None) -> float:
+    def loss(self, made: Trainer, module: Any) -> float:
         with self.average.in_place():
-            (found,) = made.validate(module, loaders(plan)[1], verbose=False)
+            (found,) = made.validate(module, loaders()[1], verbose=False)
         return float(found["eval_loss"])
 
 
@@ -168,19 +217,19 @@ def fitted(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]
     module, made = Tuning(), trainer(folder, plan, steps)
     averaging = Averaging(folder / "average")
     made.callbacks.append(averaging)
-    made.fit(module, *loaders(plan))
+    made.fit(module, *loaders())
     found = found_by(module, made)
     made.save_checkpoint(folder / "weights.ckpt", weights_only=True)
-    found["averaged"] = averaging.loss(made, module, plan)
+    found["averaged"] = averaging.loss(made, module)
     again = Tuning()
     continued = trainer(folder, plan, steps)
     averaging = Averaging(folder / "average", resumed=True)
     continued.callbacks.append(averaging)
-    continued.fit(again, *loaders(plan), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
+    continued.fit(again, *loaders(), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
     found["resumed"] = found_by(again, continued)
-    found["averaged again"] = averaging.loss(continued, again, plan)
+    found["averaged again"] = averaging.loss(continued, again)
     found["validated"] = continued.validate(
-        again, loaders(plan)[1], ckpt_path=folder / "weights.ckpt", verbose=False
+        again, loaders()[1], ckpt_path=folder / "weights.ckpt", verbose=False
     )[0]["eval_loss"]
     made.strategy.barrier()
     plain = Tuning.load_from_checkpoint(folder / "weights.ckpt", map_location="cpu")
@@ -202,9 +251,9 @@ def moved(folder: Path, plan: str | None) -> dict[str, Any]:
     """Training by a pipeline that continues from the middle by another plan."""
     seed_everything(3)
     steps = 4 * EPOCH
-    trainer(folder, plan and "pipeline", steps).fit(Tuning(), *loaders(plan))
+    trainer(folder, plan and "pipeline", steps).fit(Tuning(), *loaders())
     module, made = Tuning(), trainer(folder, plan, steps)
-    made.fit(module, *loaders(plan), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
+    made.fit(module, *loaders(), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
     return found_by(module, made)
 
 
@@ -223,7 +272,7 @@ def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]
             fabric = Fabric(strategy=FabricPlanStrategy(**how(plan)), **place(plan))
             fabric.launch()
         model, optimizer = fabric.setup(plain, optimizer)
-        training, evaluation = fabric.setup_dataloaders(*loaders(plan))
+        training, evaluation = fabric.setup_dataloaders(*loaders())
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
         average = Average(plain)
         if part == "again":
@@ -261,6 +310,27 @@ def briefly_looped(folder: Path, plan: str | None) -> dict[str, Any]:
     return looped(folder, plan, 2 * EPOCH)
 
 
+def sampled(folder: Path, plan: str | None) -> dict[str, Any]:
+    """The losses by loaders of all kinds of orders, and of a Trainer by one that draws with replacement."""
+    fabric = Fabric(strategy="auto" if plan is None else FabricPlanStrategy(**how(plan)), **place(plan))
+    fabric.launch()
+    model = build()
+    model, optimizer = fabric.setup(model, groups(model))
+    found: dict[str, Any] = {}
+    for name, loader in ordered(1 if plan is None else model.data_world).items():
+        torch.manual_seed(5)
+        found[name] = []
+        for batch in fabric.setup_dataloaders(loader):
+            loss = model(**batch).loss
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            found[name].append(float(loss))
+    module, made = Tuning(), trainer(folder, plan, 2)
+    made.fit(module, ordered(1)["with replacement"], loaders()[1])
+    return found | {"fitted": module.losses}
+
+
 class Measuring(Tuning):
     """A module that also measures what the model returns beside its loss."""
 
@@ -292,8 +362,8 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     fabric.launch()
     data = samples(22)
 
-    def said(loader: DataLoader[Any], **settings: Any) -> str:
-        return refusal(lambda: fabric.setup_dataloaders(loader, **settings))
+    def said(loader: DataLoader[Any]) -> str:
+        return refusal(lambda: next(iter(fabric.setup_dataloaders(loader))))
 
     early = said(DataLoader(data, GLOBAL))
     model = fabric.setup(build())
@@ -301,13 +371,16 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     return {
         "early": early,
         "size": said(DataLoader(data, 3, shuffle=True)),
-        "kept": said(DataLoader(data, GLOBAL), use_distributed_sampler=False),
+        "items": said(DataLoader(data, None)),
+        "no length": said(DataLoader(data, batch_sampler=iter([[0, 1]]))),
         "other": said(DataLoader(data, GLOBAL, sampler=DistributedSampler(data, 1, 0))),
         "last": said(DataLoader(data[:21], GLOBAL)),
+        "last of own": said(DataLoader(data, batch_sampler=[[0, 1, 2, 3], [4]])),
+        "apart": said(DataLoader(data, GLOBAL // 2, sampler=range(rows.rank, 22, 2))),
         "left out": said(DataLoader(data[:21], GLOBAL, drop_last=True)),
         "own share": said(DataLoader(data, GLOBAL // 2, shuffle=True)),
-        "own order": said(DataLoader(data, rows.batch_size, sampler=rows), use_distributed_sampler=False),
-        "own order, whole": said(DataLoader(data, GLOBAL, sampler=rows), use_distributed_sampler=False),
+        "own order": said(DataLoader(data, rows.batch_size, sampler=rows)),
+        "own order, whole": said(DataLoader(data, GLOBAL, sampler=rows)),
         "second": refusal(lambda: fabric.setup(build())),
         "state": refusal(lambda: fabric.save(folder / "saved", {"optimizer": 0})),
         "filter": refusal(lambda: fabric.save(folder / "saved", {"model": model}, filter={})),
@@ -325,7 +398,17 @@ def refusal(call: Callable[[], Any]) -> str:
 
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
     job.__name__: job
-    for job in (fitted, briefly_fitted, fitted_on_nodes, moved, looped, briefly_looped, measured, misused)
+    for job in (
+        fitted,
+        briefly_fitted,
+        fitted_on_nodes,
+        moved,
+        looped,
+        briefly_looped,
+        sampled,
+        measured,
+        misused,
+    )
 }
 
 

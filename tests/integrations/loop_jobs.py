@@ -26,7 +26,7 @@ SEED = 3
 
 def own_loaders(plan: str | None, model: nn.Module) -> tuple[Any, Any]:
     if plan is None:
-        return loaders(plan)
+        return loaders()
     order = tensoropt.sampler(model, samples(22), seed=SEED)
     rows = tensoropt.sampler(model, samples(10), shuffle=False, batch_size=GLOBAL)
     return tuple(DataLoader(each.dataset, each.batch_size, sampler=each) for each in (order, rows))

@@ -22,8 +22,16 @@ def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> An
 
 
 @pytest.mark.distributed
-def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
+@pytest.mark.parametrize("what", ["briefly_trained", "sampled"])
+def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran(what, tmp_path, "data", ranks), alone(what))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_trains_in_the_loaders_own_order(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("sampled", tmp_path, kind, ranks), alone("sampled"))
 
 
 @pytest.mark.slow
@@ -63,7 +71,7 @@ def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
 def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool, tmp_path: Path) -> None:
     said = ran("misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]
-    assert "this loader shuffles batches of batch_size=3; pass batch_size=2 or 4" in said["size"]
+    assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
     assert said["rows"] == [2, 2]
     assert said["same"]

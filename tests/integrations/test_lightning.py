@@ -29,7 +29,7 @@ def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> An
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped"])
+@pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped", "sampled"])
 def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
     close(ran(what, tmp_path, "data", ranks), alone(what))
 
@@ -84,10 +84,14 @@ def test_trains_under_torchrun(what: str, alone: Any, tmp_path: Path) -> None:
 def test_loaders_of_other_rows_and_other_states_are_refused(ranks: RankPool, tmp_path: Path) -> None:
     said = ran("misused", tmp_path, "data", ranks)
     assert "set up the model before the loaders" in said["early"]
-    assert "this loader shuffles batches of batch_size=3; pass batch_size=2 or 4" in said["size"]
-    assert "gives all ranks the same rows, but the plan divides the batch among 2 shares" in said["kept"]
+    assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
+    assert "its data set makes the batches, and their rows cannot be divided" in said["items"]
+    assert "has no length, so ranks cannot agree" in said["no length"]
     assert "gives rank 0 of 1 its rows, but the plan asks this rank for share 0 of 2" in said["other"]
-    assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["last"]
+    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last"]
+    assert "pass drop_last=True" in said["last"]
+    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last of own"]
+    assert "range of this loader draws rows on one rank of which it draws none on another" in said["apart"]
     assert "has batch_size=4; pass batch_size=2" in said["own order, whole"]
     assert said["left out"] == said["own share"] == said["own order"] == ""
     assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
@@ -134,7 +138,7 @@ class Configured(jobs.Tuning):
 def refused(folder: Path, strategy: PlanStrategy, module: Any, **more: Any) -> str:
     made = jobs.trainer(folder, None, 2, strategy=strategy, **more)
     with pytest.raises(PlanError) as error:
-        made.fit(module, *jobs.loaders(None))
+        made.fit(module, *jobs.loaders())
     return str(error.value)
 
 
@@ -162,19 +166,19 @@ def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_pat
     losses = []
     for strategy, module in ((PlanStrategy(), Configured(plan)), (PlanStrategy(plan), Wider(False))):
         made = jobs.trainer(tmp_path, None, 2, strategy=strategy)
-        made.fit(module, *jobs.loaders(None))
+        made.fit(module, *jobs.loaders())
         losses.append(module.losses)
     assert losses[0] == losses[1]
     made.save_checkpoint(tmp_path / "whole")
     saved = torch.load(tmp_path / "whole" / "meta.pt")
     assert set(saved["state_dict"]) == {"other.weight", "other.bias"}
     plain = jobs.trainer(tmp_path / "plain", None, 2, strategy="auto")
-    plain.fit(jobs.Tuning(), *jobs.loaders(None))
+    plain.fit(jobs.Tuning(), *jobs.loaders())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     again = jobs.trainer(tmp_path, None, 4, strategy=PlanStrategy(plan))
     with pytest.raises(PlanError, match="was not written by PlanStrategy"):
-        again.fit(jobs.Tuning(), *jobs.loaders(None), ckpt_path=tmp_path / "plain.ckpt")
-    again.validate(jobs.Tuning(), jobs.loaders(None)[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
+        again.fit(jobs.Tuning(), *jobs.loaders(), ckpt_path=tmp_path / "plain.ckpt")
+    again.validate(jobs.Tuning(), jobs.loaders()[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, sourc
 
 
 @pytest.mark.distributed
-def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
+@pytest.mark.parametrize("what", ["briefly_trained", "weighted"])
+def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran(what, tmp_path, "data", ranks), alone(what))
 
 
 @pytest.mark.slow

@@ -20,11 +20,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -227,12 +227,53 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
 """Least number of elements in the storages of an operator's results, by their positions, per operator."""
 
 
+_RNN_BATCH, _RNN_STEPS = 8, (32, 64)
+"""The sizes at which a recurrent layer's workspace is looked at, which is large enough there that its pages
+of 4 KiB do not matter, and grows with the product of both."""
+
+
+@cache
+def _rnn_workspace_per_row(
+    inputs: int, weights: tuple[tuple[int, ...], ...], dtype: torch.dtype, settings: tuple[Any, ...]
+) -> float:
+    """Return the bytes per step and sample that oneDNN's recurrent layer keeps for backward: a real run
+    tells, where the fake kernel makes an empty tensor.
+
+    Args:
+        weights: their shapes.
+        settings: the call's arguments behind the states.
+    """
+    hidden = weights[1][-1]
+
+    def kept(steps: int) -> int:
+        x = torch.zeros(steps, _RNN_BATCH, inputs, dtype=dtype)
+        state = torch.zeros(1, _RNN_BATCH, hidden, dtype=dtype)
+        made = [torch.zeros(shape, dtype=dtype) for shape in weights]
+        return int(aten.mkldnn_rnn_layer(x, *made, state, state, *settings)[3].untyped_storage().nbytes())
+
+    few, more = _RNN_STEPS
+    with unset_fake_temporarily():
+        return (kept(more) - kept(few)) / ((more - few) * _RNN_BATCH)
+
+
+def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
+    """Return the results of a recurrent layer with the workspace that the CPU's kernel fills in training."""
+    x, weights = args[0], tuple(tuple(weight.shape) for weight in args[1:5])
+    if not torch.is_grad_enabled():
+        return result
+    settings = tuple(tuple(a) if isinstance(a, list) else a for a in args[7:])
+    size = _rnn_workspace_per_row(x.shape[-1], weights, x.dtype, settings) * x.shape[0] * x.shape[1]
+    return (*result[:3], result[3].new_empty(round(size)))
+
+
 class KernelStorages(TorchDispatchMode):
     """A mode that gives results of fake tensors the storages that real kernels leave; it must be entered
     under all modes that watch."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is aten.mkldnn_rnn_layer.default:
+            return _with_workspace(result, args)
         elements = _ELEMENTS.get(func)
         if elements is None:
             return result

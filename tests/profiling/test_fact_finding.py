@@ -124,3 +124,18 @@ def test_a_storage_in_the_place_of_one_that_is_gone_is_another():
     probe._after_call(2)
     assert probe._made_at(7) == 2
     assert probe._made_at(8) == 0
+
+
+@pytest.mark.parametrize(("steps", "batch", "inputs", "hidden"), [(24, 6, 16, 32), (40, 3, 70, 50)])
+def test_recurrent_layers_keep_their_real_workspace(steps: int, batch: int, inputs: int, hidden: int):
+    """The fake kernel makes an empty one, where the real one is most of what the layer keeps."""
+    gates = 4 * hidden
+    weights = [torch.zeros(s) for s in ((gates, inputs), (gates, hidden), (gates,), (gates,))]
+    call = (torch.zeros(steps, batch, inputs), *weights, *torch.zeros(2, 1, batch, hidden))
+    settings = (False, (), 2, hidden, 1, True, False, False, True)
+    real = torch.ops.aten.mkldnn_rnn_layer(*call, *settings)[3].untyped_storage().nbytes()
+    with FakeTensorMode(allow_non_fake_inputs=True), KernelStorages():
+        fake = torch.ops.aten.mkldnn_rnn_layer(*call, *settings)[3].untyped_storage().nbytes()
+        with torch.no_grad():
+            assert torch.ops.aten.mkldnn_rnn_layer(*call, *settings)[3].untyped_storage().nbytes() == 0
+    assert fake == pytest.approx(real, rel=0.05)

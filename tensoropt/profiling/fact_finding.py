@@ -233,11 +233,11 @@ of 4 KiB do not matter, and grows with the product of both."""
 
 
 @cache
-def _rnn_workspace_per_row(
+def _rnn_workspace(
     inputs: int, weights: tuple[tuple[int, ...], ...], dtype: torch.dtype, settings: tuple[Any, ...]
-) -> float:
-    """Return the bytes per step and sample that oneDNN's recurrent layer keeps for backward: a real run
-    tells, where the fake kernel makes an empty tensor.
+) -> tuple[float, float]:
+    """Return the bytes that oneDNN's recurrent layer keeps of a sample for backward, in each step and before
+    the first: a real run tells, where the fake kernel makes an empty tensor.
 
     Args:
         weights: their shapes.
@@ -253,7 +253,9 @@ def _rnn_workspace_per_row(
 
     few, more = _RNN_STEPS
     with unset_fake_temporarily():
-        return (kept(more) - kept(few)) / ((more - few) * _RNN_BATCH)
+        least = kept(few) / _RNN_BATCH
+        per_step = (kept(more) / _RNN_BATCH - least) / (more - few)
+    return per_step, least - few * per_step
 
 
 def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
@@ -262,8 +264,8 @@ def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
     if not torch.is_grad_enabled():
         return result
     settings = tuple(tuple(a) if isinstance(a, list) else a for a in args[7:])
-    size = _rnn_workspace_per_row(x.shape[-1], weights, x.dtype, settings) * x.shape[0] * x.shape[1]
-    return (*result[:3], result[3].new_empty(round(size)))
+    per_step, before = _rnn_workspace(x.shape[-1], weights, x.dtype, settings)
+    return (*result[:3], result[3].new_empty(round(x.shape[1] * (x.shape[0] * per_step + before))))
 
 
 class KernelStorages(TorchDispatchMode):

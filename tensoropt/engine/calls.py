@@ -291,9 +291,12 @@ class CallingConvention:
                 "every rank passes the global batch (drop a smaller last one), or pass batch='share' to "
                 f"parallelize for ranks that pass their own rows{rest}"
             )
+        tokens = ""
+        if value.dim() == example.dim() > 1 and not value.is_floating_point():
+            tokens = f' (a tokenizer does: padding="max_length", truncation=True, max_length={shape[1]})'
         return (
-            f"pad or cut it to {tuple(shape)}, explore the model with this shape, or evaluate it with the "
-            "module that `with tensoropt.whole(model) as plain:` gives"
+            f"pad or cut it to {tuple(shape)}{tokens}, explore the model with this shape, or evaluate it by "
+            "the module that `with tensoropt.whole(model) as plain:` gives"
         )
 
 

@@ -390,7 +390,8 @@ class CallEvaluator:
             other = next(rank for rank, found in enumerate(rows) if found[2] != rows[0][2])
             raise PlanError(
                 f"rank {other} evaluates {said[other]}, but rank 0 {said[0]}; all ranks pass the same "
-                "arguments, of the same shapes but for their rows: pad them to one length"
+                "arguments, of the same shapes but for their rows: pad them to one length (a tokenizer does: "
+                'padding="max_length", max_length=...)'
             )
         first: dict[int, int] = {}
         for rank, (share, count, _, _, values) in enumerate(rows):

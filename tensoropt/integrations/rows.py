@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSam
 from tensoropt.engine.parallel_model import ParallelModel, parallel_of
 from tensoropt.errors import PlanError
 from tensoropt.execute.sampling import PlanSampler, part_of_rank
+from tensoropt.integrations.padding import padded
 
 _DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterate the loader on every rank"
 
@@ -179,13 +180,13 @@ class RankBatches(Sampler[list[Any]]):
 
 
 def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return accelerate's loader for one that has this rank's rows; it divides only data that has no
-    sampler."""
+    """Return accelerate's loader for one that has this rank's rows, with batches of the plan's length; it
+    divides only data that has no sampler."""
     from accelerate.data_loader import prepare_data_loader
 
     stream = isinstance(loader.dataset, IterableDataset)
     prepared: DataLoader[Any] = prepare_data_loader(
-        loader,
+        padded(loader, model),
         accelerator.device,
         num_processes=model.__dict__["data_world"] if stream else 1,
         process_index=model.__dict__["data_rank"] if stream else 0,

@@ -38,8 +38,8 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     """An ``SFTTrainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
     Losses, gradient norms, schedules and numbers of tokens are those of an ``SFTTrainer`` in one process; its
-    metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Every batch has the length that was
-    explored: ``max_length`` and ``pad_to_multiple_of`` are this length. Batches and checkpoints are as for
+    metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Every batch is padded to the length
+    that was explored; ``max_length`` is no more than this. Batches and checkpoints are as for
     :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
@@ -159,7 +159,7 @@ def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
 
 
 def _check_inputs(parallel: ParallelModel, args: Any) -> None:
-    """Refuse batches of another length than the plan's.
+    """Refuse batches that are longer than the plan's.
 
     Raises:
         PlanError: they could have one, or the plan is for other inputs.
@@ -173,11 +173,9 @@ def _check_inputs(parallel: ParallelModel, args: Any) -> None:
             f"SFTTrainer calls the model with {', '.join(sorted(_INPUTS))}, but the plan is for a call with "
             f"{', '.join(sorted(shapes))}; explore the model with the former, or pass a data_collator"
         )
-    length = shapes["input_ids"][1]
-    longest, multiple = getattr(args, "max_length", None), getattr(args, "pad_to_multiple_of", None)
-    if longest is None or longest > length or multiple != length:
+    length, longest = shapes["input_ids"][1], getattr(args, "max_length", None)
+    if longest is None or longest > length:
         raise PlanError(
-            f"the plan is for sequences of {length} tokens, but max_length={longest} and "
-            f"pad_to_multiple_of={multiple} make batches of other lengths; pass max_length={length}, "
-            f"pad_to_multiple_of={length}"
+            f"the plan is for sequences of {length} tokens, but max_length={longest} lets batches be longer; "
+            f"pass max_length={length}"
         )

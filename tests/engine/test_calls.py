@@ -81,6 +81,7 @@ def test_the_same_call_in_other_words(call: Any, explicit: bool) -> None:
         (lambda c: taken(c, labels=Y), "missing a required argument: 'x'; the plan is for a call with x, l"),
         (lambda c: taken(c, X[:1], Y), r"this call has \(1, 4\) torch.float32 in x; every rank passes"),
         (lambda c: taken(c, X, Y[:, :2]), r"has \(2, 2\) torch.float32 in labels; pad or cut it to \(2, 4\)"),
+        (lambda c: taken(c, X, Y[:, :2].long()), r'padding="max_length", truncation=True, max_length=4\)'),
         (lambda c: taken(c, X, Y.double()), r"float64 in labels; convert it \(.to\(torch.float32\)\)"),
     ],
 )  # fmt: skip

@@ -31,6 +31,13 @@ def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_
     close(ran(what, tmp_path, "data", ranks), alone(what))
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", pytest.param("pipeline", marks=pytest.mark.slow)])
+def test_texts_are_padded_to_the_plans_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    source = "tests.integrations.trainer_jobs:masked_recipe"
+    close(ran("lengthened", tmp_path, kind, ranks, source), alone("lengthened"))
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A plan's file ends with the number of shares of a batch.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, WeightedRandomSampler
 from transformers import (
     AutoModelForCausalLM,
@@ -146,8 +148,9 @@ def trainer(
     """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
     plan is a file, or one of :data:`UNWRITTEN`; None for a plain trainer."""
     passed: dict[str, Any] = {"train_dataset": data or Samples(22), "eval_dataset": Samples(10)}
-    if "compute_metrics" in more:
-        passed["compute_metrics"] = more.pop("compute_metrics")
+    for name in ("compute_metrics", "data_collator", "eval_dataset"):
+        if name in more:
+            passed[name] = more.pop(name)
     if plan is None:
         return Trainer(make(), arguments(folder, 1, **more), **passed)
     from tensoropt.integrations.transformers import PlanTrainer
@@ -251,6 +254,46 @@ def tuned(folder: Path, plan: str | None) -> dict[str, Any]:
     return history(again) | {"saved": loss_of(merged)}
 
 
+class Texts(Samples):
+    """Texts of two to seven words, none as long as the plan."""
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"input_ids": self.ids[row][: 2 + row % (LENGTH - 2)]}
+
+
+def to_the_longest(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """What a collator with dynamic padding makes."""
+    ids = [row["input_ids"] for row in rows]
+    batch = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(text) for text in ids], batch_first=True),
+        "labels": pad_sequence(ids, batch_first=True, padding_value=-100),
+    }
+    # So that ranks have batches of other lengths.
+    longest = max(map(len, ids))
+    return {name: value[:, :longest] for name, value in batch.items()}
+
+
+def masked_recipe() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor]]:
+    model, args, kwargs = recipe()
+    return model, args, kwargs | {"attention_mask": torch.ones_like(kwargs["input_ids"])}
+
+
+def lengthened(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Training and evaluation on texts that are padded to the longest of their batch."""
+    more = {"max_steps": 4, "eval_steps": 2, "save_strategy": "no", "data_collator": to_the_longest}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = trainer(folder, plan, Texts(22), **more, eval_dataset=Texts(10))
+        made.train()
+    said = [str(w.message) for w in caught if "padded to the plan's length of 8 tokens" in str(w.message)]
+    if plan is not None and made.is_world_process_zero():
+        assert len(said) == 1, said
+        assert "62% of the first one is padding" in said[0]
+    found = history(made)
+    return {name: found[name] for name in ("loss", "grad_norm", "eval_loss")}
+
+
 def weighted(folder: Path, plan: str | None) -> dict[str, Any]:
     """Training in the order of a subclass's own sampler; its last batch has two rows."""
     made = trainer(folder, plan, max_steps=4, save_strategy="no", eval_strategy="no")
@@ -301,7 +344,8 @@ def briefly(made: Trainer) -> list[float]:
 
 
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, moved, tuned, weighted, streamed, measured)
+    job.__name__: job
+    for job in (trained, briefly_trained, moved, tuned, lengthened, weighted, streamed, measured)
 }
 
 

@@ -1,0 +1,98 @@
+"""Batches of texts that are shorter than the plan's, as collators make them by dynamic padding: padded to
+its length."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from torch.utils.data import DataLoader, get_worker_info
+
+from tensoropt.engine.parallel_model import parallel_of
+
+_MASK = "attention_mask"
+_TEXTS = (_MASK, "decoder_attention_mask", "labels")
+"""The arguments, of two dims, whose second dim is the length of a batch's texts."""
+_IGNORED = -100
+"""The target that losses of transformers ignore."""
+_SAID: WeakKeyDictionary[nn.Module, torch.Tensor] = WeakKeyDictionary()
+"""Whether it was said that a model's batches are padded; shared with the workers of all its loaders."""
+
+
+def padded(loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
+    """Return a loader whose batches have the plan's length, where they were shorter.
+
+    Only of batches with an attention mask: without one a model may read what is filled in. Longer ones are
+    left to be refused.
+    """
+    own = copy.copy(loader)
+    own.collate_fn = _PlanLength(loader.collate_fn, model)
+    own.__dict__["_iterator"] = None
+    return own
+
+
+class _PlanLength:
+    """Makes a batch, as a loader's own function does, and pads it to the plan's length."""
+
+    def __init__(self, collate: Callable[[Any], Any], model: nn.Module):
+        parallel = parallel_of(model)
+        shapes = [tuple(parallel.source.tensors[name].shape) for name in parallel.source.inputs]
+        self.collate = collate
+        self.shapes = dict(zip(parallel.convention.input_names(), shapes, strict=True))
+        self.token = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+        self.speaks = parallel.engine.runtime.rank == 0
+        if model not in _SAID:
+            _SAID[model] = torch.zeros((), dtype=torch.bool).share_memory_()
+        self.said = _SAID[model]
+
+    def __call__(self, rows: Any) -> Any:
+        batch = self.collate(rows)
+        if not isinstance(batch, MutableMapping) or _MASK not in batch:
+            return batch
+        values = {
+            name: value
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor)
+            and value.dim() > 1
+            and value.dim() == len(self.shapes.get(name, ()))
+        }
+        # Of the batch and of the plan.
+        lengths = {
+            (values[name].shape[1], self.shapes[name][1])
+            for name in _TEXTS
+            if name in values and values[name].dim() == 2 and not values[name].is_floating_point()
+        }
+        shorter = {pair for pair in lengths if pair[0] < pair[1]}
+        for name, value in values.items():
+            length, wanted = value.shape[1], self.shapes[name][1]
+            if (length, wanted) in shorter:
+                rest = [0, 0] * (value.dim() - 2)
+                batch[name] = pad(value, [*rest, 0, wanted - length], value=self._filler(name))
+        if shorter:
+            self._say(batch[_MASK])
+        return batch
+
+    def _filler(self, name: str) -> int:
+        if name == "labels":
+            return _IGNORED
+        return self.token if name.endswith("input_ids") else 0
+
+    def _say(self, mask: torch.Tensor) -> None:
+        """Say once that batches are padded, and how much of the first one that is."""
+        worker = get_worker_info()
+        if not self.speaks or self.said or (worker is not None and worker.id):
+            return
+        self.said.fill_(True)
+        share = float((mask == 0).float().mean())
+        warnings.warn(
+            f"batches are padded to the plan's length of {mask.shape[1]} tokens (labels {_IGNORED}, "
+            f"{_MASK} 0): {share:.0%} of the first one is padding; if that is much, explore the model with a "
+            "shorter length, or pack texts",
+            stacklevel=2,
+        )

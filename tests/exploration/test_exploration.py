@@ -92,7 +92,7 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     found = tensoropt.load(folder)
     shown = repr(found)
     assert len(shown.splitlines()) <= 25
-    assert max(map(len, shown.splitlines())) <= 140
+    assert max(map(len, shown.splitlines())) <= 145
     assert shown.startswith(
         f"Exploration of a training step of {found.model.source} on {found.cluster['name']}"
     )

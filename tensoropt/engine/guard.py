@@ -29,6 +29,8 @@ _PLANNED = frozenset(
 )
 """Attributes that forward reads and that are not compared: the mode and what else every module has are, by
 themselves; the plan says what is recomputed, and keeps no cache of keys and values whatever a config says."""
+_OF_CHECKPOINTING = "make_inputs_require_grads"
+"""The hook with which transformers and peft let checkpointed blocks have an input that needs a gradient."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
@@ -237,10 +239,7 @@ class Guard:
             if [*map(id, parameters.values())] != part.parameters:
                 raise self._of_parameters(part)
             if any(hooks) and sum(map(len, hooks)) > part.hooks and part.name:
-                raise PlanError(
-                    f"a hook was added to {part.name} after parallelize, and the plan would never call it; "
-                    "add it before parallelize, or to the model as a whole, whose own hooks are called"
-                )
+                raise self._of_hooks(part, hooks)
             if attributes.get("forward") is not part.forward and part.name:
                 raise PlanError(
                     f"the forward of {part.name} was replaced after parallelize, and the plan would never "
@@ -308,6 +307,19 @@ class Guard:
         return PlanError(
             f"{change} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and "
             f"the plan would run the model without this change; {_BEFORE}"
+        )
+
+    def _of_hooks(self, part: _Part, hooks: tuple[Mapping[int, Any], ...]) -> PlanError:
+        names = {getattr(hook, "__name__", "") for each in hooks for hook in each.values()}
+        if _OF_CHECKPOINTING in names:
+            return PlanError(
+                f"gradient checkpointing was switched on after parallelize, with a hook on {part.name}, but "
+                "the plan decides what is recomputed; leave gradient_checkpointing_enable() and "
+                "enable_input_require_grads() out"
+            )
+        return PlanError(
+            f"a hook was added to {part.name} after parallelize, and the plan would never call it; add it "
+            "before parallelize, or to the model as a whole, whose own hooks are called"
         )
 
     def _of_parameters(self, part: _Part) -> PlanError:

@@ -553,6 +553,11 @@ def parallel_of(model: nn.Module) -> ParallelModel:
         PlanError: the model is not parallelized.
     """
     parallel = getattr(model, ATTRIBUTE, None)
+    if parallel is None and hasattr(getattr(model, "module", None), ATTRIBUTE):
+        raise PlanError(
+            f"{type(model).__name__} is around the parallelized model, whose plan adds up gradients itself; "
+            "pass the bare module, and leave the wrapper out"
+        )
     if not isinstance(parallel, ParallelModel):
         raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
     return parallel

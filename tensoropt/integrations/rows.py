@@ -113,7 +113,8 @@ class RankBatches(Sampler[list[Any]]):
     """
 
     def __init__(self, batches: Any, parallel: ParallelModel, joined: int, in_order: bool):
-        self.batch_sampler, self.sampler = batches, getattr(batches, "sampler", None)
+        self.batch_sampler: Any = batches
+        self.sampler: Any = getattr(batches, "sampler", None)
         self.joined, self.drop_last = joined, bool(getattr(batches, "drop_last", False))
         self._share, self._together = parallel.engine.share, parallel.together
         self._world = 1 if self._share is None else self._share.world

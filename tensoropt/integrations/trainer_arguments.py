@@ -52,6 +52,11 @@ def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> Non
     Raises:
         PlanError: the first thing that is refused, why, and the remedy.
     """
+    if isinstance(getattr(model, "module", None), nn.Module) and not hasattr(model, "save_pretrained"):
+        raise PlanError(
+            f"{type(model).__name__} is around the model, but the plan decides how it is spread over ranks; "
+            "pass the bare module, which is inside (.module)"
+        )
     if not hasattr(model, "save_pretrained"):
         raise PlanError(
             f"PlanTrainer saves models by their save_pretrained, which {type(model).__name__} has not; pass "

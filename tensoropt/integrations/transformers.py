@@ -148,6 +148,26 @@ class PlanTrainer(Trainer):
 
     # -- the loss -------------------------------------------------------------------------------------
 
+    def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
+        """One batch of a step; says of a subclass's own loss what takes its place.
+
+        Raises:
+            PlanError: a subclass's ``compute_loss`` asks the model for more than its loss.
+        """
+        try:
+            return super().training_step(*args, **more)
+        except (AttributeError, KeyError, TypeError, PlanError) as error:
+            own = type(self).compute_loss
+            if own.__module__.startswith("tensoropt."):
+                raise
+            raise PlanError(
+                f"{own.__qualname__} failed ({type(error).__name__}: {error}); by a plan the model is "
+                "called as explored, and returns in training its loss alone, with None in place of logits. "
+                "Explore it with its own loss: build that into its forward, or pass loss=function(output) to "
+                "explore (the fourth item of a model file: model, args, kwargs, loss) and to "
+                "tensoropt.parallelize(model, plan, batch='share', loss=...), and give PlanTrainer the result"
+            ) from error
+
     def compute_loss(
         self,
         model: nn.Module,

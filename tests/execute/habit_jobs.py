@@ -166,6 +166,15 @@ def hooked(model: nn.Module) -> None:
     model.second.register_forward_hook(lambda module, args, output: output * 0.5)
 
 
+def checkpointed(model: nn.Module) -> None:
+    """As gradient_checkpointing_enable() of transformers does beside its flags."""
+
+    def make_inputs_require_grads(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        output.requires_grad_(True)
+
+    model.second.register_forward_hook(make_inputs_require_grads)
+
+
 def hooked_gradient(model: nn.Module) -> None:
     model.second.weight.register_hook(lambda gradient: gradient * 0)
 
@@ -204,6 +213,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "away": taken_away,
     "parameter": new_parameter,
     "hook": hooked,
+    "checkpointing": checkpointed,
     "gradient hook": hooked_gradient,
     "step hook": hooked_step,
     "parametrised": parametrised,

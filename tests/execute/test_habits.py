@@ -110,6 +110,7 @@ SAYS = {
     "away": "a module of the model was removed after parallelize",
     "parameter": "first.bias is another parameter",
     "hook": "a hook was added to second after parallelize",
+    "checkpointing": "gradient checkpointing was switched on after parallelize, with a hook on second",
     "gradient hook": "a hook on the gradient of second.weight was added",
     "step hook": "a hook on the gradient of second.weight was added",
     "parametrised": "second.parametrizations was added to the model",

@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
+import tensoropt
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.transformers import PlanTrainer
 from tensoropt.ranks.pool import RankPool
@@ -168,11 +169,47 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
         ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
         ({"its_model_init": jobs.build}, "pass it as model"),
         ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear has not"),
+        ({"model": nn.DataParallel(jobs.build())}, "DataParallel is around the model"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert says in refused(tmp_path, **change)
+
+
+class FromLogits(PlanTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        return model(**inputs).logits.mean()
+
+
+class WithoutLabels(PlanTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        inputs.pop("labels")
+        return model(**inputs).logits.mean()
+
+
+class Scaled(PlanTrainer):
+    def compute_loss(self, *args: Any, **more: Any) -> Any:
+        return 2 * super().compute_loss(*args, **more)
+
+
+def test_a_loss_of_a_subclass(tmp_path: Path) -> None:
+    """Refused with the remedy if it needs more than the model's loss."""
+    args, plan = jobs.arguments(tmp_path, 1, max_steps=1, eval_strategy="no"), write_plan(tmp_path, "alone")
+
+    def trained(kind: type[PlanTrainer]) -> None:
+        kind(jobs.build(), args, plan=plan, train_dataset=jobs.Samples(8)).train()
+
+    trained(Scaled)
+    for kind, says in ((FromLogits, "NoneType"), (WithoutLabels, "call with input_ids, labels")):
+        with pytest.raises(PlanError, match=rf"{kind.__name__}.compute_loss failed .*{says}.*loss=function"):
+            trained(kind)
+
+
+def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path: Path) -> None:
+    model = tensoropt.parallelize(jobs.build(), write_plan(tmp_path, "alone"), batch="share")
+    with pytest.raises(PlanError, match=r"DataParallel is around the parallelized model.*the bare module"):
+        tensoropt.sampler(nn.DataParallel(model), range(8))
 
 
 def test_what_accelerate_is_configured_for_is_refused(

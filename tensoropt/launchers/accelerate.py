@@ -20,6 +20,7 @@ from tensoropt.launchers.job import (
     JobError,
     Keys,
     LaunchedJob,
+    as_data_parallel,
     recipes_near,
 )
 
@@ -198,15 +199,16 @@ def refusal(job: LaunchedJob) -> str:
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs on as many devices that accelerate's YAML can say, the likest first."""
-    inside = job.tensor * job.context * job.places
-    like = LaunchedJob(
-        launcher=NAME, data=(job.data or 1) * inside, batch=job.batch, micro_batches=job.micro_batches,
-        sequence=job.sequence, dtype=job.dtype, optimizer=job.optimizer,
-    )  # fmt: skip
-    # What other ranks saved of a device's memory, shards save too.
-    stage = job.stage if inside == 1 else 3
-    shards = replace(like, stage=stage, replicas=job.replicas if stage else 1, root_once=stage == 3)
-    return [replace(shards, recompute=recipe) for recipe in recipes_near(job, (NOTHING, FULL))]
+    like = as_data_parallel(job, NAME)
+    # What other ranks saved of a device's memory, shards save too; and stage 1 it does not have.
+    stages = dict.fromkeys((job.stage if like.data == job.data else 3, 3, 0))
+    return [
+        replace(
+            like, stage=stage, replicas=job.replicas if stage else 1, root_once=stage == 3, recompute=recipe
+        )
+        for stage in stages
+        for recipe in recipes_near(job, (NOTHING, FULL))
+    ]
 
 
 def write(job: LaunchedJob) -> str:

@@ -15,6 +15,7 @@ from tensoropt.launchers.job import (
     JobError,
     Keys,
     LaunchedJob,
+    as_data_parallel,
     recipes_near,
 )
 
@@ -129,13 +130,9 @@ def refusal(job: LaunchedJob) -> str:
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs on as many devices that DeepSpeed's JSON can say, the likest first."""
-    inside = job.tensor * job.context * job.places
-    like = LaunchedJob(
-        launcher=NAME, data=(job.data or 1) * inside, stage=job.stage, batch=job.batch,
-        micro_batches=job.micro_batches, sequence=job.sequence, dtype=job.dtype, optimizer=job.optimizer,
-    )  # fmt: skip
+    like = as_data_parallel(job, NAME)
     # What tensor parallelism or stages saved of a device's memory, shards save too.
-    stages = [job.stage] if inside == 1 else [3, 1]
+    stages = [job.stage] if like.data == job.data else [3, 1]
     return [
         replace(like, stage=stage, recompute=recipe)
         for stage in stages

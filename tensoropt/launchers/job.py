@@ -3,6 +3,7 @@ not understood."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -134,6 +135,19 @@ class LaunchedJob:
                 "a --batch that is a multiple"
             )
         return batch // size
+
+
+def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
+    """Return a job on as many devices that are all data-parallel ranks, with micro-batches in which each has
+    samples; without shards and recomputation."""
+    data = (job.data or 1) * job.tensor * job.context * job.places
+    steps = job.micro_batches
+    if steps and job.batch:
+        steps = math.gcd(steps, job.batch // data) or steps
+    return LaunchedJob(
+        launcher=launcher, data=data, batch=job.batch, micro_batches=steps, sequence=job.sequence,
+        dtype=job.dtype, optimizer=job.optimizer,
+    )  # fmt: skip
 
 
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:

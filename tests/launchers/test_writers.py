@@ -85,13 +85,24 @@ def test_what_is_written_is_read_again(launcher: Launcher) -> None:
         "accelerate": {"sequence", "batch"},
     }
     own = {"notes", "micro_batch", "optimizer", "micro_batches", *unsaid.get(launcher.name, ())}
-    for variant in launcher.variants(job):
+    for variant in (one for one in launcher.variants(job) if not launcher.refusal(one)):
         again = launcher.read(write_job(variant)).on(8)
         for field in fields(LaunchedJob):
             if field.name not in own:
                 assert getattr(again, field.name) == getattr(variant, field.name), field.name
         if launcher.name != "accelerate":
             assert again.micro_batches_of(32) == 2
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate"])
+def test_data_parallelism_is_near_everything(name: str) -> None:
+    """Whatever the degrees and the stage, there is a job that can be told, of which each rank has samples."""
+    for stage in range(4):
+        job = LaunchedJob(launcher="", data=2, tensor=4, stage=stage, batch=8, micro_batches=4)
+        for one in (job, replace(job, data=8, tensor=1, micro_batches=1)):
+            near = [like for like in LAUNCHERS[name].variants(one) if not LAUNCHERS[name].refusal(like)]
+            assert near
+            assert all((like.data, like.micro_batches) == (8, 1) for like in near)
 
 
 def test_what_a_launcher_cannot_be_told_is_refused() -> None:

@@ -191,8 +191,10 @@ class Budgeted:
         numbers = [
             f"a launcher's config {said} say it",
             counted(kinds_of(name), "kind") + " of parallelism",
-            f"{share_words(float(self.findings.exceptions[self.chosen.row]))} of its time in exceptions",
         ]
+        exceptions = share_words(float(self.findings.exceptions[self.chosen.row]))
+        if exceptions != share_words(0.0):
+            numbers.append(f"{exceptions} of its time in exceptions")
         return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
 
     @property

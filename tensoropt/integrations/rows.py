@@ -120,9 +120,8 @@ class RankBatches(Sampler[list[Any]]):
         self._world = 1 if self._share is None else self._share.world
         self._whole = None if in_order else parallel.global_rows
         size = getattr(batches, "batch_size", None)
-        order: Any = self.sampler
-        if size is not None and hasattr(order, "__len__"):
-            size, rows = size * joined, len(order)
+        if size is not None and hasattr(self.sampler, "__len__"):
+            size, rows = size * joined, len(self.sampler)
             self._check({size, 0 if self.drop_last else rows % size})
 
     def _check(self, sizes: Collection[int]) -> None:

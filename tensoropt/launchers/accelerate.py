@@ -21,6 +21,7 @@ from tensoropt.launchers.job import (
     Keys,
     LaunchedJob,
     as_data_parallel,
+    beyond,
     recipes_near,
 )
 
@@ -185,9 +186,8 @@ def refusal(job: LaunchedJob) -> str:
         "a pipeline": job.places,
         "experts over ranks": job.experts,
     }
-    for words, degree in degrees.items():
-        if degree > 1:
-            return words
+    if words := beyond(degrees):
+        return words
     if job.stage == 1 or (job.stage == 2 and (job.micro_batches or 1) > 1):
         return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
     if job.recompute not in (NOTHING, FULL) or job.every > 1 or job.first is not None:

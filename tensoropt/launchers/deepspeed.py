@@ -16,6 +16,7 @@ from tensoropt.launchers.job import (
     Keys,
     LaunchedJob,
     as_data_parallel,
+    beyond,
     recipes_near,
 )
 
@@ -120,9 +121,8 @@ def refusal(job: LaunchedJob) -> str:
         "experts over ranks, which its MoE layer builds": job.experts,
         "shards over a part of the replicas": job.replicas,
     }
-    for words, degree in degrees.items():
-        if degree > 1:
-            return words
+    if words := beyond(degrees):
+        return words
     return (
         "" if job.recompute in (NOTHING, FULL) and job.every == 1 else f"recomputation of '{job.recompute}'"
     )

@@ -150,6 +150,11 @@ def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
     )  # fmt: skip
 
 
+def beyond(degrees: Mapping[str, int]) -> str:
+    """Return the words of the first degree above 1; "" if there is none."""
+    return next((words for words, degree in degrees.items() if degree > 1), "")
+
+
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
     """Return the recipe of a job if a launcher knows it, otherwise all that it knows."""
     return [job.recompute] if job.recompute in known else list(known)

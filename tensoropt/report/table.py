@@ -123,9 +123,9 @@ def point_lines(row: FigureRow) -> list[str]:
     words = worded(point, "compute {compute_s}, communication {communication_s}")
     named_facts["time"] = Fact("time", words, source=source_words(point.sources))
     between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
-    title = row.findings.title(row.index)
+    title, needed = row.findings.title(row.index), format_bytes(row.needs)
     return [
-        worded(point, f"{title}: {{memory_bytes}} per device, {{time_s}} per step") + between,
+        worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
         f"{named_facts['split by'].words}",

@@ -7,7 +7,7 @@ the rows that one process with this loader would.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sized
 from math import ceil
 from typing import Any
 
@@ -120,7 +120,7 @@ class RankBatches(Sampler[list[Any]]):
         self._world = 1 if self._share is None else self._share.world
         self._whole = None if in_order else parallel.global_rows
         size = getattr(batches, "batch_size", None)
-        if size is not None and hasattr(self.sampler, "__len__"):
+        if size is not None and isinstance(self.sampler, Sized):
             size, rows = size * joined, len(self.sampler)
             self._check({size, 0 if self.drop_last else rows % size})
 

@@ -221,8 +221,10 @@ class GroupEffects:
         # collectives state in which direction they are issued.
         for position, op in enumerate(configuration.group.operators):
             call = localise(configuration.placed(op.name, self.graph.atoms, moves.mesh, None))
+            # The seconds of a collective include its call where host and device are one.
+            host_s = self.prices.message_end.host_s
             sends = [
-                Effect(when, source=moves.overheads_source, sends=(send,), moves=True)
+                Effect(when, host_s=host_s, source=moves.overheads_source, sends=(send,), moves=True)
                 for c in call.collectives
                 for when in whens
                 if c.backward is (when is INNER_BACK) and not c.beside
@@ -254,6 +256,7 @@ class GroupEffects:
                 work_s = computed.local_s * share * found[0].beside
                 yield Effect(
                     computed.when,
+                    host_s=len(sends) * self.prices.message_end.host_s,
                     source=self.moves.overheads_source,
                     sends=sends,
                     beside_work_s=work_s,

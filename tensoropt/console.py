@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import time
@@ -53,19 +52,6 @@ WHOLE, NUMBER = option_type(read_whole), option_type(read_number)
 """The ``type`` of options that are numbers."""
 
 
-# -- how long it will take, in reports of progress --------------------------------------------------------
-
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_ETA = re.compile(rf"^about ([0-9.]+) ({'|'.join(_SECONDS)}) left(?:, |$)")
-LEAST_LEFT = 0.3
-"""The least share of the time left that still counts as left when it takes longer; an assumption."""
-
-
-def with_eta(left_s: float, report: str) -> str:
-    """Return a report with the remaining time in front: ``about 20 s left, mesh 8``."""
-    return ", ".join(filter(None, (f"about {about(left_s)} left", report)))
-
-
 def about(seconds: float) -> str:
     """Return an estimated duration as words: ``20 s``, ``3 min``, ``1.5 h``."""
     if seconds < 90:
@@ -73,58 +59,12 @@ def about(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def eta_of(report: str) -> float | None:
-    """Return the remaining seconds that a report says; None if it says none."""
-    match = _ETA.match(report)
-    return None if match is None else float(match[1]) * _SECONDS[match[2]]
-
-
-def later(report: str, spent_s: float) -> str:
-    """Return a report as it reads some seconds after it was made; without its remaining time once that is
-    over."""
-    left_s = eta_of(report)
-    if left_s is None or spent_s >= left_s:
-        return without_eta(report)
-    return with_eta(left_s - spent_s, without_eta(report))
-
-
-def without_eta(report: str) -> str:
-    """Return a report without its remaining time."""
-    return _ETA.sub("", report)
-
-
-class _Share:
-    """The share of everything that is done: seconds spent over these and those left. It never falls."""
-
-    def __init__(self) -> None:
-        self.done = 0.0
-        self.estimated = False
-        self._before, self._width, self._began = 0.0, 1.0, 0.0
-
-    def after(self, stage: str, done: int, total: int, what: str, now: float) -> float:
-        """Return the share after a report at the moment ``now`` (seconds)."""
-        if stage in SWEEPS and total:
-            self._before, self._width, self._began = done / total, 1 / total, now
-        self._began = self._began or now
-        left_s, spent_s = eta_of(what), now - self._began
-        if left_s is not None:
-            self.estimated = True
-            part = spent_s / max(spent_s + left_s, 1e-9)
-            self.done = max(self.done, self._before + self._width * part)
-        return self.done
-
-
-SWEEPS = ("clusters", "batches")
-"""The stages of which each part is an exploration with all its stages."""
-
-
 class ProgressDisplay:
     """A display of named stages' progress; a :class:`~tensoropt.types.Progress`, called with (stage, done,
     total, what).
 
-    On a terminal, or in a notebook, one line is redrawn, whose bar is of everything once its duration is
-    estimated, before that of the stage; elsewhere a stage writes a line when it begins, every few seconds,
-    and when it ends.
+    On a terminal, or in a notebook, one line with a bar of the stage is redrawn; elsewhere a stage writes a
+    line when it begins, every few seconds, and when it ends.
 
     Args:
         stream: the stream for progress; by default standard error.
@@ -138,36 +78,25 @@ class ProgressDisplay:
         self._stage = ""
         self._first = self._began = self._shown = 0.0
         self._drawn = 0
-        self._share = _Share()
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
         now = time.monotonic()
         begins, ends = stage != self._stage, done >= total
         self._first = self._first or now
-        whole = self._share.after(stage, done, total, what, now)
         if begins:
-            if not self._share.estimated:
-                self.close()
             self._stage, self._began, self._shown = stage, now, 0.0
         elapsed = now - self._began
         if not (begins or ends or now - self._shown >= (_REDRAW_S if self.live else _LINE_EVERY_S)):
             return
         self._shown = now
         if self.live:
-            share = whole if self._share.estimated else done / total if total else 1.0
+            share = done / total if total else 1.0
             self._draw(share, f"{what}  ({stage} {done}/{total}, {elapsed:.0f} s)")
-            if ends and not self._share.estimated:
-                self.close()
         else:
             tail = f"done in {elapsed:.1f} s" if ends else f"{done}/{total}"
             self._line(f"{stage}: {tail}" + (f"  {what}" if what else ""))
         if ends:
             self._stage = ""
-
-    @property
-    def share(self) -> float:
-        """The share of everything that is done, 0 to 1; it never falls."""
-        return self._share.done
 
     def _draw(self, share: float, tail: str) -> None:
         filled = int(_BAR_CELLS * share)
@@ -226,9 +155,6 @@ _Result = TypeVar("_Result")
 def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Return a public function whose ``progress`` is a :data:`~tensoropt.types.ProgressChoice`; where a bar
     is shown, it gets a :class:`ProgressDisplay`, which ends when it does.
-
-    The bar is the command line's, whose remaining time counts everything that is still to be done; a bar that
-    counts the parts of one stage would not know it.
 
     Raises:
         TensorOptError: ``progress`` is none of these.

@@ -18,12 +18,8 @@ import tensoropt
 from tensoropt import console
 from tensoropt.console import (
     ProgressDisplay,
-    eta_of,
     json_text,
-    later,
     reserved_stdout,
-    with_eta,
-    without_eta,
 )
 from tensoropt.errors import TensorOptError
 from tensoropt.types import heard
@@ -60,19 +56,6 @@ def test_a_closed_stdout_is_no_error(monkeypatch):
         ProgressDisplay(io.StringIO(), answers).say("to nobody")
 
 
-@pytest.mark.parametrize("left_s", [0.0, 14.0, 89.0, 700.0, 90000.0])
-@pytest.mark.parametrize("report", ["", "mesh 8, 1 micro-batches"])
-def test_what_is_left_is_read_from_a_report(left_s, report):
-    said = with_eta(left_s, report)
-    assert eta_of(said) == pytest.approx(max(left_s, 1), rel=0.05)
-    assert without_eta(said) == report
-    assert said.endswith(report)
-    assert eta_of(later(said, left_s / 2)) is None or eta_of(later(said, left_s / 2)) <= eta_of(said)
-    assert later(said, 2.0 + 1.1 * left_s) == report  # it takes longer: what is left is not known
-    assert eta_of(report) is None
-    assert later(report, 10.0) == report
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -95,33 +78,18 @@ def drawn(monkeypatch):
     return display, report, stream
 
 
-def test_one_bar_shows_everything_and_never_falls(drawn):
-    display, report, stream = drawn
-    shares = [
-        report(100.0, "facts", 0, 2, "about 30 s left, found"),
-        report(110.0, "facts", 1, 2, "about 30 s left, found"),
-        report(130.0, "facts", 2, 2, "about 30 s left, found"),
-        report(140.0, "search", 0, 4, "about 90 s left, mesh 8"),
-        report(160.0, "search", 1, 4, "about 20 s left, mesh 8"),
-    ]
-    assert shares == sorted(shares)
-    assert shares[0] == 0
-    assert shares[2] == 0.5
-    assert display.share == 0.75
-    assert "\n" not in stream.getvalue()  # one line, redrawn
-
-
-def test_without_an_estimate_the_bar_is_the_stages(drawn):
+def test_one_line_is_redrawn_whose_bar_is_the_stages(drawn):
     _, report, stream = drawn
     assert report(100.0, "check", 1, 2, "links") == 0.5
     assert report(101.0, "check", 2, 2, "links") == 1.0
-    assert stream.getvalue().endswith("\n")
+    assert report(102.0, "search", 0, 4, "mesh 8") == 0
+    assert "\n" not in stream.getvalue()
 
 
 def test_a_shorter_line_leaves_nothing_of_a_longer_one(drawn):
     display, report, stream = drawn
-    report(100.0, "facts", 0, 2, "about 30 s left, many words")
-    report(110.0, "facts", 1, 2, "about 9 s left")
+    report(100.0, "facts", 0, 2, "many words")
+    report(110.0, "facts", 1, 2, "few")
     _, longer, shorter = stream.getvalue().split("\r")
     assert len(shorter) == len(longer)
     assert "\x1b" not in stream.getvalue()  # notebooks know no other control than the carriage return
@@ -132,7 +100,7 @@ def test_a_shorter_line_leaves_nothing_of_a_longer_one(drawn):
 @console.shows_progress
 def long_function(*, progress=None):
     """What a public function does with its progress."""
-    heard(progress)("search", 0, 2, "about 10 s left")
+    heard(progress)("search", 0, 2, "mesh 8")
     return progress
 
 
@@ -161,7 +129,7 @@ def test_a_function_of_ones_own_hears_of_progress_instead(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     told = []
     long_function(progress=lambda *report: told.append(report))
-    assert told == [("search", 0, 2, "about 10 s left")]
+    assert told == [("search", 0, 2, "mesh 8")]
     with pytest.raises(TensorOptError, match=r"progress='yes' is neither True, False nor None"):
         long_function(progress="yes")
     assert sys.stderr.getvalue() == ""
@@ -172,7 +140,7 @@ def test_a_failure_ends_the_line_without_calling_it_done(monkeypatch):
 
     @console.shows_progress
     def failing(*, progress=None):
-        progress("search", 0, 2, "about 10 s left")
+        progress("search", 0, 2, "mesh 8")
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
@@ -187,14 +155,3 @@ def test_every_public_function_that_takes_progress_takes_a_choice():
         if inspect.isfunction(function) and "progress" in inspect.signature(function).parameters:
             assert inspect.signature(function).parameters["progress"].annotation == "ProgressChoice", name
             assert function.__wrapped__, name
-
-
-def test_each_part_of_a_sweep_has_its_share(drawn):
-    display, report, _ = drawn
-    report(100.0, "clusters", 0, 2, "dgx-h100")
-    report(100.0, "search", 0, 2, "about 10 s left")
-    report(110.0, "search", 1, 2, "about 10 s left")
-    assert display.share == 0.25
-    report(120.0, "clusters", 1, 2, "dgx-a100")
-    report(120.0, "search", 0, 2, "about 30 s left")
-    assert display.share == 0.5

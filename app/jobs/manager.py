@@ -337,15 +337,12 @@ class JobManager:
             self._ended(self._jobs[id], running, outcome)
             self._start_waiting()
 
-    def _progress(
-        self, id: str, running: _Running, stage: str, done: int, total: int, what: str, share: float = 0.0
-    ) -> None:
-        now = time.time()
+    def _progress(self, id: str, running: _Running, stage: str, done: int, total: int, what: str) -> None:
         with self._lock:
-            job = self._jobs[id].progressed(stage, done, total, what[:200], now, share)
+            job = self._jobs[id].progressed(stage, done, total, what[:200])
             self._jobs[id] = job
             # Reports come by the thousand; the file is for a server that takes over, not for the page.
-            if now - running.saved >= _SAVE_EVERY_S:
+            if (now := time.time()) - running.saved >= _SAVE_EVERY_S:
                 running.saved = now
                 self._save(job)
 

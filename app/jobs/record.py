@@ -24,13 +24,12 @@ _LOG_TAIL = 20_000
 
 @dataclass(frozen=True)
 class Stage:
-    """The latest report of one stage of the work, and its moment in seconds since the epoch."""
+    """The latest report of one stage of the work."""
 
     name: str
     done: int
     total: int
     what: str
-    last: float
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Job:
     Attributes:
         id: the generated name of its folder.
         arguments: the arguments of ``tensoropt`` that do the same.
-        share: how much of it is done, 0 to 1.
         question: what is explored (:meth:`tensoropt.question.question.Question.data`); None if the job does
             something else, or is from an earlier version.
         state: one of :data:`_STATES`.
@@ -61,7 +59,6 @@ class Job:
     ended: float | None = None
     server: tuple[int, float] = (0, 0.0)
     question: Mapping[str, Any] | None = None
-    share: float = 0.0
 
     @property
     def line(self) -> str:
@@ -73,10 +70,10 @@ class Job:
         """Whether it waits or runs."""
         return self.state in _ACTIVE
 
-    def progressed(self, stage: str, done: int, total: int, what: str, now: float, share: float = 0.0) -> Job:
+    def progressed(self, stage: str, done: int, total: int, what: str) -> Job:
         """Return the job after a progress report."""
         others = (s for s in self.stages if s.name != stage)
-        return replace(self, stages=(*others, Stage(stage, done, total, what, now)), share=share)
+        return replace(self, stages=(*others, Stage(stage, done, total, what)))
 
     def save(self, folder: Path) -> None:
         """Write it into its folder. Raises :class:`~tensoropt.errors.TensorOptError`."""

@@ -46,7 +46,7 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
             super().__call__(stage, done, total, what)
             with contextlib.suppress(OSError):  # the server is gone; so will this process be
-                messages.send(("progress", (stage, int(done), int(total), str(what), self.share)))
+                messages.send(("progress", (stage, int(done), int(total), str(what))))
 
         def points(self, memory: Any, time_s: Any) -> None:
             """Send the points that are known so far, as many as a small plot can show."""

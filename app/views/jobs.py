@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.console import SWEEPS, later
-
 from ..jobs.estimate import Estimate
 from ..jobs.manager import Growing
 from ..jobs.record import Job
@@ -31,7 +29,7 @@ class JobCard:
     """A job with its progress.
 
     Attributes:
-        share: how much of it is done, 0 to 1.
+        share: how much of its present stage is done, 0 to 1.
         at_work: what it does now and how long all of it still takes; "" unless it runs.
         growing: the points that it knows so far.
         command: the line that does the same without the dashboard.
@@ -88,6 +86,10 @@ def _places(values: Sequence[float], low: float, high: float) -> list[float]:
     return [low + (high - low) * (log - min(logs)) / span for log in logs]
 
 
+_SWEEPS = ("clusters", "batches")
+"""The stages of which each part is an exploration with all its stages."""
+
+
 def job_card(
     job: Job, now: float, results: tuple[str, ...] = (), found: str = "", growing: Growing | None = None
 ) -> JobCard:
@@ -98,6 +100,7 @@ def job_card(
         found: that in words, if it is one frontier.
         growing: the points that it knows so far, if it is at work.
     """
+    stage = job.stages[-1] if job.stages else None
     spent = (job.ended or now) - (job.started or job.ended or now)
     when = time.strftime("%d %b %H:%M", time.localtime(job.created))
     words = STATE_WORDS[job.state]
@@ -113,19 +116,19 @@ def job_card(
         results=results,
         active=job.active,
         can_refill=can_refill(job),
-        share=job.share,
-        at_work=_at_work(job, now) if job.state == "running" else "",
+        share=stage.done / stage.total if stage is not None and stage.total else 0.0,
+        at_work=_at_work(job) if job.state == "running" else "",
         growing=growing,
     )
 
 
-def _at_work(job: Job, now: float) -> str:
-    """Return what a job does and how long all of it still takes; in a sweep, of which part that is."""
+def _at_work(job: Job) -> str:
+    """Return what a job does, and in which stage; in a sweep, of which part that is."""
     if not job.stages:
         return "starting"
     stage = job.stages[-1]
-    words = f"{later(stage.what, now - stage.last) or 'starting'} ({stage.name})"
-    sweeps = (s for s in job.stages if s.name in SWEEPS and s.done < s.total)
+    words = f"{stage.what or 'starting'} ({stage.name})"
+    sweeps = (s for s in job.stages if s.name in _SWEEPS and s.done < s.total)
     return ": ".join((*(f"{s.what}, {s.done + 1} of {s.total}" for s in sweeps), words))
 
 

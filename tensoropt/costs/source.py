@@ -25,9 +25,7 @@ from tensoropt.costs.tables import (
     CostTables,
     Template,
     group_keys,
-    guessed_search_s,
     outline_templates,
-    tables_s,
     with_facts,
 )
 from tensoropt.costs.timings import CostContext, Timings, WorkloadFacts
@@ -253,9 +251,6 @@ def build_tables(
         works.update({work.key: work for t in made.values() for work in t.works})
         outlines.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
-    expected_s = [tables_s(graph, made) for made in outlines]
-    costs.expect("tables", sum(expected_s))
-    costs.expect("searches", sum(guessed_search_s(graph, made, bool(regions)) for made in outlines))
     # For all spaces together, because processes that find facts learn from the first ones.
     costs.facts.find(works.values())
     templates = [with_facts(made, costs.facts.of) for made in outlines]
@@ -272,7 +267,6 @@ def build_tables(
     process = costs.process_memory(graph.atoms.graph)
     result = []
     for index, ((mesh, shape), made, limit) in enumerate(zip(shapes, templates, limits, strict=True)):
-        costs.expect("tables", sum(expected_s[index:]))
         costs.progress("tables", index, len(shapes), f"mesh {mesh.label}, {shape[0]} micro-batches")
         prices = Prices(
             graph,
@@ -291,6 +285,5 @@ def build_tables(
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()
         arrays.save()
         result.append((mesh, tables, models[mesh.label]))
-    costs.expect("tables", 0.0)
     costs.progress("tables", len(shapes), len(shapes), "priced")
     return result

@@ -4,11 +4,6 @@ Variables are groups, hubs (tensors with several readers: where they are materia
 (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
 the sum of compute and communication over all micro-batches.
 
-Beside them: estimates of how long making and searching them takes, and what the math form of attention keeps.
-
-The estimated seconds are those of one machine with two cores; another machine's pace is learned while work
-goes on (:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
-
 The module also notes the cost of running attention with dropout in its math form.
 
 A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
@@ -277,52 +272,6 @@ def with_facts(
 def leaves_model(graph: GroupGraph, name: str) -> bool:
     """Return whether a tensor is a result of the model or a buffer's new value."""
     return name in graph.atoms.graph.outputs or name in graph.atoms.graph.mutations.values()
-
-
-FACTS_S = 4.5e-3
-"""Seconds to find one workload's facts, on two cores."""
-_CONFIGURATION_S, _PAIR_S = 2e-3, 5e-6
-"""Seconds of building tables, per configuration of a group and per pair of configurations of neighbours."""
-_VARIABLE_S, ENTRY_S = 3e-3, 1e-4
-"""Seconds of a space's search, per variable and per entry of distinct pair tables."""
-MOST_S = 15.0
-"""The most seconds of a space's search: passes have limits, and the largest spaces are only outlined."""
-_ENTRIES_RECOMPUTED, _ENTRIES = 4.0, 0.12
-"""Table entries per pair of configurations, with and without recomputation."""
-
-
-def tables_s(graph: GroupGraph, templates: Mapping[str, Template]) -> float:
-    """Return the estimated seconds to build a space's tables."""
-    configurations = {id(template): len(template.works) for template in templates.values()}
-    return _CONFIGURATION_S * sum(configurations.values()) + _PAIR_S * _pairs(graph, templates)
-
-
-def guessed_search_s(graph: GroupGraph, templates: Mapping[str, Template], recomputed: bool) -> float:
-    """Return the estimated seconds to search a space, before its tables are built."""
-    entries = _pairs(graph, templates) * (_ENTRIES_RECOMPUTED if recomputed else _ENTRIES)
-    return min(MOST_S, _VARIABLE_S * len(graph.groups) + ENTRY_S * entries)
-
-
-def search_s(tables: CostTables) -> float:
-    """Return the estimated seconds to search a space."""
-    # Layers that look alike share tables, and the search does the shared work once.
-    entries = {id(edge.table): edge.table[..., 0].size for edge in tables.edges}
-    return min(MOST_S, _VARIABLE_S * len(tables.variables) + ENTRY_S * sum(entries.values()))
-
-
-def _pairs(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
-    """Return the number of configuration pairs of groups that pass a tensor on; groups that look alike count
-    once.
-    """
-    producer = graph.atoms.graph.producer
-    different = {
-        (id(templates[group.name]), id(templates[graph.group_of[producer[name].name].name])): (
-            len(templates[group.name].works) * len(templates[graph.group_of[producer[name].name].name].works)
-        )
-        for group in graph.groups
-        for name in group.reads
-    }
-    return sum(different.values())
 
 
 def fused(work: Workload) -> Workload | None:

@@ -28,7 +28,6 @@ from tensoropt.costs.compute import (
     measurement_prefix,
     samples_of,
 )
-from tensoropt.costs.tables import FACTS_S
 from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_attention, has_recurrent
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
@@ -79,7 +78,6 @@ class CostContext:
 
     Args:
         pool: ranks of this cluster if it is this machine and may be measured, otherwise None.
-        expect: called with a part of the work and its remaining seconds.
         note: called with what a person should know before a long part begins, in words.
     """
 
@@ -88,7 +86,6 @@ class CostContext:
     settings: CostSettings
     pool: RankPool | None = None
     progress: Progress = silent
-    expect: Callable[[str, float], None] = lambda part, seconds: None
     note: Callable[[str], None] = lambda words: None
 
     @property
@@ -171,13 +168,11 @@ class WorkloadFacts:
             return
         # In parts, so that an interruption loses little.
         for done in range(0, len(new), _FACTS_AT_ONCE):
-            self.context.expect("facts", FACTS_S * (len(new) - done))
             self.context.progress("facts", done, len(new), "what operators keep and need while they run")
             part = dict(list(new.items())[done : done + _FACTS_AT_ONCE])
             found = find_facts_of_all(list(part.values()), self.context.training, self.context.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
             self.context.store.put_many(records, kind="saved")
-        self.context.expect("facts", 0.0)
         self.context.progress("facts", len(new), len(new), "found")
 
     def _on_fake(self, work: Workload) -> Facts:
@@ -305,7 +300,6 @@ class Timings:
             describe=lambda work: description(work, facts_of(work), device),
             expected_s=lambda work: sum(estimate.seconds(work, facts_of(work))),
             progress=on.progress,
-            expect=on.expect,
             begins=self._begin,
         )
         if self._began:
@@ -406,9 +400,7 @@ class Timings:
             return known if known.collectives else None
         if on.pool is None:
             return load_links(on.cluster, mesh, on.store) if has_local_cores(on.cluster) else None
-        fits = measure_links(
-            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect
-        )
+        fits = measure_links(on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress)
         self.failed.update(fits.failed)
         return fits
 

@@ -44,7 +44,6 @@ from tensoropt.profiling.link_timing import (
     time_pair,
     time_transitions,
 )
-from tensoropt.profiling.measure import with_estimate
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
@@ -64,12 +63,9 @@ PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
 # Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
-_MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
-"""The approximate seconds of a small message and bytes per second of a large one: the number of repeats of a
-size and the estimated duration depend on them, no price does."""
-_START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
-"""The approximate seconds to start ranks, to create their groups for one measurement, and for a layer of work
-forward and backward; estimates of the measuring time depend on them, no price does."""
+_MESSAGE_S, _BYTES_PER_S = 300e-6, 0.8e9
+"""The approximate seconds of a small message of gloo's and bytes per second of a large one: the number of
+repeats of a size depends on them, no price does."""
 _TITLE = 40  # columns
 _HOW_OF = {
     "gloo": "in place/smallest, waits, rounds, batch class",
@@ -139,28 +135,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 def repeats_for(size: int) -> int:
     """Return the number of repeats for a size: all sizes take about the same total time."""
-    return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
-
-
-def _message_s(backend: str, size: int) -> float:
-    latency_s, bandwidth = _MESSAGE[backend]
-    return latency_s + size / bandwidth
-
-
-def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
-    """Return the approximate time that :func:`measure_links` takes for a kind in one set of groups."""
-
-    def sent_s(size: int) -> float:
-        return _message_s(backend, size) if size else 0.0
-
-    if kind == TRANSITION:
-        turns = [(turn, laps) for sizes, blocks, laps in TURNS for turn in plan_of_turns(sizes, blocks)]
-        blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
-        return _READY_S + sum(blocks_s)
-    ways, barrier_s = (2 if kind == _SEND else 1), _message_s(backend, 0)
-    # On GPUs each size is timed from idle and once more behind work.
-    rounds = 2 if backend == "nccl" else 1
-    return _READY_S + rounds * sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
+    return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / (_MESSAGE_S + size / _BYTES_PER_S))))
 
 
 def in_step(seconds: Floats) -> float:
@@ -185,7 +160,6 @@ def measure_links(
     pairs: bool = True,
     refresh: bool = False,
     progress: Progress = silent,
-    expect: Callable[[str, float], None] | None = None,
     stage: str = "links",
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
@@ -200,8 +174,7 @@ def measure_links(
         sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
         pairs: also measure point to point.
         refresh: repeat measurements that are already in the store.
-        progress: called before each measurement and at the end, with the estimated remaining time.
-        expect: as in :func:`~tensoropt.profiling.measure.measure_workloads`.
+        progress: called before each measurement and at the end.
         stage: the name of this stage in progress reports.
 
     Raises:
@@ -223,11 +196,7 @@ def measure_links(
     records = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
-    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in records}
-    progress, expect = with_estimate(progress, expect)
-    # The pool starts its ranks with the first run.
-    start_s = _START_S if missing and not pool.process_ids else 0.0
-    expect("links", start_s + sum(missing.values()))
+    missing = {job for job in jobs if job not in records}
     rounds = _ROUNDS[pool.backend]
     # What ranks told so far, of the jobs that are not finished.
     told: dict[_Job, list[Any]] = {job: [] for job in missing}
@@ -240,13 +209,11 @@ def measure_links(
         try:
             told[job].append(_measure(pool, kind, groups, plans[job], rounds))
             records[job] = _record(told[job], kind, groups, plans[job], pool.backend)
-            missing[job] *= 1 - 1 / (rounds - lap)  # of what is left, as much as a round takes
         except (RankError, _NotAheadError) as error:
-            del missing[job]
+            missing.discard(job)
             if job not in records:
                 failed[title] = str(error).split("\n", 1)[0]
                 _logger.warning("%s could not be measured: %s", title, failed[title])
-        expect("links", sum(missing.values()))
         if store is not None:
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], records.get(job, {"failed": failed.get(title)}), "collective")

@@ -3,21 +3,16 @@ if that helps.
 
 A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
 that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
-
-Estimates of remaining time start from the seconds expected on one machine; the pace of another machine
-follows from the work finished there.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.cluster.local import BUSY, cores_in_use
-from tensoropt.console import LEAST_LEFT, with_eta
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import EventTimer, WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -47,9 +42,6 @@ _SECONDS = ("forward_s", "backward_s")
 _LOOK_EVERY_S = 2.0
 """The seconds between two looks at what others have in use, each of which takes a fifth of one: an
 assumption."""
-START_S = 3.0
-"""Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
-decide alone; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -72,79 +64,6 @@ def batches(
         batch.append(work)
     if batch:
         yield batch
-
-
-class Remaining:
-    """The remaining seconds of announced parts of the work, corrected by how long finished ones took.
-
-    What is left of a part is corrected by what is done of it, other parts by the square root of that: a part
-    may be slow by itself, or because the machine is.
-
-    What reports say of them only falls. It is not said any more once it was wrong: when a part was not
-    announced in time, or takes much longer; nor while a part takes longer than it was announced to.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._left: dict[str, float] = {}
-        self._said_s, self._wrong = math.inf, False
-        self._spent: dict[str, tuple[float, float]] = {}  # by part: as expected, and as it was
-        self._since = clock()
-
-    def expect(self, part: str, seconds: float) -> None:
-        """Announce the remaining seconds of a part; fewer than before if some of it was done since."""
-        now = self._clock()
-        done_s = self._left.get(part, 0.0) - seconds
-        if done_s > 0:
-            # The pace over all finished work, not over the last item: single estimates are inaccurate.
-            before_s, took_s = self._spent.get(part, (0.0, 0.0))
-            self._spent[part] = before_s + done_s, took_s + now - self._since
-        self._left[part] = seconds
-        self._since = now
-
-    @property
-    def left_s(self) -> float:
-        """The remaining seconds of all parts."""
-        overall = math.sqrt(_pace(*self._spent.values()))
-        left_s = sum(
-            seconds * (_pace(self._spent[part]) if part in self._spent else overall)
-            for part, seconds in self._left.items()
-        )
-        return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
-
-    def before(self, report: str) -> str:
-        """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
-        it is if nothing is left, or that is not known."""
-        left_s = self.left_s
-        self._wrong |= left_s > _MUCH_MORE * self._said_s + _MORE_S
-        if self._wrong or not left_s or self._clock() - self._since > left_s:
-            return report
-        self._said_s = min(left_s, self._said_s)
-        return with_eta(self._said_s, report)
-
-
-def _pace(*spent: tuple[float, float]) -> float:
-    """Return how many times as long as expected the finished work took."""
-    return (START_S + sum(took for _, took in spent)) / (START_S + sum(done for done, _ in spent))
-
-
-_MUCH_MORE, _MORE_S = 1.5, 5.0
-"""How much more than was said, times and plus seconds, is left before that was wrong; an assumption."""
-
-
-def with_estimate(
-    progress: Progress, expect: Callable[[str, float], None] | None
-) -> tuple[Progress, Callable[[str, float], None]]:
-    """Return progress whose reports say how long announced parts will take, and the function that announces
-    them; ``expect`` is the caller's, if it estimates everything itself."""
-    if expect is not None:
-        return progress, expect
-    remaining = Remaining()
-
-    def report(stage: str, done: int, total: int, what: str, /) -> None:
-        progress(stage, done, total, remaining.before(what))
-
-    return report, remaining.expect
 
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
@@ -184,7 +103,6 @@ def measure_workloads(
     describe: Callable[[Workload], Mapping[str, Any]] = lambda work: {},
     expected_s: Callable[[Workload], float] = lambda work: 0.0,
     progress: Progress = silent,
-    expect: Callable[[str, float], None] | None = None,
     begins: Callable[[int, float], None] = lambda count, seconds: None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
@@ -199,10 +117,7 @@ def measure_workloads(
         describe: returns the fields of a record in addition to its seconds.
         expected_s: the approximate duration of forward and backward, for time estimates and for how long a
             workload is waited for.
-        progress: receives reports of the stage ``measure``: what is timed next and how long all of it will
-            take.
-        expect: called with a part of the work and its remaining seconds, if the caller's progress says how
-            long everything will take.
+        progress: receives reports of the stage ``measure``: what is timed next.
         begins: called before anything is timed, with how many workloads will be, and the estimated seconds of
             that.
 
@@ -222,14 +137,8 @@ def measure_workloads(
     passes = (WallTimer if pool.backend == "gloo" else EventTimer).passes
     seconds = {work.key: _timing_s(work, expected_s(work), passes) for work in missing}
     left = dict.fromkeys(seconds, passes)
-    progress, expect = with_estimate(progress, expect)
-
-    def left_s() -> float:
-        return sum(left[key] * s for key, s in seconds.items())
-
-    expect("timing", left_s())
     if missing:
-        begins(len(missing), left_s())
+        begins(len(missing), passes * sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         assert others is not None
@@ -244,7 +153,6 @@ def measure_workloads(
             left[key] = 0 if "error" in record else left[key] - 1
             records[key] = record if key not in records else _least(records[key], record)
         store.put_many({f"{prefix}/{key}": records[key] for key in described})
-        expect("timing", left_s())
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []

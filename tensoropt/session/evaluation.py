@@ -44,7 +44,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     else:
         report["notes"].append(f"no sharded plan: {searched.refusal}")
         report["sharded_refusal"] = searched.refusal
-    session.remaining.expect("simulation", 0.0)
     if searched.spaces:
         session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     return Exploration(

@@ -117,7 +117,7 @@ def job_prices(
     problem = prepare_graph(recorded.graph, kept=recorded)
     with ExitStack() as stack:
         opened, ranks = stack.enter_context(session.open_store()), stack.enter_context(session.open_ranks())
-        costs = CostSource(session.cluster, opened, settings, ranks, session.report)
+        costs = CostSource(session.cluster, opened, settings, ranks, session.progress)
         yield JobPrices(exploration, problem, costs, settings)
 
 

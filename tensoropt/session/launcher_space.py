@@ -67,14 +67,14 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
     with session.clock.stage("plans"), ExitStack() as stack:
         prices = JobPrices(exploration, searched.problem, open_costs(session, searched, stack), settings)
         for number, job in enumerate(jobs):
-            session.report(f"plans of {launcher.name}", number, len(jobs), _words(job))
+            session.progress(f"plans of {launcher.name}", number, len(jobs), _words(job))
             try:
                 priced = prices.of(job)
             except TensorOptError as refusal:
                 refusals[str(refusal)] += 1
                 continue
             kept = reduce_points([*kept, priced], lambda one: (one.point.memory_bytes, one.point.time_s))
-        session.report(f"plans of {launcher.name}", len(jobs), len(jobs), "priced")
+        session.progress(f"plans of {launcher.name}", len(jobs), len(jobs), "priced")
         if not kept:
             why = "; ".join(reason for reason, _ in refusals.most_common(_NAMED)) or (
                 f"no degrees that make {session.cluster.device_count} devices leave each data-parallel rank "

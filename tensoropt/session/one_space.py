@@ -21,7 +21,6 @@ The profile store holds numbers and texts only, from which the objects are made 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -214,7 +213,6 @@ class SpacePart:
         every: all frontiers found, with which of their points were simulated.
         simulated: all strategies of the space that were simulated, now or before.
         refused: why there is no strategy, in words.
-        took_s: the seconds it took.
     """
 
     number: int
@@ -223,7 +221,6 @@ class SpacePart:
     every: Sequence[Found]
     simulated: Simulated
     refused: str
-    took_s: float
 
 
 class OneSpace:
@@ -246,7 +243,6 @@ class OneSpace:
         self.mesh, self.tables, self.communication = built
         self.every: list[Found] = []
         self.refused = ""
-        self._began = time.monotonic()
 
     def outline(self) -> SpacePart:
         """Outline the space, and simulate its best points."""
@@ -269,8 +265,8 @@ class OneSpace:
         frontier: TrackedFrontier | None,
         capped: tuple[tuple[float, TrackedFrontier | None], ...] = (),
     ) -> SpacePart:
-        simulated, took_s = self.simulations.spaces[self.number].done, time.monotonic() - self._began
-        return SpacePart(self.number, frontier, capped, self.every, simulated, self.refused, took_s)
+        simulated = self.simulations.spaces[self.number].done
+        return SpacePart(self.number, frontier, capped, self.every, simulated, self.refused)
 
     def _outline(self, graph: CostGraph) -> TrackedFrontier | None:
         """Return the outline of a graph of the space, simulated; None if there is no strategy."""
@@ -416,7 +412,6 @@ def data_of(part: SpacePart, tables: CostTables) -> dict[str, Any]:
         "every": [(found.space, place[id(found.frontier)], found.numbers) for found in part.every],
         "simulated": [getattr(part.simulated, field.name) for field in fields(Simulated)],
         "refused": part.refused,
-        "took_s": part.took_s,
     }
 
 
@@ -435,7 +430,6 @@ def part_from(data: dict[str, Any], number: int, tables: CostTables) -> SpacePar
         every,
         Simulated(*data["simulated"]),
         data["refused"],
-        data["took_s"],
     )
 
 

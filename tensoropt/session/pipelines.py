@@ -12,7 +12,6 @@ each device part has.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -384,9 +383,9 @@ class _Finder:
                 found.append(self._of_rows(*leanest))
             for number, one in enumerate(self._promising(found)):
                 mesh, micro_batches = asked[one]
-                self.session.report("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
+                self.session.progress("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
                 found[one] += self._closer(mesh, micro_batches)
-            self.session.report("pipelines", len(asked), len(asked), "composed and simulated")
+            self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _note_kinds(self) -> None:
@@ -404,14 +403,11 @@ class _Finder:
             )
 
     def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[Point]]:
-        found, begun, remaining = [], time.monotonic(), self.session.remaining
+        found = []
         for number, (mesh, micro_batches) in enumerate(asked):
-            each_s = (time.monotonic() - begun) / max(number, 1)
-            remaining.expect("pipelines", each_s * (len(asked) - number))
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
-            self.session.report("pipelines", number, len(asked), label)
+            self.session.progress("pipelines", number, len(asked), label)
             found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK))
-        remaining.expect("pipelines", 0.0)
         return found
 
     def _leanest(
@@ -430,7 +426,7 @@ class _Finder:
     def _of_rows(self, mesh: Mesh, rows: int) -> list[Point]:
         """Return pipelines with one row of the batch in each micro-batch, where all axes of a place split the
         next dim: the least that a stage can have in flight."""
-        self.session.report("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
+        self.session.progress("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
         return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
 
@@ -441,7 +437,7 @@ class _Finder:
         if count == 1:
             return []
         label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages on the same devices"
-        self.session.report("pipelines", 0, 1, label)
+        self.session.progress("pipelines", 0, 1, label)
         return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[Point]:

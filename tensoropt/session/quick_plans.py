@@ -35,7 +35,7 @@ from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
-from tensoropt.session.session import QUICK_PLANS, Session, quick_plans_s
+from tensoropt.session.session import QUICK_PLANS, Session
 from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
@@ -44,9 +44,6 @@ _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
 _DDP = "data_parallel"
 _STAGE = QUICK_PLANS
-_EFFORT_S, _WITHIN_S = 0.3, 3.0
-"""How long a planner takes that has no effort of its own, and heuristics within the memory of every point,
-relative to the efforts of others; assumptions, of which only the remaining time depends."""
 
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
@@ -69,16 +66,12 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         entries = [entry for entry in quick if entry.kind in kinds]
         always = session.settings.placements == "always" or bool(searched.refusal)
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
-        asking, whole_s = _Asking(task, most_s), quick_plans_s(len(searched.problem.graph.groups))
-        efforts = [*(float(entry.options.get("seconds", _EFFORT_S)) for entry in entries), _WITHIN_S]
+        asking = _Asking(task, most_s)
         for number, entry in enumerate(entries):
-            session.remaining.expect(_STAGE, whole_s * sum(efforts[number:]) / sum(efforts))
-            session.report(_STAGE, number, len(entries), entry.name)
+            session.progress(_STAGE, number, len(entries), entry.name)
             asking.ask(entry)
-        session.remaining.expect(_STAGE, whole_s * _WITHIN_S / sum(efforts))
         points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
         left_out += asking.notes()
-        session.remaining.expect(_STAGE, 0.0)
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
@@ -235,7 +228,7 @@ def _asked_within_points(
             for limit in chosen:
                 asking.ask(entry, limit)
         asked.update(chosen)
-        session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
+        session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
         f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: one may still be "
         "better than a point within its memory"

@@ -22,7 +22,7 @@ from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.source import CostSource, build_tables
 from tensoropt.evaluation.problem import Problem
 from tensoropt.session.one_space import Built
-from tensoropt.session.session import Session, wide_s
+from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
 from tensoropt.sharding.groups import GroupGraph
@@ -98,7 +98,7 @@ def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Off
     brings nothing new, the other counts are left out.
     """
     notes: list[str] = []
-    clock, others, waiting = session.clock, list(spaces.built), dict(wide)
+    clock = session.clock
     for mesh in dict.fromkeys(mesh for mesh, _ in wide):
         counts = [count for count in best_counts(spaces.simulations) if (mesh, count) in wide]
         searched: list[int] = []
@@ -106,8 +106,6 @@ def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Off
         while better and len(searched) < len(counts):
             count = counts[len(searched)]
             limit = combining(wide[mesh, count], spaces.simulations, count)
-            del waiting[mesh, count]
-            announce(session, others, waiting)
             with clock.stage("costs"):
                 (built,) = tables.build({(mesh, count): limit})
             with clock.stage("search"):
@@ -117,20 +115,8 @@ def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Off
             with clock.stage("judge"):
                 spaces.simulate()
         left = [c for m, c in wide if m == mesh and c not in searched]
-        for count in left:
-            del waiting[mesh, count]
-        announce(session, others, waiting)
         notes += _told(mesh, searched, left, better)
     return tuple(notes)
-
-
-def announce(session: Session, others: Sequence[Built], waiting: Offered) -> None:
-    """Report how long spaces of wide meshes will take, given the others."""
-    levels = len(session.cluster.levels)
-    # Inside one level the first count of a mesh mostly brings nothing, and the others are left out.
-    spaces = len(waiting) if levels > 1 else len({mesh for mesh, _ in waiting})
-    each_s = wide_s(levels, [tables for _, tables, _ in others])
-    session.remaining.expect("wide meshes", each_s * spaces)
 
 
 def best_counts(simulations: Simulations) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
@@ -27,8 +26,8 @@ from tensoropt.processes import not_searched_for_garbage
 from tensoropt.question.settings import ANY_SPACE
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
-from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce, apart, refine
-from tensoropt.session.session import QUICK_PLANS, Session, quick_plans_s, simulate_s
+from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, apart, refine
+from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
 from tensoropt.sharding.constraints import ConstraintError, Constraints, LackingDevicesError, match
@@ -95,8 +94,7 @@ def search(session: Session, problem: Problem) -> Searched:
             store,
             settings,
             pool,
-            session.report,
-            expect=partial(_expect, session, quick_plans_s(len(problem.graph.groups))),
+            session.progress,
             keep=code() if session.keep else None,
             note=session.note,
         )
@@ -133,14 +131,6 @@ def search(session: Session, problem: Problem) -> Searched:
         refusal,
         beside,
     )
-
-
-def _expect(session: Session, quick_s: float, part: str, seconds: float) -> None:
-    """Announce a part of the work; with the first tables also what comes after the search, so that the first
-    estimate is of everything."""
-    session.remaining.expect(part, seconds)
-    if part == "tables":
-        session.remaining.expect(QUICK_PLANS, quick_s)
 
 
 def _two_types(cluster: Cluster) -> str:
@@ -201,11 +191,7 @@ def _search(
     with session.clock.stage("costs"):
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
-    session.remaining.expect("simulation", simulate_s(built[0][1]))
-    announce(session, built, wide)
-    spaces = SpaceSearch(
-        built, session.settings, simulations, session.report, session.remaining, kept, session.draw
-    )
+    spaces = SpaceSearch(built, session.settings, simulations, session.progress, kept, session.draw)
     with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

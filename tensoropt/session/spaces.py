@@ -11,7 +11,6 @@ import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.processes import cores
-from tensoropt.profiling.measure import Remaining
 from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.one_space import (
@@ -25,7 +24,6 @@ from tensoropt.session.one_space import (
     first_look,
     neighbours_of_winners,
 )
-from tensoropt.session.session import outlined_s
 from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Floats, Progress
@@ -55,20 +53,17 @@ class SpaceSearch:
         settings: Settings,
         simulations: Simulations,
         progress: Progress,
-        remaining: Remaining | None = None,
         kept: KeptFrontiers | None = None,
         draw: Callable[[Floats, Floats], None] | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
-        self.remaining = remaining if remaining is not None else Remaining()
         self.kept = kept if kept is not None else KeptFrontiers()
         self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
-        self.outlines_s: dict[int, float] = {}
 
     def search(self) -> None:
         """Fill ``found`` with the spaces that have strategies, by number; those of their points that are
@@ -77,19 +72,16 @@ class SpaceSearch:
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
         """
-        self._expect(range(len(self.built)))
         order = self._outlined() if self.settings.allows_gap else range(len(self.built))
         # If no gap is allowed, the search itself keeps all cores busy.
         together = _TOGETHER if self.settings.allows_gap else 1
         done = 0
         while done < len(order):
-            self._expect(order[done:])
             # The first prunes all others, and forks have the kernels loaded that it used.
             numbers = order[done : done + (together if done else 1)]
             self._report(len(self.built) - len(order) + done, numbers)
             self._search(numbers)
             done += len(numbers)
-        self._expect([])
         if not self.found:
             raise self._nothing()
         points = sum(len(frontier) for space in self.found.values() for frontier in space.frontiers)
@@ -107,14 +99,12 @@ class SpaceSearch:
             return False
         if not self.settings.allows_gap:
             first_look(self.every[-1], self.simulations)
-        self._expect([number])
         self._report(number, [number])
         better = comes_close(self.every[-1], self.simulations, before, -_TRIFLE)
         if better:
             self._search([number])
         else:
             self._add(number, self.outlines[number])
-        self._expect([])
         return better
 
     def simulate(self) -> None:
@@ -140,7 +130,7 @@ class SpaceSearch:
         """Outline a space."""
         (part,) = self._each(OneSpace.outline, [number])  # takes less than a fork
         if part.frontier is not None:
-            self.outlines[number], self.outlines_s[number] = part.frontier, part.took_s
+            self.outlines[number] = part.frontier
 
     def _search(self, numbers: Sequence[int]) -> None:
         """Search some spaces; for those that are too large, the outline is the result."""
@@ -176,15 +166,6 @@ class SpaceSearch:
     ) -> None:
         mesh, tables, communication = self.built[number]
         self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
-
-    def _expect(self, left: Sequence[int]) -> None:
-        """Announce how long the searches of these spaces will take."""
-        seconds = (
-            outlined_s(self.built[number][1], self.outlines_s.get(number, 0.0))
-            for number in left
-            if not self._is_too_large(number)
-        )
-        self.remaining.expect("searches", sum(seconds))
 
     def _is_too_large(self, number: int) -> bool:
         """Return whether a space's outline is all that a search of it would find."""

@@ -1,9 +1,9 @@
 """The same plan said in two ways has the same step: prices do not depend on the kind of a plan.
 
-On two devices only: from three on, a placed plan sends whole parameters from the one device that stores them,
-where a sharded plan gathers them with collectives. Cut over the batch, a batch norm is three operators in a
-placed plan and one with collectives inside in a sharded one, so a placed plan has more calls to issue: batches
-of models with them keep devices busier than their hosts.
+On two devices only: from three on, a placed plan sends whole parameters from the one device that stores
+them, where a sharded plan gathers them with collectives. Cut over the batch, a batch norm is three operators
+in a placed plan and one with collectives inside in a sharded one, so a placed plan has more calls to issue:
+batches of models with them keep devices busier than their hosts.
 """
 
 from __future__ import annotations

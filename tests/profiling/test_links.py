@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -25,11 +24,9 @@ from tensoropt.profiling.link_timing import COLLECTIVES, Turns, time_collective
 from tensoropt.profiling.links import (
     PAIR_SIZES,
     QUICK_SIZES,
-    TRANSITION,
     in_step,
     load_links,
     measure_links,
-    measuring_s,
     repeats_for,
 )
 from tensoropt.profiling.store import ProfileStore
@@ -110,16 +107,6 @@ def test_sizes_cover_five_decades_with_repeats():
 )
 def test_one_standstill_is_no_part_of_a_collective(seconds, mean):
     assert in_step(np.array(seconds)) == pytest.approx(mean)
-
-
-def test_what_is_said_in_advance_adds_up():
-    """Four sizes: 0.3 ms and 1.25 ns a byte each, after a barrier of 0.3 ms, repeated as often as planned."""
-    sizes = (1, 800_000, 8_000_000, 80_000_000)
-    repeats = (50, 50, int(0.12 / 10.3e-3), 5)
-    expected = sum((n + 1) * (600e-6 + size / 0.8e9) for n, size in zip(repeats, sizes, strict=True))
-    assert measuring_s("all_reduce", sizes, "gloo") == pytest.approx(0.1 + expected, rel=1e-6)
-    assert measuring_s("all_reduce", sizes, "nccl") < measuring_s("all_reduce", sizes, "gloo") / 5
-    assert 1 < measuring_s(TRANSITION, sizes, "gloo") < 20
 
 
 def by_turns(turns: Turns, lap: int) -> list[tuple[float, float, float]]:
@@ -308,14 +295,11 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
     assert seen[0][:3] == ("links", 0, ROUNDS * 7)
-    assert re.match(r"about \d+ s left, all_reduce 0,1", seen[0][3])
-    assert " left, " in seen[1][3]
+    assert seen[0][3] == "all_reduce 0,1"
     assert seen[-1][:3] == ("links", ROUNDS * 7, ROUNDS * 7)
     seen.clear()
     again = measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
     assert len(again.collectives) == 5  # tried again
-    measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
-    assert seen[-2][3] == "send 0,1"  # nothing to wait for
 
 
 def test_a_pool_or_kind_that_does_not_fit_is_refused(store):

@@ -17,11 +17,10 @@ import pytest
 import torch
 
 from tensoropt import zoo
-from tensoropt.console import LEAST_LEFT, eta_of, without_eta
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
-from tensoropt.profiling.measure import START_S, Remaining, measure_workloads, with_estimate
+from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
@@ -38,111 +37,6 @@ from tensoropt.profiling.workload_timing import (
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
 from tests.costs.models import problem
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-def test_nothing_is_said_before_something_is_announced(clock):
-    assert Remaining(clock).before("mesh 8") == "mesh 8"
-
-
-def test_what_is_announced_adds_up_and_runs_down(clock):
-    left = Remaining(clock)
-    left.expect("tables", 6.0)
-    left.expect("searches", 4.0)
-    assert left.before("mesh 8") == "about 10 s left, mesh 8"
-    clock.now += 3
-    assert left.left_s == pytest.approx(7.0)
-    clock.now += 100
-    assert left.left_s == pytest.approx(LEAST_LEFT * 10)
-
-
-def test_what_is_done_corrects_the_pace(clock):
-    """Four seconds took twelve: of the same part as much more as START_S at the expected pace leaves."""
-    left = Remaining(clock)
-    left.expect("tables", 4.0)
-    left.expect("searches", 10.0)
-    clock.now += 12
-    left.expect("tables", 0.0)
-    pace = (START_S + 12) / (START_S + 4)
-    assert left.left_s == pytest.approx(10 * pace**0.5)
-    left.expect("tables", 6.0)
-    assert left.left_s == pytest.approx(10 * pace**0.5 + 6 * pace)
-
-
-def test_what_turns_out_to_be_more_is_no_sign_of_a_slow_pace(clock):
-    left = Remaining(clock)
-    left.expect("searches", 2.0)
-    clock.now += 50
-    left.expect("searches", 8.0)
-    assert left.left_s == pytest.approx(8.0)
-
-
-def said(left: Remaining) -> float:
-    return eta_of(left.before("x"))
-
-
-def test_what_is_said_only_falls(clock):
-    """A part that takes a little longer than announced keeps what was said."""
-    left = Remaining(clock)
-    left.expect("tables", 20.0)
-    left.expect("searches", 40.0)
-    before = said(left)
-    for done_s, clock.now in ((2.0, 104.0), (10.0, 118.0), (20.0, 132.0)):
-        left.expect("tables", 20.0 - done_s)
-        assert said(left) <= before
-        before = said(left)
-    left.expect("searches", 35.0)
-    left.expect("searches", 37.0)
-    assert said(left) <= before
-
-
-def test_what_was_wrong_is_not_said_again(clock):
-    """Neither with a part that was not announced, nor where one takes longer than it was announced to."""
-    left = Remaining(clock)
-    left.expect("tables", 10.0)
-    assert left.before("mesh 8") == "about 10 s left, mesh 8"
-    left.expect("wide meshes", 60.0)
-    assert left.before("mesh 8") == "mesh 8"
-    left.expect("wide meshes", 5.0)
-    assert left.before("mesh 8") == "mesh 8"
-    slow = Remaining(clock)
-    slow.expect("tables", 10.0)
-    clock.now += 20
-    assert slow.before("mesh 8") == "mesh 8"
-
-
-def test_the_caller_that_estimates_everything_is_told(clock):
-    told, announced = [], []
-    tell, expect = with_estimate(lambda *report: told.append(report), lambda *part: announced.append(part))
-    expect("timing", 4.0)
-    tell("measure", 0, 1, "linear")
-    assert (told, announced) == ([("measure", 0, 1, "linear")], [("timing", 4.0)])
-    tell, expect = with_estimate(lambda *report: told.append(report), None)
-    expect("timing", 4.0)
-    tell("measure", 0, 1, "linear")
-    assert told[-1] == ("measure", 0, 1, "about 4 s left, linear")
-
-
-@pytest.mark.parametrize("seconds", [0.2, 14.0, 700.0, 90000.0])
-def test_the_remaining_time_is_taken_out_of_a_report(clock, seconds):
-    left = Remaining(clock)
-    left.expect("search", seconds)
-    assert left.before("mesh 8, 1 micro-batches") != "mesh 8, 1 micro-batches"
-    assert without_eta(left.before("mesh 8, 1 micro-batches")) == "mesh 8, 1 micro-batches"
-    assert without_eta(left.before("")) == ""
-    assert without_eta("300 of 8243 points remain") == "300 of 8243 points remain"
-
 
 pytestmark = pytest.mark.distributed
 
@@ -385,10 +279,9 @@ def test_seconds_are_said_in_advance(store):
         "here",
         training=True,
         expected_s=lambda work: 2.0,
-        progress=lambda stage, done, total, what: said.append(what),
+        begins=lambda *begun: said.append(begun),
     )
-    assert said[0].startswith("about 73 s left, aten.linear")
-    assert " left, aten.linear" in said[1]
+    assert said == [(3, pytest.approx(73, abs=1))]
 
 
 @torch.library.custom_op("tensoropt_tests::sleeping", mutates_args=())

@@ -10,16 +10,16 @@ from tensoropt_app.jobs.record import Job, Stage
 from tensoropt_app.views.jobs import found_words, job_card, sketch
 
 STAGES = (
-    Stage("facts", 12, 12, "about 53 s left, found", 4.0),
-    Stage("tables", 3, 8, "about 2.1 h left, mesh 2x4", 6.0),
-    Stage("search", 7, 8, "about 14 s left, mesh 8", 20.0),
+    Stage("facts", 12, 12, "found"),
+    Stage("tables", 3, 8, "mesh 2x4"),
+    Stage("search", 7, 8, "mesh 8"),
 )
 JOB = Job("a", "gpt2", ("explore",), state="running", stages=STAGES, created=0.0, started=0.0)
 
 
-def test_what_is_left_is_said_of_the_whole_job() -> None:
-    assert job_card(JOB, 24.0).at_work == "about 10 s left, mesh 8 (search)"
-    assert job_card(JOB, 99.0).at_work == "mesh 8 (search)"  # it takes longer: what is left is not known
+def test_the_present_stage_is_said() -> None:
+    card = job_card(JOB, 24.0)
+    assert (card.at_work, card.share) == ("mesh 8 (search)", 7 / 8)
 
 
 @pytest.mark.parametrize("state", ["queued", "done", "failed", "cancelled", "interrupted"])
@@ -28,9 +28,9 @@ def test_what_is_not_at_work_has_nothing_left(state: str) -> None:
 
 
 def test_a_sweep_says_of_which_part_that_is() -> None:
-    sweep = Stage("clusters", 1, 3, "dgx-a100", 5.0)
+    sweep = Stage("clusters", 1, 3, "dgx-a100")
     card = job_card(replace(JOB, stages=(sweep, *STAGES)), 20.0)
-    assert card.at_work == "dgx-a100, 2 of 3: about 14 s left, mesh 8 (search)"
+    assert card.at_work == "dgx-a100, 2 of 3: mesh 8 (search)"
     assert job_card(replace(JOB, stages=()), 20.0).at_work == "starting"
 
 

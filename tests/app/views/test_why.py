@@ -77,7 +77,7 @@ def test_a_change_can_be_started_runs_and_ends(data: FrontierData) -> None:
         return deeper_rows(why, data, view, found or {}, jobs or {}, can_run=can_run)[0]
 
     assert (row().action, row().state, row().time) == ("run", "", "—")
-    stage = Stage("search", 2, 5, "", 0.0)
+    stage = Stage("search", 2, 5, "")
     running = row({KEY: job(stages=(stage,))})
     assert (running.action, running.state, running.active) == ("", "running: search, 2 of 5", True)
     assert row({KEY: job("queued")}).state == "waiting for its turn"

@@ -12,7 +12,6 @@ from tensoropt.report.detail import detail
 
 from .jobs.manager import JobManager
 from .library import Library
-from .measured import MeasuredFiles
 from .recent import Recent
 from .state import View
 from .views.frontier import FrontierData
@@ -28,7 +27,6 @@ class Context:
     details: Recent = field(default_factory=lambda: Recent(size=6))
     owners: Recent = field(default_factory=lambda: Recent(size=3))
     whys: Recent = field(default_factory=lambda: Recent(size=64))
-    measured: MeasuredFiles = field(default_factory=MeasuredFiles)
 
     @property
     def manager(self) -> JobManager:

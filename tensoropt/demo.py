@@ -23,7 +23,7 @@ from tensoropt.exploration.frontier_table import frontier_svg, frontier_text
 from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model
 from tensoropt.ranks.local_hardware import has_local_cores
-from tensoropt.report.beside import busy_words
+from tensoropt.report.ran import busy_words
 from tensoropt.report.table import point_lines, run_line, summary_lines
 from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_bytes, format_seconds

@@ -1,64 +1,15 @@
-"""The plot of a step over time: each device and link, and what memory holds meanwhile.
-
-Measurements are drawn over predictions: as a line over the memory curve, and as rows below the timeline.
-"""
+"""The plot of a step over time: each device and link, and what memory holds meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensoropt.report.beside import Beside, thinned
-
-from ..views.plan import MOST_EVENTS, Bars
+from ..views.plan import Bars
 from ..views.point import KIND_TITLES
 from ..views.units import Units
 from .palette import layout, palette
 from .traces import LEGEND_ABOVE, Json, across, bars, titled
-
-_MEASURED = "measured"
-
-
-def over_curve(figure: Json, comparison: Beside, units: Units, scheme: str) -> Json:
-    """Return a memory curve with the measured one as a line over it."""
-    if not len(comparison.times_s):
-        return figure
-    colours = palette(scheme)
-    times, sizes = thinned(comparison.times_s, comparison.bytes)
-    line = {
-        "type": "scatter", "mode": "lines", "name": f"{_MEASURED}, {comparison.device}",
-        "x": [units.time.of(t) for t in times.tolist()], "y": [units.memory.of(v) for v in sizes.tolist()],
-        "line": {"width": 2, "shape": "hv", "color": colours.ink},
-        "hovertemplate": "%{y:.3~g} " + units.memory.name + f"<extra>{_MEASURED}</extra>",
-    }  # fmt: skip
-    return {**figure, "data": [*figure["data"], line]}
-
-
-def below_timeline(figure: Json, comparison: Beside, units: Units, scheme: str) -> Json:
-    """Return a timeline with the measured streams as rows below its own."""
-    if not comparison.events:
-        return figure
-    colours, unit = palette(scheme), units.time
-    shown = sorted(comparison.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
-    hatched = {"shape": "/", "solidity": 0.3}  # as the colours are those of what is predicted above
-    colour = {"compute": colours.ink, "communication": colours.series[3], "copy": colours.series[5]}
-    traces = [
-        bars(
-            mine, f"{_MEASURED} ", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
-            name=f"{_MEASURED} {category}",
-            marker={"color": colour[category], "line": {"width": 0}, "pattern": hatched},
-            customdata=[["", unit.text(e.duration_s / comparison.scale), unit.text(e.start_s)] for e in mine],
-            hovertemplate="<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
-            f"<extra>{category}</extra>",
-        )
-        for category in colour
-        if (mine := [e for e in shown if e.phase == category])
-    ]  # fmt: skip
-    lanes = sorted({f"{_MEASURED} {e.lane}" for e in shown})
-    axis = figure["layout"]["yaxis"]
-    rows = {**axis, "categoryarray": [*axis["categoryarray"], *lanes]}
-    return {"data": [*figure["data"], *traces], "layout": {**figure["layout"], "yaxis": rows}}
-
 
 _ROW, _BESIDE_ROWS = 17, 90
 """The least height of a row, in which the names on bars can be read, and that of what is above and below, in

@@ -1,4 +1,4 @@
-"""The plan page as data: memory by kind, the step's time, lanes of the timeline, owners, measurements.
+"""The plan page as data: memory by kind, the step's time, lanes of the timeline, owners.
 
 Streams of a device, links and the stages of a pipeline have a lane each. Owners are those of the memory at
 one moment.
@@ -15,7 +15,6 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
 from tensoropt.plan.kinds import devices_words
-from tensoropt.report.beside import PEAK, WHOLE, Beside
 from tensoropt.report.owners import MomentOwners, PointOwners
 from tensoropt.report.step_parts import operator_words
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent
@@ -132,27 +131,6 @@ def moment_words(owners: PointOwners, at: MomentOwners, units: Units) -> str:
     where = "Peak, at" if at.number == owners.peak else "At"
     size, time = units.memory.text(at.at.total), units.time.text(at.at.time_s)
     return f"{where} {time}: {size}, {plural(len(at.rows), 'owner')}"
-
-
-_ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
-MOST_EVENTS = 4000
-"""The most bars of a trace that are drawn: the longest."""
-
-
-def align_options(comparison: Beside) -> list[dict[str, str]]:
-    """Return what can be taken as the step, for a select."""
-    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in comparison.alignments]
-
-
-def figure_rows(comparison: Beside, units: Units) -> list[list[str]]:
-    """Return (name, predicted, measured, ratio with the change in words) for each figure."""
-    return [list(figure.words(units.memory.text, units.time.text)) for figure in comparison.figures]
-
-
-def left_words(comparison: Beside) -> str:
-    """Say how many events are not drawn."""
-    left = len(comparison.events) - MOST_EVENTS
-    return f"the {left:,} shortest events are not drawn" if left > 0 else ""
 
 
 @dataclass(frozen=True)

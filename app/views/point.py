@@ -22,7 +22,7 @@ from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER, Point
 from tensoropt.question.settings import settings_fields
-from tensoropt.report.beside import ran_words
+from tensoropt.report.ran import ran_words
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS

@@ -89,7 +89,7 @@ def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tup
     from tensoropt.exploration.rates import kinds_of
     from tensoropt.exploration.verified import load_verified
     from tensoropt.plan.facts_table import Fact, fact_lines
-    from tensoropt.report.beside import ran_words
+    from tensoropt.report.ran import ran_words
     from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)

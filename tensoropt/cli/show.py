@@ -34,16 +34,6 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the owners of the memory at AT of the step (seconds, 350ms); without AT, at its peak",
     )
     verb.add_argument(
-        "--beside",
-        metavar="FILE",
-        help="compare with a CUDA memory snapshot, a trace of torch.profiler or verified.json",
-    )
-    verb.add_argument(
-        "--align",
-        metavar="STEP",
-        help="the part of that file to take: ProfilerStep#N, peak (both peaks at one moment) or whole",
-    )
-    verb.add_argument(
         "--unordered",
         action="store_true",
         help="of a placed plan also the step without its order, every device taking what is ready first",
@@ -60,14 +50,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the detail of one point, or all points as a table."""
     wanted = limits(options)
     at_s = parse_seconds(options.owners) if options.owners else None
-    if options.align is not None and options.beside is None:
-        raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
-    from tensoropt.observed.files import read_observation
-    from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
     from tensoropt.report.step_parts import write_trace
@@ -101,17 +87,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.unordered:
         unordered = point_unordered(exploration, detail.index)
         lines += ["", *unordered.lines()]
-    measured = None
-    if options.beside is not None:
-        measured = beside(exploration, detail, read_observation(options.beside), options.align)
-        lines += ["", *measured.lines()]
     data = {
         **detail.to_dict(),
         "headline": detail.headline(),
         "trace": options.trace,
     }
-    if measured is not None:
-        data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
     if unordered is not None:

@@ -230,7 +230,7 @@ def _undefined(counts: dict[str, int]) -> str:
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
     """Return what went wrong in one plan, and how it was checked if that was unusual."""
-    from tensoropt.report.beside import busy_words
+    from tensoropt.report.ran import busy_words
 
     lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"], *plan["order_unlike"]]
     if not plan["ok"] and not lines:

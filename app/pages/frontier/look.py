@@ -12,7 +12,7 @@ from typing import Any
 from dash import dcc, html
 
 from tensoropt.exploration.verified import Verified
-from tensoropt.report.beside import miss_sentences
+from tensoropt.report.ran import miss_sentences
 
 from ...context import Context
 from ...figures.frontier import frontier_figure

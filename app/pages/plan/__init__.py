@@ -8,13 +8,11 @@ from dash import html
 
 from ..parts import halves, heading, hint, panel, plot, row, stack
 from ..wiring import Callbacks
-from . import callbacks, measured, operators, owners, timeline, why
-from .measured import measured_panel
+from . import callbacks, operators, owners, timeline, why
 from .owners import owners_panel
 from .timeline import timed, timeline_panel
 
 CALLBACKS = Callbacks(
-    measured.CALLBACKS,
     callbacks.CALLBACKS,
     operators.CALLBACKS,
     owners.CALLBACKS,
@@ -42,7 +40,6 @@ def layout() -> Any:
                 stack(
                     halves(panel(curve, title="Memory during the step"), owners_panel()),
                     timeline_panel(plot("plan-timeline", 270)),
-                    measured_panel(),
                     id="plan-time",
                 ),
                 html.Div(id="plan-note"),

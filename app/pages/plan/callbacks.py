@@ -31,7 +31,6 @@ from ..parts import (
     shown_point,
 )
 from ..wiring import Callbacks
-from .measured import overlaid
 
 CALLBACKS = Callbacks()
 
@@ -64,10 +63,10 @@ def _words(context: Context, pick: Any) -> Any:
 
 @CALLBACKS.answer(
     sets="plan-curve.figure plan-timeline.figure plan-timeline.style plan-time.style",
-    when="plan-pick.data scheme.data measured.data",
+    when="plan-pick.data scheme.data",
     given="page.data",
 )
-def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
+def _figures(context: Context, pick: Any, scheme: Any, page: Any) -> Any:
     data, view, point = point_shown(context, pick, page, "plan")
     detail, _ = context.detail_or_why(data, point)
     if detail is None:
@@ -77,7 +76,6 @@ def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> 
     curve = memory_figure(times, kinds, limit, data.units, str(scheme))
     events = in_rows(detail.timeline)
     timeline = timeline_figure(events, data.units, str(scheme), bars_of(detail, events))
-    curve, timeline = overlaid(context, data, detail, kept, curve, timeline, str(scheme))
     return curve, timeline, {"height": f"{timeline_height(timeline)}px"}, {}
 
 

@@ -118,11 +118,10 @@ for _function, _source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "
 
 
 def _clicked(data: Any) -> int | None:
-    """Return the point of the predicted curve that was clicked; None if it was only the measured one."""
+    """Return the point of the curve that was clicked; None if it was none."""
     points = data.get("points", []) if isinstance(data, dict) else []
     for point in points:
         number = cast(Any, point).get("pointNumber")
-        # All kinds lie in one stack, and the measured line, which is another curve, in none: it comes last.
         if isinstance(number, int) and not isinstance(number, bool) and point.get("curveNumber") == 0:
             return number
     return None

@@ -1,18 +1,13 @@
-"""The memory curve's owners, the timeline's search and keys, and a measured file, under a person's hands."""
+"""The memory curve's owners, the timeline's search and keys, under a person's hands."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.observed.test_snapshot import block, entry, snapshot
-
 RANGE = "document.querySelector('#plan-timeline .js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
-MIB = 2**20
 
 
 @pytest.fixture
@@ -86,34 +81,3 @@ def test_the_timeline_is_searched_and_moved_by_keys(page: Any) -> None:
     page.focus("#timeline-search")
     page.keyboard.type("wasd")
     assert page.evaluate(RANGE) == [start, end]
-
-
-def test_a_file_that_comes_while_the_page_is_made_is_taken(
-    site: Any, opened: Callable[..., Any], tmp_path: Path
-) -> None:
-    data = snapshot([entry("alloc", 0, 700 * MIB, 0), entry("free_completed", 0, 700 * MIB, 50_000)])
-    (tmp_path / "run.pickle").write_bytes(pickle.dumps(data))
-    page = opened(site.url("plan", "x=gpt2-dgx-h100&point=1"))
-    page.set_input_files("#measured-upload input[type=file]", tmp_path / "run.pickle")
-    page.wait_for_selector("#measured-name:has-text('run.pickle')")
-
-
-@pytest.mark.slow
-def test_a_measured_file_comes_is_laid_over_and_goes(page: Any, tmp_path: Path) -> None:
-    field = "#measured-upload input[type=file]"
-    (tmp_path / "bad.pickle").write_bytes(pickle.dumps(print))
-    page.set_input_files(field, tmp_path / "bad.pickle")
-    page.wait_for_selector("#measured-said .note-error:has-text('which is not data')")
-    (tmp_path / "model.onnx").write_bytes(b"x")
-    page.set_input_files(field, tmp_path / "model.onnx")
-    page.wait_for_selector("#measured-said .note-error:has-text('is not taken')")
-    events = [entry("alloc", 0, 700 * MIB, 0), entry("free_completed", 0, 700 * MIB, 50_000)]
-    data = snapshot(events, blocks={0: [block(10**12, 100 * MIB)]})
-    (tmp_path / "run.pickle").write_bytes(pickle.dumps(data))
-    page.set_input_files(field, tmp_path / "run.pickle")
-    page.wait_for_selector("#measured-figures td:has-text('0.781 GiB')")
-    traces = "document.querySelector('#plan-curve .js-plotly-plot').data.map(t => t.name)"
-    page.wait_for_function(f"{traces}.includes('measured, cuda:0')")
-    page.click("#measured-remove")
-    page.wait_for_selector("#measured-bar", state="hidden")
-    page.wait_for_function(f"!{traces}.includes('measured, cuda:0')")

@@ -1,0 +1,114 @@
+"""What `verify` measured of a plan beside its prediction, in words.
+
+The words for how far a prediction is off a measurement, by the size of the miss, are the same in every place
+that shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensoropt.cluster.local import BUSY
+from tensoropt.exploration.rates import for_gpus
+from tensoropt.exploration.verified import Verified
+from tensoropt.units import format_bytes, format_seconds
+
+_OFF, _FAR = 1.25, 1.5
+"""The ratios, in either direction, above which a prediction is off, and far off; smaller ones also occur
+between runs. Assumptions."""
+
+
+def _miss_of(measured: float, predicted: float) -> str:
+    """Return ``far off``, ``off``, or "" for a prediction that came true."""
+    if not measured or not predicted:
+        return "far off" if measured != predicted else ""
+    ratio = max(measured / predicted, predicted / measured) * (1 - 1e-9)
+    return "far off" if ratio > _FAR else "off" if ratio > _OFF else ""
+
+
+def _change_words(measured: float, predicted: float) -> str:
+    """Format a change: ``+1 %``; ``+333 %, far off``; "" if nothing was predicted."""
+    if not predicted:
+        return ""
+    change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−")
+    miss = _miss_of(measured, predicted)
+    return f"{'±0 %' if change in ('+0 %', '−0 %') else change}{f', {miss}' if miss else ''}"
+
+
+def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
+    """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
+    return for_gpus(cluster) and "CPU ranks" in verified.checked_on
+
+
+def busy_words(cores_busy: float | None) -> str:
+    """Say that a machine was busy with something else while steps were timed: ``the machine was busy: other
+    programs had 1.7 cores in use``; "" if it was not, or if that is not known."""
+    if cores_busy is None or cores_busy < BUSY:
+        return ""
+    return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
+
+
+def ran_words(
+    verified: Verified,
+    cluster: Mapping[str, Any],
+    memory: Callable[[float], str] = format_bytes,
+    seconds: Callable[[float], str] = format_seconds,
+) -> str:
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers as of the unsplit
+    model``.
+
+    Args:
+        cluster: the cluster that the plan is for.
+        memory, seconds: the functions that format figures.
+    """
+    if verified.error:
+        return f"did not run: {verified.error}"
+    parts = []
+    for word, measured, predicted, text in (
+        ("tracked", verified.memory_tracked_bytes, verified.memory_predicted_bytes, memory),
+        ("measured", verified.time_measured_s, verified.time_predicted_s, seconds),
+    ):
+        if measured is None:
+            continue
+        words = [f"{text(predicted)} predicted", _change_words(measured, predicted)]
+        if word == "measured" and _ran_elsewhere(verified, cluster):
+            words = [f"{text(predicted)} predicted, for other devices than these"]
+        elif word == "measured":
+            words.append(busy_words(verified.cores_busy))
+        parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
+    if verified.loss_difference is None:
+        parts.append(f"collectives {'as' if verified.ok else 'NOT as'} predicted")
+    else:
+        equal = "as of" if verified.ok else "NOT those of"
+        parts.append(f"numbers {equal} the unsplit model")
+    return "; ".join(parts)
+
+
+def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
+    """Say which figures of a run were far off their prediction, a sentence each; seconds only if the devices
+    are those of ``cluster``, which the plan is for."""
+    sentences = []
+    seconds = None if _ran_elsewhere(verified, cluster) else verified.time_measured_s
+    for name, measured, predicted, text in (
+        ("memory", verified.memory_tracked_bytes, verified.memory_predicted_bytes, format_bytes),
+        ("a step", seconds, verified.time_predicted_s, format_seconds),
+    ):
+        if (
+            not verified.error
+            and measured is not None
+            and predicted
+            and _miss_of(measured, predicted) == "far off"
+        ):
+            times = f"{measured / predicted:.2g} times what was predicted"
+            busy = busy_words(verified.cores_busy) if name == "a step" else ""
+            sentences.append(
+                f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
+                f"({text(predicted)}). "
+                + (
+                    f"{busy[:1].upper()}{busy[1:]}; verify again when it is idle."
+                    if busy
+                    else "Trust this plan's figures accordingly."
+                )
+            )
+    return sentences

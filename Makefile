@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-nojit test-oldest dist lint clean \
+.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-gpu test-nojit test-oldest dist lint clean \
 	bench mutants notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
@@ -79,6 +79,9 @@ test: $(STAMP) ## the test suite
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --hypothesis-profile thorough $(ARGS)
+
+test-gpu: $(STAMP) ## what only a GPU can show
+	$(BIN)/python -m pytest -n 0 -m gpu tests/gpu $(ARGS)
 
 test-nojit: $(STAMP) ## the search without compiled kernels, as plain Python
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/frontier tests/search $(ARGS)

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
     from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show, why
-    from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.shopping import device_profile, explore_batches, explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
@@ -59,7 +58,6 @@ _MODULE_OF = {
     "Exploration": "tensoropt.exploration.exploration",
     "Plan": "tensoropt.plan.plan",
     "Point": "tensoropt.plan.point",
-    "SelftestReport": "tensoropt.selftest",
     "Settings": "tensoropt.question.settings",
     "Space": "tensoropt.plan.space",
     "calibrate": "tensoropt.calibration.calibrate",
@@ -91,7 +89,6 @@ _MODULE_OF = {
     "profiles": "tensoropt.machine",
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
-    "run_selftest": "tensoropt.selftest",
     "sampler": "tensoropt.execute",
     "save_checkpoint": "tensoropt.execute",
     "save_pretrained": "tensoropt.execute",
@@ -105,8 +102,8 @@ _MODULE_OF = {
     "why": "tensoropt.saved",
     "with_jobs": "tensoropt.api",
 }
-"""The module that each name is imported from when it is first used. Of the verbs ``demo``, ``selftest`` and
-``verify`` are modules, so that their functions are :func:`run_demo`, :func:`run_selftest`,
+"""The module that each name is imported from when it is first used. Of the verbs ``demo`` and ``verify``
+are modules, so that their functions are :func:`run_demo`,
 :func:`verify_plan` and :func:`verify_random`."""
 _NAMED_THERE = {"load": "load_exploration"}
 
@@ -122,7 +119,6 @@ __all__ = [
     "Plan",
     "PlanError",
     "Point",
-    "SelftestReport",
     "Settings",
     "Space",
     "TensorOptError",
@@ -157,7 +153,6 @@ __all__ = [
     "profiles",
     "recost",
     "run_demo",
-    "run_selftest",
     "sampler",
     "save_checkpoint",
     "save_pretrained",

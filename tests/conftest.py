@@ -39,8 +39,8 @@ import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from tensoropt.fake_cuda import compiled, why_not
 from tensoropt.ranks.pool import RankPool
+from tests.fake_cuda.library import compiled, why_not
 
 # A fixed, small number of examples in every run; `make test-all` draws ten times as many, others each time.
 settings.register_profile(

@@ -28,7 +28,7 @@ def test_every_stage_has_its_layer() -> None:
         c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     }
     layers = contracts["layers"]["layers"]
-    assert layers[-13:] == [
+    assert layers[-12:] == [
         "evaluation | exploration",
         "plan | search",
         "estimate | question",
@@ -40,7 +40,6 @@ def test_every_stage_has_its_layer() -> None:
         "capture | cluster | launchers | zoo",
         "ops",
         "graph",
-        "fake_cuda",
         "errors : files : processes : terms : types : units : console : version",
     ]
 

@@ -22,7 +22,6 @@ FUNCTIONS = {
     "list": ["list_models", "list_clusters", "list_planners"],
     "measure-links": ["measure_links"],
     "demo": ["run_demo"],
-    "selftest": ["run_selftest"],
 }
 """Functions of verbs that are not called like them."""
 

@@ -29,7 +29,6 @@ from tensoropt.cli import (
     measure_links,
     profiles,
     recost,
-    selftest,
     shop,
     show,
     tune,
@@ -42,7 +41,7 @@ from tensoropt.errors import TensorOptError
 
 _IN_ORDER = (
     fit, explore, compare, choose, show, why, shop, recost, export, verify, tune, list_names, detect,
-    calibrate, measure_links, profiles, dashboard, demo, selftest,
+    calibrate, measure_links, profiles, dashboard, demo,
 )  # fmt: skip
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""

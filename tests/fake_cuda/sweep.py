@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tensoropt.fake_cuda import load
+from tests.fake_cuda.library import load
 
 DEVICES = 8
 RANKS = 4
@@ -27,7 +27,7 @@ RANKS = 4
 def main() -> None:
     """Answer all cases."""
     load(Path(sys.argv[1]), DEVICES)
-    from tensoropt.fake_cuda.operators import cuda_operators
+    from tests.fake_cuda.operators import cuda_operators
 
     with cuda_operators():
         for case in json.load(sys.stdin):
@@ -41,14 +41,14 @@ def main() -> None:
 
 def sharded(case: dict[str, Any]) -> dict[str, Any]:
     """One random sharded strategy, on a CPU rank and on a CUDA rank."""
-    from tensoropt.selftest.checks.fake_steps import watched_random
+    from tests.fake_cuda.steps import watched_random
 
     return watched_random(loaded_of(case), tuple(case["mesh"]), case["seed"])
 
 
 def placed(case: dict[str, Any]) -> dict[str, Any]:
     """One random placement on three devices, a process each."""
-    from tensoropt.selftest.checks.fake_steps import watched
+    from tests.fake_cuda.steps import watched
 
     loaded = loaded_of(case)
     strategy, predicted = placement(loaded, case["seed"])
@@ -60,8 +60,8 @@ def through_host(case: dict[str, Any]) -> dict[str, Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from tensoropt.engine import runtime
-    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import step_on
+    from tests.fake_cuda.steps import MadeOnTheCpu
 
     carried: set[str] = set()
 
@@ -94,7 +94,7 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from tensoropt.placement.execute.engine import PlacedEngine
-    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
+    from tests.fake_cuda.steps import MadeOnTheCpu
 
     loaded = loaded_of(case)
     # All in pieces, so that pieces of the loss are on several devices.
@@ -123,9 +123,9 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     from tensoropt.engine.models import ModelSpec
     from tensoropt.execute import parallel
     from tensoropt.execute import parallel as job
-    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import fake_job
     from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+    from tests.fake_cuda.steps import MadeOnTheCpu
 
     loaded = loaded_of(case)
     micro = micro_strategies(loaded.graph, 2)

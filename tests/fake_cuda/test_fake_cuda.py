@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tensoropt import fake_cuda
 from tensoropt.errors import TensorOptError
-from tensoropt.fake_cuda import library as library_module
-from tensoropt.selftest.checks.fake_steps import ON_THE_CPU
+from tests.fake_cuda import library as fake_cuda
+from tests.fake_cuda.steps import ON_THE_CPU
 
 ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
@@ -146,7 +145,7 @@ def test_what_is_wrong_is_noticed() -> None:
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library_module.shutil, "which", lambda _: None)
+    monkeypatch.setattr(fake_cuda.shutil, "which", lambda _: None)
     with pytest.raises(TensorOptError, match=r"no g\+\+ .*apt-get install"):
         fake_cuda.compiled(tmp_path)
 

@@ -129,7 +129,7 @@ def test_only_attention_depends_on_the_capability():
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from tensoropt.fake_cuda import load
+from tests.fake_cuda.library import load
 load(Path(sys.argv[1]))
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.engine.models import CapturedModel
-from tensoropt.fake_cuda.operators import CAPABILITY
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
@@ -20,6 +19,7 @@ from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import issued, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.fake_cuda.operators import CAPABILITY
 
 ON_THE_CPU = {
     "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -67,12 +66,3 @@ class Average:
         tensoropt.load_checkpoint(path, self.model)
         self.values = self._parameters()
         self._put(own)
-
-    # -- as one of the states that torchtitan's checkpoints have ------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        names = [name for name, _ in self.model.named_parameters()]
-        return dict(zip(names, self.values, strict=True))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.values = list(state.values())

@@ -115,7 +115,6 @@ def test_the_metadata(built: Path) -> None:
         "trainer",
         "trl",
         "lightning",
-        "torchtitan",
         "solvers",
         "all",
         "test",

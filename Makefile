@@ -30,7 +30,10 @@ $(STAMP): pyproject.toml constraints.txt .ci/install-torch.py
 	@touch $@
 
 demo: $(STAMP) ## the whole loop on a GPT-2-style model: frontier, plan, run, compare
-	$(BIN)/python -m tensoropt demo
+	$(BIN)/tensoropt explore zoo:gpt2-demo --cluster cpu:2 --out out/demo
+	$(BIN)/tensoropt choose out/demo --knee --why --out out/demo/plan.json
+	$(BIN)/tensoropt verify out/demo/plan.json --save out/demo
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m tensoropt.execute out/demo/plan.json --steps 4
 
 dashboard: $(STAMP) ## the web page: frontiers, plans, exports (DIR=... opens your explorations)
 	$(BIN)/python -m tensoropt dashboard $(DIR)

@@ -21,13 +21,12 @@ from tensoropt.errors import (
 from tensoropt.version import __version__
 
 if TYPE_CHECKING:
-    from tensoropt.api import compare, explore, explore_changed, recost, with_jobs
+    from tensoropt.api import compare, explore, recost, with_jobs
     from tensoropt.calibration.calibrate import calibrate
     from tensoropt.calibration.tuning import tune
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
-    from tensoropt.demo import run_demo
     from tensoropt.estimate.fit import fit
     from tensoropt.execute import (
         load_checkpoint,
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show, why
+    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import device_profile, explore_batches, explore_clusters, shop
+    from tensoropt.shopping import explore_batches, explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -65,10 +64,8 @@ _MODULE_OF = {
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
     "detect": "tensoropt.machine",
-    "device_profile": "tensoropt.shopping",
     "explore": "tensoropt.api",
     "explore_batches": "tensoropt.shopping",
-    "explore_changed": "tensoropt.api",
     "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
     "export_frontiers": "tensoropt.saved",
@@ -88,7 +85,6 @@ _MODULE_OF = {
     "parallelize": "tensoropt.execute",
     "profiles": "tensoropt.machine",
     "recost": "tensoropt.api",
-    "run_demo": "tensoropt.demo",
     "sampler": "tensoropt.execute",
     "save_checkpoint": "tensoropt.execute",
     "save_pretrained": "tensoropt.execute",
@@ -99,12 +95,9 @@ _MODULE_OF = {
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
     "whole": "tensoropt.execute",
-    "why": "tensoropt.saved",
     "with_jobs": "tensoropt.api",
 }
-"""The module that each name is imported from when it is first used. Of the verbs ``demo`` and ``verify``
-are modules, so that their functions are :func:`run_demo`,
-:func:`verify_plan` and :func:`verify_random`."""
+"""The module that each name is imported from when it is first used."""
 _NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [
@@ -128,11 +121,9 @@ __all__ = [
     "compare",
     "dashboard",
     "detect",
-    "device_profile",
     "errors",
     "explore",
     "explore_batches",
-    "explore_changed",
     "explore_clusters",
     "export_csv",
     "export_frontiers",
@@ -152,7 +143,6 @@ __all__ = [
     "parallelize",
     "profiles",
     "recost",
-    "run_demo",
     "sampler",
     "save_checkpoint",
     "save_pretrained",
@@ -163,7 +153,6 @@ __all__ = [
     "verify_plan",
     "verify_random",
     "whole",
-    "why",
     "with_jobs",
 ]
 

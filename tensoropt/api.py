@@ -33,11 +33,9 @@ from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
 from tensoropt.question.settings import ANY_SPACE, Settings
 from tensoropt.ranks.local_hardware import has_local_cores
-from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
-from tensoropt.report.explain import Recosted
 from tensoropt.session import launched
-from tensoropt.session.comparing import recosted, with_planners
+from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.launcher_space import evaluate_launcher
@@ -322,35 +320,6 @@ def with_jobs(
     for job in read:
         job.on(len(exploration.cluster["devices"]))
     return launched.with_jobs(exploration, read, store, heard(progress))
-
-
-@shows_progress
-def explore_changed(
-    exploration: Exploration,
-    change: str,
-    *,
-    store: ProfileStore | None = None,
-    progress: ProgressChoice = None,
-    keep: bool = False,
-) -> Exploration:
-    """Explore a saved operator graph again with one change and the same settings otherwise.
-
-    A memory budget is left out, because it only says which points fit. The model is not needed.
-
-    Args:
-        change: ``bandwidth:LEVEL``, ``bandwidth:all``, ``bfloat16``, ``micro-batches:N`` or ``devices:N``, as
-            listed by :func:`tensoropt.report.changes.changes`.
-        store, progress, keep: as in :func:`explore`.
-
-    Raises:
-        TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
-        InfeasibleError, ClusterError: the changed exploration cannot be searched.
-    """
-    question = question_of_change(exploration, change)
-    return explore_captured(
-        KeptCapture(question.model, question.graph), cluster=question.cluster, settings=question.settings,
-        store=store, progress=progress, keep=keep,
-    )  # fmt: skip
 
 
 def _entries(

@@ -48,7 +48,7 @@ def measure_links(
     if (number := detected_hosts(where)) > 1 and job_hosts() is None:
         raise TensorOptError(
             f"the links between {number} hosts are timed from all of them at once; run on each: torchrun "
-            f"--nnodes {number} --nproc-per-node 1 ... -m tensoropt measure-links --cluster FILE"
+            f"--nnodes {number} --nproc-per-node 1 ... -m tensoropt measure links --cluster FILE"
         )
     if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(

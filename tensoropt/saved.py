@@ -22,9 +22,7 @@ from tensoropt.exploration.export import (
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
 from tensoropt.report.detail import detail
-from tensoropt.report.owners import MomentOwners, point_owners
 from tensoropt.report.step_parts import Detail
-from tensoropt.report.why import Why, why_point
 from tensoropt.session.launched import job_prices
 from tensoropt.session.told import ToldJob
 from tensoropt.session.told import nearest as nearest_job
@@ -149,67 +147,6 @@ def show(
     return detail(exploration, index)
 
 
-def owners(
-    saved: _Saved,
-    point: int | None = None,
-    *,
-    at_s: float | None = None,
-    memory_bytes: float | None = None,
-    time_s: float | None = None,
-    knee: bool = False,
-) -> MomentOwners:
-    """Return the owners of a point's memory at a moment of its step: operators, tensors, bytes, lifetimes.
-
-    Args:
-        point: as in :func:`show`.
-        at_s: seconds from the start of the step; by default the moment of the peak.
-
-    Raises:
-        TensorOptError: as in :func:`show`, or the step has no such moment.
-    """
-    exploration = opened(saved)
-    _, index = chosen_point(exploration, memory_bytes=memory_bytes, time_s=time_s, knee=knee, point=point)
-    memory_owners = point_owners(exploration, index)
-    return memory_owners.at(None if at_s is None else memory_owners.number_at(at_s))
-
-
-def why(
-    saved: _Saved,
-    point: int | None = None,
-    *,
-    memory: float | str | None = None,
-    time: float | str | None = None,
-    knee: bool = False,
-    folder: str | None = None,
-    memory_bytes: float | None = None,
-    time_s: float | None = None,
-) -> Why:
-    """Return the reasons why a point is not faster: its bottleneck, lower bounds, and the gain from each
-    change.
-
-    Args:
-        point: its number, from 1; by default the point that :func:`choose` would select.
-        memory: the budget per device; by default what the point needs.
-        folder: the exploration's folder in commands; by default the given one.
-        time, knee, memory_bytes, time_s: as in :func:`choose`.
-
-    Raises:
-        TensorOptError: there is no such point.
-        InfeasibleError: nothing fits, or not this point; the message says what would.
-    """
-    exploration = opened(saved)
-    if folder is None:
-        folder = "DIR" if isinstance(saved, Exploration) else os.fspath(saved)
-    budget = limit_bytes(memory_bytes, memory)
-    if point is None:
-        _, index = chosen_point(
-            exploration, memory_bytes=budget, time_s=limit_seconds(time_s, time), knee=knee
-        )
-    else:
-        index = exploration.index(point=point)
-    return why_point(exploration, index, memory_bytes=budget, folder=folder)
-
-
 def export_csv(
     saved: _Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
 ) -> Exploration:
@@ -306,8 +243,7 @@ def _exploration_meant(
         if len(inside) > 1:
             raise TensorOptError(
                 f"{saved} holds {len(inside)} explorations; add --devices auto for the fewest devices "
-                "that will do, --devices N, --batch auto for most samples per second, --batch N, or "
-                "--profile for a table of all"
+                "that will do, --devices N, --batch auto for most samples per second, or --batch N"
             )
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)

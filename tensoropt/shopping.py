@@ -347,16 +347,6 @@ def _folder(name: str, explorations: Sequence[Exploration]) -> str:
     return f"{plain}-{same + 1}" if same else plain
 
 
-def device_profile(saved: SavedOnClusters) -> Profile:
-    """Return the table devices x memory -> time of the explorations in a folder, or of the given ones.
-
-    Raises:
-        TensorOptError: the folder holds none, one is damaged, or they are not of one model's step.
-    """
-    # The table has no place for an exploration that cannot be read.
-    return OnClusters.of(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved).profile
-
-
 def shop(
     saved: SavedOnClusters,
     *,

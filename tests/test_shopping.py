@@ -13,7 +13,7 @@ from torch import nn
 
 import tensoropt
 from tensoropt import shopping
-from tensoropt.cli.parser import main
+from tensoropt.cli.offers import offers_answer
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import load_batch
@@ -234,39 +234,17 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def test_the_command_line_answers_and_lists_what_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
     folder = str(saved(tmp_path))
-    prices = ["--price", "H100-80GB=3,A100-80GB=1", "--currency", "EUR"]
-    assert main(["shop", folder, "--time", "500ms", *prices, "--csv", str(tmp_path / "c.csv")]) == 0
-    told = capsys.readouterr().out
+    tariff = Tariff(None, {"H100-80GB": 3.0, "A100-80GB": 1.0}, "EUR")
+    told = offers_answer(folder, {"time_s": 0.5, "tariff": tariff}).text
     assert "Cheapest within 500 ms a step: dgx-h100" in told
     assert "too slow: 600 ms a step" in told
     assert "no plan fits" in told
     assert "damaged" in told
-    assert "4 clusters written" in told
-    assert main(["shop", folder, "--cost", "0.4", *prices, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = offers_answer(folder, {"cost": 0.4, "tariff": tariff}).data
     assert (data["cheapest"], data["fastest"]) == ("dgx-a100", "dgx-a100")
     assert {row["cluster"] for row in data["clusters"]} == {"dgx-a100", "dgx-h100", "damaged", "dgx-b200"}
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (["--cost", "much"], "--cost 'much' is not a number"),
-        (["--cost", "-1"], "buys nothing"),
-        (["--headroom", "2GiB"], "not a share of a device's memory"),
-        (["--time", "soon"], "is not a time"),
-        (["--price", "H200=1"], "there is a price for H200"),
-    ],
-)
-def test_nonsense_ends_with_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
-) -> None:
-    assert main(["shop", str(saved(tmp_path)), *more]) == 2
-    assert why in capsys.readouterr().err
 
 
 def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:

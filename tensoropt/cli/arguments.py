@@ -1,7 +1,7 @@
 """Arguments that several verbs share, and the functions that parse them.
 
 - ``Verb`` and ``Answer``: the form of every verb: its name, its arguments, its call, the text of its answer.
-- The flags of ``explore`` and ``compare``, parsed into a ``Question``.
+- The flags of ``explore``, parsed into a ``Question``.
 - The length of a training and the price of its devices: ``--tokens``, ``--price``, ...
 """
 
@@ -284,8 +284,8 @@ def writable_folder(path: str) -> Iterator[Path]:
         raise
 
 
-def add_question(verb: argparse.ArgumentParser, *, comparing: bool = False) -> None:
-    """Add the model, the cluster and all settings; for ``compare``, those that it has."""
+def add_question(verb: argparse.ArgumentParser) -> None:
+    """Add the model, the cluster and all settings."""
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
@@ -317,10 +317,9 @@ def add_question(verb: argparse.ArgumentParser, *, comparing: bool = False) -> N
     )
     groups: dict[str, Any] = {}
     for setting in settings_fields():
-        if setting.compared or not comparing:
-            group = groups.get(setting.group) or verb.add_argument_group(setting.group)
-            groups[setting.group] = group
-            group.add_argument(f"--{setting.flag}", **_flag(setting))
+        group = groups.get(setting.group) or verb.add_argument_group(setting.group)
+        groups[setting.group] = group
+        group.add_argument(f"--{setting.flag}", **_flag(setting))
     add_onnx(verb)
 
 
@@ -363,7 +362,7 @@ def question_option(options: argparse.Namespace) -> Any:
     from tensoropt.question.question import Question, read_batches
     from tensoropt.units import parse_bytes, read_counts
 
-    comparing = options.verb == "compare"
+    comparing = bool(getattr(options, "planners", None))
     limits = options.memory.split(",") if comparing and options.memory else []
     if comparing:
         options = argparse.Namespace(**{**vars(options), "memory": None})
@@ -474,5 +473,5 @@ def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptE
 
     leanest = exploration.points[0]
     would = f"{brief_name(exploration.names[0])}, {format_seconds(leanest.time_s)} a step"
-    saved = f"; what was found is in {out}: tensoropt show {out} --point 1, or export --csv" if out else ""
+    saved = f"; what was found is in {out}: tensoropt choose {out} --point 1, or export --csv" if out else ""
     return InfeasibleError(f"{refusal} ({would}){saved}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.cli.arguments import (
     Answer,
@@ -11,14 +13,14 @@ from tensoropt.cli.arguments import (
     add_folder,
     add_headroom,
     add_point,
-    amount_option,
     headroom_option,
     limits,
-    tariff_option,
     told_point,
 )
-from tensoropt.cli.shop import offers_answer
 from tensoropt.console import ProgressDisplay
+
+if TYPE_CHECKING:
+    from tensoropt.exploration.exploration import Exploration
 
 BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
 """The plans that people make by hand, as the option calls them; without the package that knows them, so that
@@ -39,11 +41,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="in a folder made with explore --batch: plans at batch N, or at the one with most samples/s",
     )
     add_headroom(verb)
-    which = verb.add_mutually_exclusive_group()
-    which.add_argument(
-        "--profile", action="store_true", help="the table devices x memory -> time, no plan, like shop"
-    )
-    add_point(which)
+    add_point(verb.add_mutually_exclusive_group())
     verb.add_argument(
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )
@@ -53,17 +51,18 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the plan that people make by hand, in its best form: with and without recomputation and "
         "micro-batches",
     )
+    verb.add_argument(
+        "--why",
+        action="store_true",
+        help="also what the step and the memory at its peak go into, and what would make it faster",
+    )
+    verb.add_argument("--trace", metavar="FILE", help="write the step's timeline for ui.perfetto.dev")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
-    if options.profile:
-        from tensoropt.exploration.rates import THOUSAND_STEPS
-
-        wanted = {"amount": amount_option(options) or THOUSAND_STEPS, "tariff": tariff_option(options)}
-        return offers_answer(options.dir, wanted)
     wanted = limits(options)
     wanted["headroom"] = headroom_option(options, lambda: _device_bytes(options.dir))
     wanted["fastest"] = options.fastest
@@ -85,6 +84,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     within = answer_within(exploration, wanted["memory_bytes"], wanted["headroom"])
     taken = within.taken_words() if within.row == index and options.point is None else ""
     lines = [within.sentence(), *([taken] if taken else []), "", *lines]
+    if options.why or options.trace:
+        reasons, more = _reasons(exploration, index, options)
+        lines += ["", *reasons]
+        told |= more
     if options.out:
         plan.save(options.out)
         ways = run_ways(exploration.cluster, plan.devices, options.out)
@@ -99,6 +102,34 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "plan": plan.to_data(),
     }
     return Answer(data, "\n".join(lines))
+
+
+def _reasons(
+    exploration: Exploration, index: int, options: argparse.Namespace
+) -> tuple[list[str], dict[str, Any]]:
+    """Return what a point's step and memory go into, as lines and as data, and write its trace if asked."""
+    from tensoropt.report.detail import detail
+    from tensoropt.report.explain import why_lines
+    from tensoropt.report.faster import what_is_faster
+    from tensoropt.report.owners import point_owners
+    from tensoropt.report.step_parts import write_trace
+
+    of_point = detail(exploration, index)
+    lines: list[str] = []
+    data: dict[str, Any] = {}
+    if options.why:
+        owners, faster = point_owners(exploration, index), what_is_faster(exploration, index)
+        lines += why_lines(of_point, owners, faster)
+        data["why"] = {
+            **of_point.to_dict(),
+            "headline": of_point.headline(),
+            "owners": owners.at().to_dict(),
+            "faster": [asdict(one) for one in faster],
+        }
+    if options.trace:
+        write_trace(of_point.trace(), options.trace)
+        lines.append(f"trace written to {options.trace}; open it at https://ui.perfetto.dev")
+    return lines, data
 
 
 def _device_bytes(folder: str) -> float:

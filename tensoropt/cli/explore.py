@@ -22,7 +22,7 @@ from tensoropt.cli.arguments import (
     tariff_option,
     writable_folder,
 )
-from tensoropt.cli.shop import offers_answer
+from tensoropt.cli.offers import offers_answer
 from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
@@ -48,6 +48,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="what you run today, as a point beside the frontier: torchtitan:job.toml, "
         "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; its "
         "batch and sequence are taken unless --batch and --sequence say others; may be given several times",
+    )
+    verb.add_argument(
+        "--planners",
+        metavar="all|a,b",
+        help="published planners to run too, all evaluated by one simulator: a row each (see: tensoropt list "
+        "planners); --memory then takes several limits, 8GiB,24GiB",
+    )
+    verb.add_argument(
+        "--planner-option",
+        action="append",
+        default=[],
+        metavar="PLANNER.OPTION=VALUE",
+        help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
     )
     verb.add_argument(
         "--batch-per-device",
@@ -88,6 +101,8 @@ def explore(
         notes: whether all that was noted is said.
     """
     asked = asked or {}
+    if question.planners:
+        return compare(question, progress, out)
     _check_prices(question, asked)
     if question.also_on and question.devices:
         raise TensorOptError(
@@ -136,6 +151,24 @@ def explore(
         ]
     )
     return Answer(data, text)
+
+
+def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+    """Return a row per planner and limit, next to the frontier's; save the exploration and the table in
+    ``out``."""
+    from tensoropt.planners.compare import requested_planners
+
+    # An unknown name is refused before anything is computed.
+    requested_planners(question.planners, question.planner_options)
+    exploration = explored(question, progress, out)
+    from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.report.table import comparison_text
+
+    write_comparison_csv(exploration, Path(out) / "comparison.csv")
+    saved = f"saved: {out} (exploration, frontier.csv, comparison.csv)"
+    rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    data = {"comparison": rows, "points": len(exploration.points)}
+    return Answer(data, f"{comparison_text(exploration)}\n{saved}")
 
 
 def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
@@ -192,7 +225,7 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Ma
         explorations = explore_each(clusters, on, out=folder, progress=progress)
     answer = offers_answer(explorations, limits)
     refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
-    saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` compares them"
+    saved = f"saved: {folder}, one exploration for each"
     return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
 
 

@@ -18,31 +18,20 @@ from tensoropt import __version__
 from tensoropt.cli import (
     calibrate,
     choose,
-    compare,
     dashboard,
-    demo,
-    detect,
     explore,
     export,
     fit,
     list_names,
-    measure_links,
-    profiles,
-    recost,
-    shop,
-    show,
+    measure,
     tune,
     verify,
-    why,
 )
 from tensoropt.cli.arguments import Verb
 from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
-_IN_ORDER = (
-    fit, explore, compare, choose, show, why, shop, recost, export, verify, tune, list_names, detect,
-    calibrate, measure_links, profiles, dashboard, demo,
-)  # fmt: skip
+_IN_ORDER = (fit, explore, choose, export, verify, tune, dashboard, list_names, measure, calibrate)
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
 _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130

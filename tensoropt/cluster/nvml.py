@@ -71,7 +71,7 @@ def all_pairs(device_count: int) -> list[tuple[int, int]]:
 # NVML's common-ancestor levels, in the notation of `nvidia-smi topo -m`.
 _ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
 # Usable share of a PCIe link's bandwidth, and latency per hop, by the path between two devices. PIX accounts
-# for packet overhead only; the others are estimates that `measure-links` replaces.
+# for packet overhead only; the others are estimates that `measure links` replaces.
 _PCIE_PATHS = {
     "PIX": (0.82, 5.7e-6),
     "PXB": (0.80, 6.0e-6),

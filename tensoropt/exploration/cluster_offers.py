@@ -24,7 +24,6 @@ from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.batch_sweep import batch_in
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
-from tensoropt.exploration.export import write_rows
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
 from tensoropt.exploration.recommended import recommended
 from tensoropt.plan.plan_names import brief_name
@@ -401,12 +400,6 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
 def offers_data(found: Offers) -> list[dict[str, object]]:
     """Return the rows as plain data; None for what is unknown."""
     return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
-
-
-def write_offers_csv(found: Offers, path: str | os.PathLike[str]) -> None:
-    """Write one row per cluster: its offer, or why it has none; unknown values are left empty."""
-    rows = [["" if value is None else value for value in row.values()] for row in offers_data(found)]
-    write_rows(path, tuple(_OFFER_COLUMNS), rows)
 
 
 def check_prices(explorations: Sequence[Exploration], tariff: Tariff) -> None:

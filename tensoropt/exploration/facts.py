@@ -1,6 +1,6 @@
 """The facts of a point, a plan and a space, each defined once for all places that show it.
 
-``show``, the page's card, the table of two points and notebooks pick from :func:`facts` by
+``choose``, the page's card, the table of two points and notebooks pick from :func:`facts` by
 name and show what they pick (:mod:`tensoropt.plan.facts_table`).
 """
 

@@ -158,7 +158,8 @@ def frontier_text(findings: Findings, *, every: bool = False) -> str:
     if not every and (words := unconstrained_words(findings)):
         text += f"\n{words}"
     if len(indices) < len(findings.points):
-        text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
+        of = counted(len(findings.points), "point")
+        text += f"\n{len(indices)} of {of}; all: tensoropt export DIR --csv FILE"
     return text
 
 

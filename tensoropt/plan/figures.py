@@ -1,7 +1,7 @@
 """The figures of a point: the name, unit, label and meaning of each, defined in one place.
 
-The CSV, ``--json``, ``show``, the page's table of points and its tooltips are made from this registry, and so
-are the columns of a saved frontier. A figure that a simulation finds is a keyword of
+The CSV, ``--json``, ``choose``, the page's table of points and its tooltips are made from this registry, and
+so are the columns of a saved frontier. A figure that a simulation finds is a keyword of
 :meth:`~tensoropt.plan.point.Point.of`; for one that follows from others, the registry has the formula.
 """
 
@@ -55,7 +55,7 @@ class Figure:
             simulation finds, which each point keeps.
         part: the breakdown that it is a part of and its name there: ``("terms", "context")``.
         default: the value of a point without it; NaN if that means unknown.
-        listed: whether it has a line of its own in ``show`` and in tooltips, and a column in the page's
+        listed: whether it has a line of its own in ``choose`` and in tooltips, and a column in the page's
             table; the others are worked into sentences.
         sparse: whether a CSV leaves out its column if no point has it.
     """

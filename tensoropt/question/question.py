@@ -1,4 +1,4 @@
-"""The question that ``explore`` and ``compare`` answer, as one value that is kept, sent and written as JSON.
+"""The question that ``explore`` answers, as one value that is kept, sent and written as JSON.
 
 The command line is parsed into it, and so is a form; the equivalent command line is made from it.
 """
@@ -195,7 +195,7 @@ class Question(BaseModel):
             cluster_file, constraints_file: the files of a cluster and of constraints that have no name.
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
-        words = ["compare" if self.planners else "explore", self.model, "--cluster", cluster]
+        words = ["explore", self.model, "--cluster", cluster]
         batch = write_counts(self.batches) if self.batch is None else str(self.batch)
         words += ["--batch", batch] if batch else []
         words += [] if self.batch_per_device is None else ["--batch-per-device", str(self.batch_per_device)]

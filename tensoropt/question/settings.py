@@ -64,7 +64,6 @@ class Setting:
         width: of its control in a form, pixels.
         choices: the values that a form offers; by default those of the field.
         others: what stands for values that only a command line and Python take.
-        compared: whether ``compare`` has it, too.
         name, default: of the field; filled in by :func:`settings_fields`.
     """
 
@@ -87,7 +86,6 @@ class Setting:
     default: Any = None
     choices: tuple[str, ...] = ()
     others: str = ""
-    compared: bool = True
 
     @property
     def key(self) -> str:
@@ -314,7 +312,7 @@ class Settings:
         int | float | None,
         Setting(
             "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
-            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150, compared=False,
+            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
         ),
     ] = None  # fmt: skip
     epsilon: Annotated[
@@ -422,7 +420,7 @@ class Settings:
         Literal["any", "torchtitan", "megatron", "deepspeed", "accelerate"],
         Setting(
             "any: all plans; or only those that a launcher's config can say, as `export` writes them",
-            "Plans", SEARCH, title="plans of {}", width=120, compared=False,
+            "Plans", SEARCH, title="plans of {}", width=120,
         ),
     ] = ANY_SPACE  # fmt: skip
 

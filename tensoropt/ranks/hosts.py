@@ -1,6 +1,6 @@
 """Ranks on all hosts of a job: the pool of its first process has workers on every host.
 
-    torchrun --nnodes 2 --nproc-per-node 1 ... -m tensoropt measure-links --cluster hosts.yaml
+    torchrun --nnodes 2 --nproc-per-node 1 ... -m tensoropt measure links --cluster hosts.yaml
 
 The first process that ``torchrun`` starts on a host is its agent: it starts the workers there, pinned as on
 one host, and passes on the messages between them and the pool. The first host's agent runs the command.
@@ -198,7 +198,7 @@ class JobHosts:
             raise ClusterError(
                 f"{cluster.name} has {cluster.counts}, and the {len(self)} hosts of this job have, each, "
                 f"{each_has}; write their file with: torchrun --nnodes {len(self)} --nproc-per-node 1 ... "
-                "-m tensoropt detect --out hosts.yaml"
+                "-m tensoropt measure host --out hosts.yaml"
             )
 
     def start(self, rank: int, ranks: int, log: Path, threads: int, backend: str) -> StartedRank:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
@@ -17,11 +18,26 @@ from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
-from tensoropt.report.explain import Recosted
 from tensoropt.report.rebuilt import StrategyOnMesh, strategy_on
 from tensoropt.session.evaluation import certified, only_used_spaces, open_costs, record_used
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
+
+
+@dataclass(frozen=True)
+class Recosted:
+    """The point at an index of a saved frontier at current costs; ``reason`` says why it could not be
+    costed."""
+
+    index: int
+    memory_bytes: float | None
+    time_s: float | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data, the point by its number."""
+        fields = asdict(self)
+        return {"point": fields.pop("index") + 1, **fields}
 
 
 def recosted(

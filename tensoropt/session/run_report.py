@@ -268,5 +268,5 @@ def _lost(atoms: AtomGraph) -> Iterator[str]:
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "
-            "`tensoropt profiles --forget-failed` has it tried again"
+            "`tensoropt measure profiles --forget-failed` has it tried again"
         )

@@ -189,6 +189,6 @@ class SpaceSearch:
         if self.settings.constraints is None:
             return InfeasibleError(
                 f"{said}; where that is for lack of memory take a smaller batch, or price without timing: "
-                "`tensoropt profiles --forget-failed`, then explore with --measure never"
+                "`tensoropt measure profiles --forget-failed`, then explore with --measure never"
             )
         return ConstraintError(f"{said}; take back or soften one of them")

@@ -239,7 +239,6 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     code, out, _ = run(*arguments, "--devices", "auto", "--out", "sizes", "--json")
     assert code == 0
     assert [row["devices"] for row in json.loads(out)["profile"]["rows"]] == [1, 2]
-    assert "<=" in run("choose", "sizes", "--profile")[1]
     assert '"devices": 1' in run("choose", "sizes", "--memory", "4GiB", "--devices", "auto", "--json")[1]
     assert '"devices": 2' in run("choose", "sizes", "--memory", "4GiB", "--devices", "2", "--json")[1]
     refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; add --devices")
@@ -267,9 +266,6 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     assert "\nsamples/s\n" in out
     assert "Largest batch that was explored: 4" in out
     assert Path("batches/frontier.csv").is_file()
-    data = json.loads(run("shop", "batches", "--json")[1])
-    assert [row["batch"] for row in data["clusters"]] == [2, 4]
-    assert [row["batch"] for row in data["profile"]["rows"]] == [2, 4]
     chosen = json.loads(run("choose", "batches", "--batch", "2", "--knee", "--json")[1])
     assert chosen["plan"]["model"]["batch"] == 2
     refused(run("choose", "batches", "--batch", "3", "--knee"), "there are 2, 4")
@@ -279,7 +275,8 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     refused(run("choose", "batches", *both), "each name an exploration")
     for more in (("--devices", "1"), ("--also-on", "dgx-a100"), ("--batch-per-device", "4")):
         refused(run(*arguments, "--batch", "auto", *more, "--out", "x"), f"and {more[0]} is given as well")
-    refused(run("compare", *arguments[1:6], "--batch", "2,4"), "planners are compared at one batch")
+    compared = (*arguments[:6], "--planners", "all", "--out", "x")
+    refused(run(*compared, "--batch", "2,4"), "planners are compared at one batch")
     refused(run(*NET, "--cluster", "cpu:1", "--batch", "auto", "--out", "x"), "with a parameter 'batch'")
     assert not Path("x").exists()
 
@@ -298,9 +295,9 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     assert job["notes"]
     assert job["memory_bytes"] > 0
     assert answer["point"] is not None
-    shown = run("show", "today", "--point", str(job["point"]))
+    shown = run("choose", "today", "--point", str(job["point"]))
     assert shown[0] == 0
-    assert shown[1].startswith("your job (deepspeed)")
+    assert "\nyour job (deepspeed)" in shown[1]
     told = ("export", "today", "--point", str(job["point"]), "--as")
     code, out, err = run(*told, "deepspeed")
     assert code == 0
@@ -324,18 +321,10 @@ def test_what_does_not_fit_is_kept_and_said(run: Any, place: Path) -> None:
     arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "tight")
     answer = run(*arguments, "--memory", "1KiB")
     refused(answer, "no plan fits 1 KiB; the smallest plan needs")
-    assert "a step); what was found is in tight: tensoropt show tight --point 1" in answer[2]
-    assert run("show", "tight", "--point", "1")[0] == 0
+    assert "a step); what was found is in tight: tensoropt choose tight --point 1" in answer[2]
+    assert run("choose", "tight", "--point", "1")[0] == 0
     # Kept, so that another budget needs no search.
     assert "--anew explores again" in run(*arguments, "--memory", "8GiB")[1]
-
-
-def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:
-    code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
-    assert code == 0
-    assert "data_parallel" in out
-    refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean 'data_parallel'")
-    refused(run("recost", "out", "--only-beside", "--out", "x"), "--only-beside is for --planners")
 
 
 def test_export_writes_both_files(run: Any, explored: Path) -> None:
@@ -436,17 +425,12 @@ def test_constraints_hold_from_the_file_to_every_point(run: Any, place: Path) ->
     assert run("choose", "held", "--knee", "--out", "held.json")[0] == 0
     plan = json.loads((place / "held.json").read_text())
     assert plan["settings"]["constraints"]["together"] == [["a", "b"]]
-    code, _, err = run("recost", "held", "--out", "held-again")
-    assert code == 0, err
-    assert (place / "held" / "frontier.csv").read_bytes() == (
-        place / "held-again" / "frontier.csv"
-    ).read_bytes()
 
 
 def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) -> None:
     (place / "rows.yaml").write_text('pin: [{operators: a, axes: {"*": none}}]')
     code, _, err = run(
-        "compare", "net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints",
+        "explore", "net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints",
         "rows.yaml", "--planners", "optcnn,data_parallel,flexflow", "--out", "kept", "--json",
     )  # fmt: skip
     assert code == 0, err
@@ -583,8 +567,8 @@ BAD = {
         ("verify", "net.py:net", "--random", "1", "--placed", "--pipeline", "2"), "two kinds of plans"
     ),
     "pipelines of a plan": (("verify", "two.yaml", "--pipeline", "2"), "belong to --random N"),
-    "links of GPUs elsewhere": (("measure-links", "--cluster", "dgx-a100"), "local:N"),
-    "demo elsewhere": (("demo", "--cluster", "dgx-a100", "--out", "bad"), "local:N"),
+    "links of GPUs elsewhere": (("measure", "links", "--cluster", "dgx-a100"), "local:N"),
+    "links of nothing": (("measure", "links"), "needs --cluster"),
 }  # fmt: skip
 
 
@@ -724,12 +708,12 @@ def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys)
             for i in range(10)
         }
         store.put_many(records | {"cpu/torch/2x1/train/hung": {"error": "it did not end within 60 s"}})
-    assert main(["profiles", "--forget-failed"]) == 0
+    assert main(["measure", "profiles", "--forget-failed"]) == 0
     assert "1 records of what failed" in capsys.readouterr().out
-    assert main(["profiles", "--export", str(tmp_path / "records")]) == 0
+    assert main(["measure", "profiles", "--export", str(tmp_path / "records")]) == 0
     assert "norm forward: 0 % (0 %), from 10" in capsys.readouterr().out
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))
-    assert main(["profiles", "--import", str(tmp_path / "records")]) == 0
+    assert main(["measure", "profiles", "--import", str(tmp_path / "records")]) == 0
     assert "10 records added" in capsys.readouterr().out
 
 
@@ -742,7 +726,10 @@ def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
 # -- what a user's code prints --------------------------------------------------------------------
 
 TALKED = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked")
-TALKED_BESIDE = ("compare", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo")
+TALKED_BESIDE = (
+    "explore", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo",
+    "--out", "beside",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -763,8 +750,7 @@ def talked(place: Path) -> Path:
         ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--ranks"),
         ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--placed", "--fake"),
         ("choose", "talked", "--knee"),
-        ("show", "talked"),
-        ("recost", "talked", "--out", "talked-again"),
+        ("choose", "talked", "--why"),
     ],
     ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
 )
@@ -782,7 +768,7 @@ def test_what_a_model_prints_is_no_part_of_the_answer(
     out, err = capfd.readouterr()
     assert strict(out)
     assert out.startswith("{")
-    if arguments[0] in ("explore", "compare"):
+    if arguments[0] == "explore":
         for where in ("at import", "in the function", "in forward"):
             for said in ("printed", "written", "to the first stdout", "to the descriptor", "by a process"):
                 assert f"{said} {where}\n" in err

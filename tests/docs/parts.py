@@ -142,7 +142,7 @@ def settings() -> str:
     """A row for each setting, as it stands at its field."""
     found = []
     for setting in settings_fields():
-        verbs = "`explore`, `compare`" if setting.compared else "`explore`"
+        verbs = "`explore`"
         choices = [*setting.choices, *filter(None, [setting.others])]
         values = f"{', '.join(choices)}. " if choices else ""
         off = f", `--no-{setting.flag}`" * (setting.default is True)

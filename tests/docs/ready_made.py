@@ -26,7 +26,7 @@ EXPLORATIONS = {
     "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
     "--memory 2.75GiB --no-process-memory",
     # Of tensors alone: of so small a model NCCL's buffers leave 8 plans on 8 cards, all of data parallelism.
-    "gpt2-dgx-h100": f"compare {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron "
+    "gpt2-dgx-h100": f"explore {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron "
     "--no-process-memory",
     "gpt2-dgx-h100-half": f"explore {GPT2} --cluster dgx-h100[4]",
 }  # fmt: skip

@@ -32,8 +32,8 @@ LINES = [
     "explore zoo:mlp --cluster dgx-h100 --batch-per-device 8 --devices 1,2 --out x",
     "explore zoo:mlp --cluster dgx-h100 --batch auto --memory 24GiB --out x",
     "explore zoo:gpt2?sequence=8192 --cluster dgx-h100 --batch 8,12,4 --out x",
-    "compare zoo:mlp --cluster dgx-h100 --planners zero,optcnn --memory 8GiB,24GiB --out x",
-    "compare zoo:mlp --cluster dgx-h100 --planners all --out x",
+    "explore zoo:mlp --cluster dgx-h100 --planners zero,optcnn --memory 8GiB,24GiB --out x",
+    "explore zoo:mlp --cluster dgx-h100 --planners all --out x",
 ]
 
 

@@ -111,7 +111,7 @@ def runs(pid: int) -> bool:
 @pytest.mark.slow
 def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(tmp_path: Path) -> None:
     save_cluster(PAIR, tmp_path / "hosts.yaml")
-    module = ["tensoropt", "measure-links", "--json", "--cluster", str(tmp_path / "hosts.yaml")]
+    module = ["tensoropt", "measure", "links", "--json", "--cluster", str(tmp_path / "hosts.yaml")]
     first, second = two_hosts(module, tmp_path)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert second.stdout == ""

@@ -11,7 +11,6 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import PointOwners, point_owners, until_words
-from tensoropt.saved import owners
 from tensoropt.units import format_bytes, format_seconds
 
 SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
@@ -50,8 +49,6 @@ def test_at_the_peak_by_default(shipped, of_shipped):
     assert at.at == detail(shipped, 0).peak
     assert at.at.total == shipped.points[0].tensor_bytes
     assert at.rows[0].operator == "cross_entropy_loss"
-    # The same by the function that people call.
-    assert owners(SHIPPED, 1) == at
 
 
 def test_of_a_placed_plan_too(staged):

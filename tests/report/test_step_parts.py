@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tensoropt.report.step_parts import (
     shown_parts,
     summed,
 )
-from tensoropt.report.why import binding
 
 
 def counted(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
@@ -117,9 +115,6 @@ def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up() -> None:
 LINEAR = ("aten.addmm", "aten.linea")
 
 
-WAITS = ("communication", "idle", "host")
-
-
 def seconds_of(part: Part) -> float:
     return part.seconds
 
@@ -167,11 +162,6 @@ def test_the_sentence_and_the_headline_name_the_largest_part(gpus: Any) -> None:
         top = max(computing, key=seconds_of)
         words = f"{top.title}, {100 * top.seconds / found.points[index].time_s:.0f} %"
         assert f"most of all {words} of the step" in told.headline()
-        bound = binding(found, index, told, found.points[index].memory_bytes, index)
-        largest = max(
-            (p for p in told.parts if p.key in (COMPUTING, *{*WAITS} - {bound.key})), key=seconds_of
-        )
-        assert f"{largest.title}, {100 * largest.share:.0f} %" in bound.sentence
         assert words in repr(told)
 
 
@@ -187,10 +177,3 @@ def test_rows_of_operators_add_up_to_what_the_device_works(gpus: Any) -> None:
         operators, beside = told.shares()
         assert [share.compute_s for share in operators] == [row.compute_s for row in rows]
         assert sum(share.compute_s for share in (*operators, *beside)) == pytest.approx(told.step.compute_s)
-
-
-def test_without_a_detail_nothing_is_told_apart(gpus: Any) -> None:
-    found = replace(gpus.found, recorded=None)
-    bound = binding(found, 0, None, found.points[0].memory_bytes, 0)
-    assert "largest parts" not in bound.sentence
-    assert sum(part.seconds for part in bound.parts) == pytest.approx(found.points[0].time_s)

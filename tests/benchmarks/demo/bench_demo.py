@@ -8,16 +8,13 @@ Results: tests/benchmarks/results/demo/DATE-demo.{json,md}, and the picture note
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tensoropt.exploration.exploration import load_exploration
+import tensoropt
+from tensoropt.exploration.frontier_table import frontier_svg
+from tensoropt.verify import verify_plans
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
@@ -32,34 +29,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model, written into out/demo")
     options = parser.parse_args()
     taking = Taking()
-    with tempfile.TemporaryDirectory() as temporary:
-        command = [
-            sys.executable,
-            "-m",
-            "tensoropt",
-            "demo",
-            "--json",
-            "--cluster",
-            "local:2",
-            "--out",
-            temporary,
-        ]
-        command += ["--model", "zoo:mlp", "--steps", "2"] if options.quick else []
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found = json.loads(done.stdout)
-        exploration = load_exploration(temporary)
-        stem = dated("demo", "demo", quick=options.quick)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        picture = stem.with_suffix(".svg") if options.quick else PICTURE
-        shutil.copy(Path(temporary) / "frontier.svg", picture)
+    stem = dated("demo", "demo", quick=options.quick)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    picture = stem.with_suffix(".svg") if options.quick else PICTURE
+    source = "zoo:mlp" if options.quick else "zoo:gpt2-demo"
+    exploration = tensoropt.explore(tensoropt.load_model(source), cluster="local:2")
+    frontier_svg(exploration, picture, title=f"{source} on 2 CPU ranks")
+    ends = {"leanest": exploration.plan(0), "fastest": exploration.plan(len(exploration.points) - 1)}
+    runs = dict(zip(ends, verify_plans(list(ends.values()))["plans"], strict=True))
     data = {
         **taking.about,
         "taken": taking.part(),
         "model": exploration.model.source,
         "parameters_m": exploration.model.parameters / 1e6,
-        "points": found["points"],
+        "points": len(exploration.points),
         "seconds": exploration.report["seconds"],
-        "runs": {name: {key: run[key] for key in KEPT} for name, run in found["runs"].items()},
+        "runs": {name: {key: run[key] for key in KEPT} for name, run in runs.items()},
     }
     write(stem, data, markdown(data, os.path.relpath(picture, stem.parent)))
     print(stem.with_suffix(".json"))

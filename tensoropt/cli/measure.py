@@ -1,0 +1,128 @@
+"""``measure``: this machine's links, its profile store, and what it is as a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from tensoropt.cli.arguments import Answer, Verb
+from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    verb.add_argument(
+        "what",
+        choices=("links", "host", "profiles"),
+        help="links: time messages and collectives between ranks; host: describe this host, or all hosts "
+        "of a job, as a cluster file; profiles: what the profile store contains, and how well it is fitted",
+    )
+    links = verb.add_argument_group("links")
+    links.add_argument(
+        "--cluster",
+        help="local or local:N; under torchrun, with one process per host, what `measure host` wrote",
+    )
+    links.add_argument("--refresh", action="store_true", help="measure again what is known already")
+    host = verb.add_argument_group("host")
+    host.add_argument(
+        "--hosts",
+        default="",
+        metavar="N",
+        help="how many hosts like this one; under torchrun, with one process per host, each says what it has",
+    )
+    host.add_argument(
+        "--network", default="", metavar="8xIB-400G", help="cards between hosts; default: those of this host"
+    )
+    host.add_argument("--out", metavar="FILE", help="cluster file to write, .yaml or .json")
+    files = verb.add_argument_group("profiles").add_mutually_exclusive_group()
+    files.add_argument("--export", metavar="FILE", help="write all records, for another machine")
+    files.add_argument("--import", dest="import_", metavar="FILE", help="add the records of such a file")
+    files.add_argument(
+        "--forget-failed",
+        action="store_true",
+        help="forget what failed, hung or ran out of memory, so that it is tried again",
+    )
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """Return what was measured."""
+    return {"links": _links, "host": _host, "profiles": _profiles}[options.what](options, progress)
+
+
+def _links(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """Return the fits for every mesh of this machine."""
+    if options.cluster is None:
+        raise TensorOptError("measure links needs --cluster local, local:N or cpu:N")
+    from tensoropt.cluster import load_cluster
+
+    cluster = load_cluster(options.cluster)
+    from tensoropt.machine import measure_links
+
+    fits_of = measure_links(cluster, refresh=options.refresh, progress=progress)
+    data = {"cluster": cluster.name, "meshes": [_links_data(mesh, fits) for mesh, fits in fits_of.items()]}
+    return Answer(data, "\n\n".join(f"mesh {mesh}\n{fits.table()}" for mesh, fits in fits_of.items()))
+
+
+def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
+    """Return the fits of one mesh as plain data."""
+    return {
+        "mesh": mesh,
+        "collectives": [
+            {"kind": kind, "axes": list(axes), "groups": [fit.to_dict() for fit in group]}
+            for (kind, axes), group in fits.collectives.items()
+        ],
+        "pairs": [{"between": list(pair), **fit.to_dict()} for pair, fit in fits.pairs.items()],
+        "failed": dict(fits.failed),
+    }
+
+
+def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
+    """Return the cluster that was found; the first process of a job writes and shows it."""
+    from tensoropt.cluster.files import save_cluster
+    from tensoropt.cluster.nvml import gpu_notes
+    from tensoropt.machine import detect
+
+    found = detect(options.hosts, options.network)
+    if os.environ.get("RANK", "0") != "0":
+        return Answer(found.to_dict(), "")
+    lines = [found.describe(), f"source: {found.source}", *gpu_notes()]
+    if options.out:
+        save_cluster(found, options.out)
+        lines.append(f"saved: {options.out}; explore with --cluster {options.out}")
+    return Answer(found.to_dict(), "\n".join(lines))
+
+
+def _profiles(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
+    """Export, import or forget records as requested; return the contents of the profile store."""
+    from tensoropt.machine import profiles
+    from tensoropt.report.table import fit_lines
+
+    store = profiles(export=options.export, import_=options.import_, forget_failed=options.forget_failed)
+    data: dict[str, Any] = {"path": str(store.path)}
+    lines: list[str] = []
+    if store.exported is not None:
+        lines.append(f"{store.exported} records written to {options.export}")
+    if store.imported is not None:
+        lines.append(f"{store.imported} records added from {options.import_}")
+    if store.forgotten is not None:
+        data["forgotten"] = store.forgotten
+        lines.append(f"{store.forgotten} records of what failed forgotten; it is tried again when needed")
+    lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in store.records.items()))
+    lines += [f"fitted to {store.sample_words}"] if store.sample_words else []
+    for (device, mode), errors in store.fits.items():
+        lines += [f"{device}, {mode}:", *fit_lines(errors)]
+    data["records"] = dict(store.records)
+    data["fit"] = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in store.fits.items()]
+    data["fitted_to"] = {"records": store.sampled, "of": store.of}
+    return Answer(data, "\n".join(lines))
+
+
+VERB = Verb(
+    "measure",
+    "time this machine's links, describe it as a cluster, show its profiles",
+    add_arguments,
+    answer,
+    measures=True,
+)

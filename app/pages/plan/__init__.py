@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from ..parts import halves, heading, hint, panel, plot, row, stack
+from ..parts import halves, heading, hint, panel, plot, stack
 from ..wiring import Callbacks
 from . import callbacks, operators, owners, timeline, why
 from .owners import owners_panel
@@ -43,7 +43,6 @@ def layout() -> Any:
                     id="plan-time",
                 ),
                 html.Div(id="plan-note"),
-                panel(row(id="plan-legend", names="legend"), operators.graph(), title="Operators by module"),
                 panel(operators.table(), title="Operators"),
                 panel(html.Div(id="plan-difference"), title="Difference of two plans"),
                 id="plan-body",

@@ -1,4 +1,4 @@
-"""The callbacks of the plan page: the point draws it; table and picture are linked."""
+"""The callbacks of the plan page: the point draws it."""
 
 from __future__ import annotations
 

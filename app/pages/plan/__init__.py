@@ -8,7 +8,7 @@ from dash import html
 
 from ..parts import halves, heading, hint, panel, plot, stack
 from ..wiring import Callbacks
-from . import callbacks, operators, owners, timeline, why
+from . import callbacks, operators, owners, timeline
 from .owners import owners_panel
 from .timeline import timed, timeline_panel
 
@@ -17,7 +17,6 @@ CALLBACKS = Callbacks(
     operators.CALLBACKS,
     owners.CALLBACKS,
     timeline.CALLBACKS,
-    why.CALLBACKS,
 )
 
 
@@ -36,8 +35,8 @@ def layout() -> Any:
                     panel(html.Div(id="plan-memory"), title="Memory of one device"),
                     panel(html.Div(id="plan-step"), title="One step"),
                 ),
-                why.layout(),
                 stack(
+                    panel(html.Div(id="plan-parts"), title="What the step goes into"),
                     halves(panel(curve, title="Memory during the step"), owners_panel()),
                     timeline_panel(plot("plan-timeline", 270)),
                     id="plan-time",

@@ -26,7 +26,6 @@ class Context:
     frontiers: Recent = field(default_factory=Recent)
     details: Recent = field(default_factory=lambda: Recent(size=6))
     owners: Recent = field(default_factory=lambda: Recent(size=3))
-    whys: Recent = field(default_factory=lambda: Recent(size=64))
 
     @property
     def manager(self) -> JobManager:

@@ -34,8 +34,8 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
     if view is None:
         return path
     limits = View(
-        budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, prices=view.prices,
-        currency=view.currency, amount=view.amount,
+        budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, currency=view.currency,
+        amount=view.amount,
     ).to_query()  # fmt: skip
     return f"{path}&{limits}" if limits else path
 

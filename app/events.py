@@ -300,23 +300,6 @@ def _on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierDat
     return on_choice
 
 
-def _on_within(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view after the longest step was typed on the page of clusters."""
-    wanted, old, unit = _typed_limit(value, data, "time"), view.within_s, data.units.time
-    # Leaving the field without a change gives its own rounded text back.
-    if wanted and old and unit.text(wanted) == unit.text(old):
-        return view
-    return replace(view, within_s=wanted)
-
-
-def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view after the most money was typed on the page of clusters."""
-    cost = _typed_number(value, "the cost")
-    if cost is not None and cost <= 0:
-        raise NotUnderstoodError("above 0; empty for no limit")
-    return replace(view, within_cost=cost)
-
-
 def _on_card(size: int) -> Callable[[View, FrontierData, Any], View]:
     """Return the event of a button with the memory of a card."""
     return lambda view, data, _: state.set_budget(view, data, size * 2.0**30)
@@ -335,11 +318,6 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "options": _on_options,
     "amount": said("amount"),
     "currency": said("currency"),
-    "shop-amount": said("amount"),
-    "shop-currency": said("currency"),
-    "shop-prices": said("prices"),
-    "shop-within": _on_within,
-    "shop-cost": _on_most_cost,
     "axis-x": _on_axis("across", state.ACROSS),
     "axis-y": _on_axis("up", state.UP),
     "filter-mesh": _filtered("mesh"),
@@ -351,7 +329,6 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-this": lambda view, data, _: on_word(view, data, "compare"),
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
-    "shop-budget": on_budget_text,
-    **{f"{page}budget-{size}": _on_card(size) for size in CARDS_GIB for page in ("", "shop-")},
+    **{f"budget-{size}": _on_card(size) for size in CARDS_GIB},
 }
 """The events by the id of the control."""

@@ -155,8 +155,8 @@ _NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not fo
 <meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
 <h1>There is no such page</h1>
-<p>The dashboard has six: <a href="/explore">Explore</a>, <a href="/frontier">Frontier</a>,
-<a href="/runs">Runs</a>, <a href="/plan">Plan</a>, <a href="/clusters">Clusters</a> and
+<p>The dashboard has six: <a href="/fit">Fit</a>, <a href="/explore">Explore</a>,
+<a href="/frontier">Frontier</a>, <a href="/runs">Runs</a>, <a href="/plan">Plan</a> and
 <a href="/export">Export</a>.</p></html>
 """
 _HEADERS = {

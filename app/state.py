@@ -11,13 +11,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.costs.device_fit import HEADROOM
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.rates import Tariff, amount_of, prices_of
+from tensoropt.exploration.rates import amount_of
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("fit", "explore", "frontier", "runs", "plan", "clusters", "export")
+PAGES = ("fit", "explore", "frontier", "runs", "plan", "export")
 FRAME = (
     "exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices",
-    "price", "across", "up", "amount", "currency", "prices",
+    "price", "across", "up", "amount", "currency",
 )  # fmt: skip
 """The fields from which the plot is drawn; everything else in a view only moves the selection."""
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
@@ -50,8 +50,6 @@ class View:
         across, up: what the plot's axes show, by names in :data:`ACROSS` and :data:`UP`.
         amount: the training to which hours and money refer, such as ``1e9 tokens``; "" for 1,000 steps.
         currency: the name of the currency, "" for none.
-        prices: money per device-hour by kind, such as ``H100-80GB=2.5, A100-80GB=1.6``.
-        within_s, within_cost: limits of a step and of the training's cost on the page of clusters.
     """
 
     exploration: str = ""
@@ -73,9 +71,6 @@ class View:
     up: str = USUAL_UP
     amount: str = ""
     currency: str = ""
-    prices: str = ""
-    within_s: float | None = None
-    within_cost: float | None = None
 
     def to_data(self) -> dict[str, Any]:
         """Return the view for a ``dcc.Store``."""
@@ -126,8 +121,7 @@ _IN_URL = {
     "exploration": "x", "point": "point", "other": "other", "budget_bytes": "budget", "target_s": "target",
     "headroom": "headroom", "price": "price", "log_x": "logx", "log_y": "logy", "lines": "lines",
     "band": "band", "marks": "marks", "mesh": "mesh", "micro": "micro", "devices": "devices",
-    "across": "across", "up": "up", "amount": "amount", "currency": "currency", "prices": "prices",
-    "within_s": "within", "within_cost": "cost",
+    "across": "across", "up": "up", "amount": "amount", "currency": "currency",
 }  # fmt: skip
 
 
@@ -166,13 +160,11 @@ def _clean(name: str, value: Any) -> Any:
         return _positive(_parsed(parse_bytes, value))
     if name == "target_s":
         return _positive(_parsed(parse_seconds, value))
-    if name == "within_s":
-        return _positive(_parsed(parse_seconds, value))
     if name in ("across", "up"):
         return value if value in (ACROSS if name == "across" else UP) else default
-    if name in ("amount", "prices", "currency"):
+    if name in ("amount", "currency"):
         return value if isinstance(value, str) and _is_said(name, value) else default
-    if name in ("price", "within_cost"):
+    if name == "price":
         return _positive(_parsed(float, value))
     if name == "headroom":
         share = _parsed(float, value)
@@ -183,14 +175,12 @@ def _clean(name: str, value: Any) -> Any:
 
 
 def check_said(name: str, text: str) -> None:
-    """Raise :class:`TensorOptError` for an amount, prices or a currency that are not valid."""
+    """Raise :class:`TensorOptError` for an amount or a currency that is not valid."""
     most = _LONGEST_CURRENCY if name == "currency" else _LONGEST_SAID
     if len(text) > most or not text.isprintable():
         raise TensorOptError(f"at most {most} printable characters")
     if name == "amount":
         amount_of(text)
-    elif name == "prices":
-        Tariff(*prices_of(text))
 
 
 def _is_said(name: str, text: str) -> bool:
@@ -259,7 +249,6 @@ def with_point(view: View, data: _Rows) -> View:
 
 _STAYING = (
     "headroom", "price", "log_x", "log_y", "lines", "band", "marks", "across", "up", "amount", "currency",
-    "prices", "within_s", "within_cost",
 )  # fmt: skip
 """The fields that mean the same in every exploration."""
 

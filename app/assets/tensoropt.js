@@ -4,14 +4,14 @@ window.dash_clientside = window.dash_clientside || {};
   const SAME = () => window.dash_clientside.no_update;
   // What the plot is drawn from; everything else of the state only moves the selection.
   const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price",
-    "across", "up", "amount", "currency", "prices"];
+    "across", "up", "amount", "currency"];
   // What tables and sentences about the whole frontier depend on.
-  const LISTED = ["exploration", "headroom", "price", "amount", "currency", "prices"];
+  const LISTED = ["exploration", "headroom", "price", "amount", "currency"];
   const DRAWN = "drawn";
   const MOVED = ["point", "other", "budget_bytes", "target_s"];
   // What no control shows: the plot and the table do.
   const SHOWN_BY_PLOT = ["point", "other"];
-  const PAGES = ["fit", "explore", "frontier", "runs", "plan", "clusters", "export"];
+  const PAGES = ["fit", "explore", "frontier", "runs", "plan", "export"];
   const LATER = ["fit", "explore", "plan"];
   const IDLE_MS = 2000;
   const LOST_MS = 5000;
@@ -20,8 +20,7 @@ window.dash_clientside = window.dash_clientside || {};
     exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
     headroom: "headroom", price: "price", log_x: "logx", log_y: "logy", lines: "lines", band: "band",
     marks: "marks", mesh: "mesh", micro: "micro", devices: "devices",
-    across: "across", up: "up", amount: "amount", currency: "currency", prices: "prices", within_s: "within",
-    within_cost: "cost",
+    across: "across", up: "up", amount: "amount", currency: "currency",
   };
 
   function subset(state, names) {
@@ -232,7 +231,7 @@ window.dash_clientside = window.dash_clientside || {};
 
     // What each page is drawn from, told to the one that is shown: a choice asks the server for what is seen.
     shown: function (page, pick) {
-      return ["plan", "export", "clusters"].map((name) => (page === name ? pick : SAME()));
+      return ["plan", "export"].map((name) => (page === name ? pick : SAME()));
     },
 
     write: function (state, runs) {

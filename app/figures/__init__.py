@@ -1,2 +1,1 @@
-"""Drawings of the view models: plain Plotly and Cytoscape dictionaries, so that they are tested without a
-browser."""
+"""Drawings of the view models: plain Plotly dictionaries, so that they are tested without a browser."""

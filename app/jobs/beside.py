@@ -1,4 +1,4 @@
-"""Jobs that run published planners on a saved exploration: the command line's ``recost --only-beside``.
+"""Jobs that run published planners on a saved exploration.
 
 The result of such a job is the exploration with the planners' plans added. If the search gave the same
 frontier, the result is shown in place of the original exploration, so that no second entry with nearly the
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.verified import PLANNERS, load_changed
 
-VERB, _ONLY_BESIDE = "recost", "--only-beside"
+_RECOST, _ONLY_BESIDE = "recost", "--only-beside"
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,40 @@ class Beside:
         return self.local
 
     def arguments(self, folder: Path) -> list[str]:
-        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
+        """Return what :func:`run_planners` reads; the result is written to ``folder``."""
         planners = ",".join(dict.fromkeys((*self.there, *self.planners)))
-        return [VERB, str(self.folder), "--planners", planners, _ONLY_BESIDE, "--out", str(folder)]
+        return [_RECOST, str(self.folder), "--planners", planners, _ONLY_BESIDE, "--out", str(folder)]
 
 
 def beside_of(arguments: Sequence[str]) -> Path | None:
     """Return the folder of the exploration on which a job runs planners; None for other jobs."""
-    if len(arguments) > 1 and arguments[0] == VERB and _ONLY_BESIDE in arguments:
+    if len(arguments) > 1 and arguments[0] == _RECOST and _ONLY_BESIDE in arguments:
         return Path(arguments[1])
     return None
+
+
+def run_planners(arguments: Sequence[str], progress: Any) -> str:
+    """Run the planners of a job of :class:`Beside`, save the result, and return its table; tables and
+    frontiers that were kept are reused if nothing has changed since."""
+    from tensoropt.api import recost
+    from tensoropt.exploration.exploration import load_exploration
+    from tensoropt.exploration.verified import (
+        COSTS,
+        Changed,
+        fingerprint,
+        only_planners_differ,
+        save_changed,
+    )
+    from tensoropt.report.table import comparison_text
+
+    _, folder, _, planners, _, _, out = arguments
+    before = load_exploration(folder)
+    after, _ = recost(before, progress=progress, planners=planners, keep=True, old_points=False)
+    after.save(out)
+    same = only_planners_differ(before, after)
+    words = "published planners beside it" if same else "the costs of now, and planners beside it"
+    save_changed(out, Changed(fingerprint(before), PLANNERS if same else COSTS, words))
+    return comparison_text(after)
 
 
 def shown_instead(results: Iterable[tuple[Sequence[str], Path]]) -> Mapping[Path, Path]:

@@ -294,7 +294,7 @@ def request_from(
         )
     if also_on and (planners or devices):
         raise RequestError(
-            "several clusters are compared without planners and with all their devices; leave the further "
+            "several clusters are explored without planners and with all their devices; leave the further "
             "clusters, or these, empty"
         )
     if planners and settings.memory_bytes is not None:

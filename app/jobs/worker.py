@@ -57,7 +57,7 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
 
     progress = Sent()
     try:
-        _, text, code = _answer(folder, arguments, progress)
+        text, code = _answer(folder, arguments, progress)
         print(text)
         return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
     except TensorOptError as error:
@@ -73,21 +73,27 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         return "failed", f"TensorOpt itself failed with {what}; the log has the traceback"
 
 
-def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
-    """Return the answer to the question in a job's folder; without one, that of the verb in ``arguments``."""
+def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int]:
+    """Return (text, exit code) of what a job does: the question in its folder, planners beside an
+    exploration, or the command line of an earlier version's job."""
     from tensoropt.cli.compare import compare
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
     from tensoropt.question.question import Question
 
+    from .beside import beside_of, run_planners
     from .record import read_job
 
+    if beside_of(arguments) is not None:
+        return run_planners(arguments, progress), 0
     job = read_job(folder)
     if job is None or job.question is None:
         options = parser().parse_args(arguments)
-        return VERBS[options.verb].answer(options, progress)
-    question = Question.of(job.question)
-    return (compare if question.planners else explore)(question, progress, str(folder))
+        _, text, code = VERBS[options.verb].answer(options, progress)
+    else:
+        question = Question.of(job.question)
+        _, text, code = (compare if question.planners else explore)(question, progress, str(folder))
+    return text, code
 
 
 def data_folder() -> Path:

@@ -149,7 +149,7 @@ def _edited() -> Any:
         dmc.MultiSelect(
             id="also-on", label="Also on", data=presets(), value=[], searchable=True, hidePickedOptions=True,
             placeholder="no further cluster", **_CLEARED,
-            description="The page Clusters then says which is the cheapest, and which the fastest.",
+            description="Each has a frontier of its own.",
         ),
         parts.hint("A Python model is named on the command line, never here: ", html.Code(_COMMAND_LINE))],
     )  # fmt: skip

@@ -237,8 +237,8 @@ def _card(card: JobCard, log: str) -> Any:
         return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
 
     details = [
-        html.Summary("command and log"),
-        copyable(card.command, "the command", f"job-command-{card.id}"),
+        html.Summary("command and log" if card.command else "log"),
+        copyable(card.command, "the command", f"job-command-{card.id}") if card.command else None,
         part("log", html.Pre, className="log", tabIndex=0),
     ]
     head = row(

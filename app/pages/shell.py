@@ -10,7 +10,7 @@ from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
-from . import clusters, explore, export, fit, frontier, plan, runs
+from . import explore, export, fit, frontier, plan, runs
 from .parts import aria, button, stores
 from .wiring import Callbacks
 
@@ -33,7 +33,7 @@ drawn, or when they are requested."""
 
 _STORES = (
     "state", "frame", "listing", "controls", "renewed", "selection", "pick", "page", "plan-pick",
-    "export-pick", "clusters-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
+    "export-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
     "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
     "fit-asked",
 )  # fmt: skip
@@ -94,7 +94,6 @@ def body(name: str, context: Context) -> Any:
         "frontier": lambda: frontier.layout(context),
         "runs": runs.layout,
         "plan": plan.layout,
-        "clusters": clusters.layout,
         "export": export.layout,
     }
     return made[name]()
@@ -152,9 +151,7 @@ CALLBACKS.in_browser(
     given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
     at_start=True,
 )
-CALLBACKS.in_browser(
-    "tensoropt.shown", sets="plan-pick.data export-pick.data clusters-pick.data", when="page.data pick.data"
-)
+CALLBACKS.in_browser("tensoropt.shown", sets="plan-pick.data export-pick.data", when="page.data pick.data")
 CALLBACKS.in_browser(
     "tensoropt.write",
     sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
@@ -180,6 +177,6 @@ def _make(context: Context, _: Any, made: Any) -> Any:
 
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks of all pages; those that run in the browser come first."""
-    pages = (frontier, runs, plan, clusters, export, fit, explore)
+    pages = (frontier, runs, plan, export, fit, explore)
     for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
         callbacks.register(app, context)

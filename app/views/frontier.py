@@ -20,7 +20,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notable import notable
-from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of
 from tensoropt.exploration.recommended import recommended
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Fact
@@ -277,9 +277,7 @@ def price_of(data: FrontierData, view: View) -> float | None:
     otherwise None."""
     if view.price is not None:
         return view.price
-    _, by_kind = prices_of(view.prices)
-    kinds = data.exploration.cluster["kinds"]
-    prices = [by_kind.get(kind["name"], kind.get("price_per_hour")) for kind in kinds]
+    prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
     prices_known = [float(p) for p in prices if p is not None]
     # A cluster with one price missing has none: a sum of what is known would be too low.
     return max(prices_known) if prices_known and len(prices_known) == len(prices) else None
@@ -379,9 +377,8 @@ def count_words(data: FrontierData, view: View) -> str:
 
 
 def tariff_of(view: View) -> Tariff:
-    """Return the device prices of a view: the price of all devices, prices of kinds, the currency."""
-    everywhere, by_kind = prices_of(view.prices)
-    return Tariff(everywhere if view.price is None else view.price, by_kind, view.currency)
+    """Return the device prices of a view: the price of all devices, the currency."""
+    return Tariff(view.price, currency=view.currency)
 
 
 def amount_in(view: View) -> Amount:

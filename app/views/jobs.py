@@ -32,7 +32,7 @@ class JobCard:
         share: how much of its present stage is done, 0 to 1.
         at_work: what it does now and how long all of it still takes; "" unless it runs.
         growing: the points that it knows so far.
-        command: the line that does the same without the dashboard.
+        command: the line that does the same without the dashboard; "" where there is none.
         results: the keys of its explorations, none while it runs.
         can_refill: whether the form can be filled from it.
     """
@@ -112,7 +112,7 @@ def job_card(
         state=job.state,
         words=" · ".join(filter(None, (words, when, found))),
         error=job.error,
-        command=job.line,
+        command=job.line if can_refill(job) else "",
         results=results,
         active=job.active,
         can_refill=can_refill(job),

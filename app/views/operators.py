@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.exploration.exploration import Exploration
@@ -18,7 +18,6 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.report.step_parts import Share, kind_of
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import stored_words
 from tensoropt.simulate.recording import MEMORY_KINDS
 
@@ -39,7 +38,6 @@ class OperatorRow:
 
     group: str
     module: str
-    members: int
     axes: str
     options: str
     source: str
@@ -47,7 +45,6 @@ class OperatorRow:
     compute_s: float | None = None
     communication_s: float | None = None
     kept_bytes: float | None = None
-    recomputed: bool = False
     copies_s: float | None = None
 
 
@@ -117,14 +114,6 @@ def axes_words(
     return ", ".join([*places, *(f"{w} ×{n}" if n > 1 else w for w, n in parts.items())]) or "whole"
 
 
-def split_in_stage(axes: str) -> tuple[int | None, str]:
-    """Return (the stage, how it is split there) from what :func:`axes_words` said: ``stage 1, batch ×2``."""
-    first, _, rest = axes.partition(", ")
-    if not first.startswith("stage "):
-        return None, axes
-    return int(first.removeprefix("stage ")), rest or "whole"
-
-
 def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
     mesh = exploration.spaces[exploration.all_points[row].space].mesh
     return dict(zip(mesh.names, mesh.shape, strict=True))
@@ -146,7 +135,7 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
 def _planned(exploration: Exploration, row: int, plan: Plan) -> tuple[OperatorRow, ...]:
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
-    places, recomputed = plan.place_of, _again(exploration, plan)
+    places = plan.place_of
     rows = []
     for name, operator in plan.operators.items():
         group = saved_groups.get(name)
@@ -158,23 +147,12 @@ def _planned(exploration: Exploration, row: int, plan: Plan) -> tuple[OperatorRo
             OperatorRow(
                 group=name,
                 module=group.anchor.module if group else _module_of(list(keys.values())),
-                members=len(operator.members),
                 axes=axes_words(configuration, operator.micro, sizes),
                 options=option_words(stored, operator.axes, operator.micro, sizes, keys),
                 source="plan",
-                recomputed=name in recomputed,
             )
         )
     return tuple(rows)
-
-
-def _again(exploration: Exploration, plan: Plan) -> set[str]:
-    """Return the operators that are recomputed in backward, if the graph was saved."""
-    if not plan.recomputed or exploration.recorded is None:
-        return set()
-    regions = find_regions(exploration.recorded.grouped)
-    inside = {name for region in regions if region.name in plan.recomputed for name in region.groups}
-    return inside - plan.runs_once
 
 
 def _groups(exploration: Exploration) -> dict[str, Group]:
@@ -218,7 +196,6 @@ def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, s
     return OperatorRow(
         group=o.group,
         module=o.module,
-        members=len(o.members),
         axes=axes_words(o.configuration, batch, sizes),
         options=option_words(o.options, o.configuration, batch, sizes, keys),
         memory_bytes=float(o.parameters_bytes + o.gradients_bytes + o.state_bytes),
@@ -227,7 +204,6 @@ def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, s
         communication_s=float(o.communication_s),
         source=str(o.source),
         kept_bytes=float(o.kept_bytes),
-        recomputed=bool(o.recomputed),
     )
 
 
@@ -323,12 +299,8 @@ def blocks_words(blocks: Sequence[str]) -> str:
 _Json = dict[str, Any]
 
 
-def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: Units) -> list[_Json]:
-    """Return a row per operator, with figures in the page's units.
-
-    Args:
-        node_of: operator -> the operator's box in the graph.
-    """
+def table_rows(rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
+    """Return a row per operator, with figures in the page's units."""
     unit, time = units.memory, units.time
     return [
         {
@@ -342,7 +314,6 @@ def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: U
             "communication": _known(time.of, o.communication_s),
             "kept": _known(unit.of, o.kept_bytes),
             "source": o.source,
-            "node": node_of.get(o.group, ""),
         }
         for o in rows
     ]
@@ -382,44 +353,6 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
         }
         for share in shares
     ]
-
-
-@dataclass(frozen=True)
-class GraphEdge:
-    """The tensors that go from one operator group to another.
-
-    Attributes:
-        tensors: name -> (bytes of the whole tensor, its shape and dtype in words).
-    """
-
-    source: str
-    target: str
-    resharded: bool = False
-    tensors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-
-
-def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
-    """Return every edge between groups; none for explorations without their graph."""
-    recorded = getattr(exploration, "recorded", None)
-    if recorded is None:
-        return []
-    resharded = (
-        {(e.producer, e.consumer) for e in detail.edges if e.bytes > 0} if detail is not None else set()
-    )
-    grouped = recorded.grouped
-    graph, group_of = grouped.atoms.graph, grouped.group_of
-    producer = graph.producer
-    tensors_of: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
-    for group in grouped.groups:
-        for op in group.operators:
-            for tensor in op.inputs():
-                maker = producer.get(tensor)
-                if maker is not None and group_of[maker.name].name != group.name:
-                    pair = (group_of[maker.name].name, group.name)
-                    of = graph.tensors[tensor]
-                    words = f"{tensor} [{', '.join(map(str, of.shape))}] {of.dtype}"
-                    tensors_of.setdefault(pair, {})[tensor] = (of.bytes, words)
-    return [GraphEdge(a, b, (a, b) in resharded, tensors) for (a, b), tensors in tensors_of.items()]
 
 
 def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:

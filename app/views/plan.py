@@ -16,7 +16,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
 from tensoropt.plan.kinds import devices_words
 from tensoropt.report.owners import MomentOwners, PointOwners
-from tensoropt.report.step_parts import operator_words
+from tensoropt.report.step_parts import operator_words, part_rows
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent
 from tensoropt.units import format_bytes
 
@@ -228,3 +228,8 @@ def step_bar(data: FrontierData, row: int) -> Bar:
         words += f"; issuing it takes the host {unit.text(point.host_s)}{bound}"
     words += "."
     return Bar(segments, words)
+
+
+def step_rows(detail: Any, units: Units) -> list[list[str]]:
+    """Return (title, time, share) of the parts of the step, with the links that are waited for."""
+    return [[title, units.time.text(s), percent(share)] for title, s, share in part_rows(detail.parts)]

@@ -12,8 +12,8 @@ import pytest
 from samples_app import exploration, of_model, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
-from tensoropt_app.views.clusters import devices_by_memory
 from tensoropt_app.views.operators import TOTAL, beside_rows
+from tensoropt_app.views.profile import devices_by_memory
 from tensoropt_app.views.runs import choices, runs_of, title_of
 
 from tensoropt.errors import TensorOptError

@@ -13,7 +13,6 @@ import pytest
 from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.state import View, opened
 from tensoropt_app.views.answer import answer_words
-from tensoropt_app.views.clusters import clusters_data
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
@@ -51,11 +50,6 @@ def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_pa
     assert (card.memory, card.name) == (needs, chosen["name"])
     assert card.verdict.startswith(VERBS[chosen["fit"]["verdict"]])
     assert chosen["fit"]["needed_bytes"] == chosen["needs_bytes"] == found.needs[row]
-    # On the page of clusters.
-    data_of_clusters = clusters_data(library, View(exploration=name))
-    assert data_of_clusters is not None
-    (offered,) = [one for one in data_of_clusters.rows if one.entry.key == name]
-    assert (offered.offer.index, offered.offer.memory_bytes) == (row, chosen["needs_bytes"])
     # In the CSV, which has every point of the frontier, ascending in memory.
     write_frontier_csv(found, tmp_path / "frontier.csv")
     with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""The page, ``show``, ``choose``, the CSV and the plan say the same figures of a point."""
+"""The page, ``choose``, the CSV, the plan and Python say the same figures of a point."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from tensoropt_app.library import READY_MADE
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import beside_rows, operator_rows, table_rows
-from tensoropt_app.views.plan import bars_of, step_bar
+from tensoropt_app.views.plan import bars_of, step_bar, step_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
-from tensoropt_app.views.why import parts, quick
 
+import tensoropt
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import load_plan
+from tensoropt.question.model_source import OnnxOptions
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.step_parts import Detail
@@ -42,11 +43,9 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ONNX file on two cards, with placed plans and ZeRO's beside the frontier."""
     folder = tmp_path_factory.mktemp("beside")
     model_file(folder / "net.onnx")
-    words = [
-        "compare", str(folder / "net.onnx"), "--cluster", "rtx-4090[2]", "--dim", "batch=64",
-        "--measure", "never", "--planners", "zero,m_etf", "--out", str(folder / "out"),
-    ]  # fmt: skip
-    assert main(words) == 0
+    net = tensoropt.load_model(str(folder / "net.onnx"), onnx=OnnxOptions.of({"batch": 64}, loss="auto"))
+    found = tensoropt.compare(net, cluster="rtx-4090[2]", planners=["zero", "m_etf"], measure="never")
+    found.save(folder / "out")
     return folder / "out"
 
 
@@ -84,8 +83,8 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
     data = FrontierData.of(exploration)
     for index in some(exploration):
         told = detail_of(folder, index)
-        page = table_rows(operator_rows(exploration, index, told), {}, data.units)
-        shown = answer("show", str(folder), "--point", str(index + 1))["operators"]
+        page = table_rows(operator_rows(exploration, index, told), data.units)
+        shown = told.to_dict()["operators"]
         text = detail_lines(told, len(shown))
         (table,) = [part for part in text if part.startswith("group ")]
         assert [row["group"] for row in page] == [row["group"] for row in shown]
@@ -114,11 +113,11 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
     assert len(rows) == len(exploration.points)
     for index in some(exploration):
         point, number = exploration.all_points[index], ["--point", str(index + 1)]
-        shown = answer("show", str(folder), *number)
         chosen = answer("choose", str(folder), *number, "--out", str(tmp_path / "plan.json"))
         plan = load_plan(tmp_path / "plan.json")
         card = point_card(data, view, index)
-        assert shown["step"]["total_s"] == pytest.approx(point.time_s)
+        shown = detail_of(folder, index).to_dict()["step"]
+        assert shown["total_s"] == pytest.approx(point.time_s)
         assert chosen["time_s"] == plan.predicted.time_s == point.time_s
         assert chosen["memory_bytes"] == round(point.memory_bytes)
         assert plan.predicted.memory_bytes == point.memory_bytes
@@ -130,7 +129,7 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
             row = rows[index]
             assert float(row["time_s"]) == point.time_s
             assert int(row["memory_bytes"]) == chosen["memory_bytes"]
-            assert float(row["compute_s"]) == chosen["compute_s"] == pytest.approx(shown["step"]["compute_s"])
+            assert float(row["compute_s"]) == chosen["compute_s"] == pytest.approx(shown["compute_s"])
             assert row["name"] == chosen["name"] == card.name
 
 
@@ -139,18 +138,15 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
     data = FrontierData.of(exploration)
     for index in some(exploration):
         told = detail_of(folder, index)
-        page = quick(data, View(point=index), str(folder), told)
-        why = answer("why", str(folder), "--point", str(index + 1))
-        assert page.binding.sentence == why["binding"]["sentence"]
-        shown = answer("show", str(folder), "--point", str(index + 1))
-        assert shown["parts"] == why["binding"]["parts"]
-        assert sum(part["seconds"] for part in shown["parts"]) == pytest.approx(
-            exploration.all_points[index].time_s
-        )
-        assert parts(page, data.units)[0][0] == shown["parts"][0]["title"]
+        parts, page = told.parts, step_rows(told, data.units)
+        assert sum(part.seconds for part in parts) == pytest.approx(exploration.all_points[index].time_s)
+        assert page[0][0] == parts[0].title
+        assert page[0][1] == data.units.time.text(parts[0].seconds)
+        text = "\n".join(detail_lines(told, 10))
+        assert all(title.strip() in text for title, _, _ in page)
         # The bar above has the same sums.
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
-        computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")
+        computing = sum(part.share for part in parts if part.key == "computation")
         assert bar["compute"] == pytest.approx(computing, abs=1e-6)
 
 
@@ -159,8 +155,8 @@ def test_a_part_is_what_its_operators_take_wherever_they_are_shown(found: Found)
     units = FrontierData.of(exploration).units
     for index in some(exploration):
         told = detail_of(folder, index)
-        page = {row["group"]: row for row in table_rows(operator_rows(exploration, index, told), {}, units)}
-        shown = answer("show", str(folder), "--point", str(index + 1))
+        page = {row["group"]: row for row in table_rows(operator_rows(exploration, index, told), units)}
+        shown = told.to_dict()
         rows = {row["group"]: row for row in shown["operators"]}
         bars = bars_of(told, told.timeline)
         text = "\n".join(detail_lines(told, 10))

@@ -18,7 +18,6 @@ from ...figures.frontier import Window
 from ...figures.palette import palette
 from ...state import View
 from ...views.certificate import certificate_sentence
-from ...views.clusters import clusters_data, strange_prices
 from ...views.frontier import (
     FrontierData,
     address_sentences,
@@ -31,8 +30,6 @@ from ...views.frontier import (
     mark_sentence,
 )
 from ...views.runs import choices
-from .. import clusters
-from ..clusters import CLUSTER_FIELDS
 from ..parts import difference_table, empty, note, stored, view_of, visible
 from ..wiring import Callbacks
 from .look import ANSWER, answered, card, look, selection
@@ -42,16 +39,15 @@ CALLBACKS = Callbacks()
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
-    *(f"{page}budget-{size}" for size in CARDS_GIB for page in ("", "shop-")),
+    *(f"budget-{size}" for size in CARDS_GIB),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (
     *_LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
-    "axis-y", "amount", "currency", *CLUSTER_FIELDS,
+    "axis-y", "amount", "currency",
 )  # fmt: skip
-_TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
+_TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency")
 """The controls whose text may break a rule, which is then shown next to them."""
-_PRICES = "shop-prices"
 _AT_ONCE = ("graph", "points", "key", *_BUTTONS)
 """The controls that a person may have used before the first answer; the values of others are then not a
 person's."""
@@ -113,8 +109,6 @@ def _change(context: Context, *values: Any) -> Any:
     # The event only counts presses of Enter; the text is beside it.
     fired |= {name: text for name, text in typed.items() if name in fired}
     view, errors = _applied(context.frontier(view), view, fired, mode)
-    if fault := _strange_prices(context, view) if fired.get(_PRICES) and _PRICES not in errors else "":
-        view, errors[_PRICES] = replace(view, prices=view_of(kept).prices), fault
     if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
         _show(context, view, *seen)
     return (
@@ -125,11 +119,6 @@ def _change(context: Context, *values: Any) -> Any:
         _number(fired.get("key")),
         now,
     )
-
-
-def _strange_prices(context: Context, view: View) -> str:
-    data = clusters_data(context.library, view)
-    return "" if data is None else strange_prices(data, view)
 
 
 def _show(context: Context, view: View, scheme: Any, page: Any, narrow: Any) -> None:
@@ -279,7 +268,6 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         "axis-y": view.up,
         "amount": view.amount,
         "currency": view.currency,
-        **clusters.shown_fields(view, data),
     }
     return values, ranges
 

@@ -78,7 +78,10 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
             className="panel-title",
             id="card-title",
         ),
-        big(content, [f"{content.dominant} ", dcc.Link("Why not faster?", href=f"/plan?{view.to_query()}")]),
+        big(
+            content,
+            [f"{content.dominant} ", dcc.Link("What the step goes into", href=f"/plan?{view.to_query()}")],
+        ),
         html.P(content.name, className="plan-name"),
         *missed(data, view.point, verified),
         facts(fact for fact in content.facts if fact.name != PROVEN),

@@ -10,7 +10,6 @@ from dash import dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
-from tensoropt.report.commands import beside_line
 from tensoropt.report.detail import recorded_of
 
 from ...context import Context
@@ -35,9 +34,8 @@ _HEAD = ("", "plan", "memory", "time", "against the answer", "")
 
 
 def layout(context: Context) -> Any:
-    if context.jobs is None:
-        start: Any = parts.hint("Run them on the command line: ", html.Code(id="beside-line"))
-    else:
+    start = None
+    if context.jobs is not None:
         start = parts.row(
             html.Div(parts.planner_choice("beside", "Run beside this frontier", _USUAL), className="grow"),
             dmc.Button("Run planners", id="beside-start", variant="default"),
@@ -97,17 +95,6 @@ def _links(row: BaselineRow) -> Any:
     use = [dcc.Link("Use", href=row.use, title=f"Write and run {row.title}")] if row.use else []
     compare = [dcc.Link("compare", href=row.link)] if row.link else []
     return html.Span([*use, *([" · "] if use and compare else []), *compare])
-
-
-@CALLBACKS.answer(
-    sets="beside-line.children", when="listed.data", given="state.data", at_start=True, jobs=False
-)
-def _line(context: Context, _: Any, kept: Any) -> Any:
-    view = view_of(kept)
-    if context.frontier(view) is None:
-        return no_update
-    entry = context.library.entry(view.exploration)
-    return beside_line(str(entry.shown.resolve()), "all", f"out/{entry.key}-beside")
 
 
 @CALLBACKS.answer(

@@ -10,9 +10,9 @@ from dash import dcc, html
 from tensoropt.plan.facts_table import Fact
 
 from ...context import Context
-from ...views import clusters, point
-from ...views.clusters import ProfileTable
+from ...views import point, profile
 from ...views.point import NOTE, ORIGIN
+from ...views.profile import ProfileTable
 from .. import explore_callbacks
 from ..parts import facts, hint, panel, plain_table, scrolled, view_of
 from ..wiring import Callbacks
@@ -44,8 +44,8 @@ def _surroundings(context: Context, _: Any, kept: Any) -> Any:
     if data is None:
         return None, None, None
     said = point.assumptions(data, view, *context.verified(view))
-    by_devices = _table(clusters.devices_by_memory(context.library, view), _ONE_NUMBER)
-    return _assumed(said), by_devices, _table(clusters.batches_by_memory(context.library, view), _ONE_BATCH)
+    by_devices = _table(profile.devices_by_memory(context.library, view), _ONE_NUMBER)
+    return _assumed(said), by_devices, _table(profile.batches_by_memory(context.library, view), _ONE_BATCH)
 
 
 def _assumed(said: Sequence[Fact]) -> list[Any]:

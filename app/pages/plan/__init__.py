@@ -6,9 +6,9 @@ from typing import Any
 
 from dash import html
 
-from ..parts import halves, heading, hint, panel, plot, row, stack
+from ..parts import halves, heading, hint, panel, plot, stack
 from ..wiring import Callbacks
-from . import callbacks, operators, owners, timeline, why
+from . import callbacks, operators, owners, timeline
 from .owners import owners_panel
 from .timeline import timed, timeline_panel
 
@@ -17,7 +17,6 @@ CALLBACKS = Callbacks(
     operators.CALLBACKS,
     owners.CALLBACKS,
     timeline.CALLBACKS,
-    why.CALLBACKS,
 )
 
 
@@ -36,14 +35,13 @@ def layout() -> Any:
                     panel(html.Div(id="plan-memory"), title="Memory of one device"),
                     panel(html.Div(id="plan-step"), title="One step"),
                 ),
-                why.layout(),
                 stack(
+                    panel(html.Div(id="plan-parts"), title="What the step goes into"),
                     halves(panel(curve, title="Memory during the step"), owners_panel()),
                     timeline_panel(plot("plan-timeline", 270)),
                     id="plan-time",
                 ),
                 html.Div(id="plan-note"),
-                panel(row(id="plan-legend", names="legend"), operators.graph(), title="Operators by module"),
                 panel(operators.table(), title="Operators"),
                 panel(html.Div(id="plan-difference"), title="Difference of two plans"),
                 id="plan-body",

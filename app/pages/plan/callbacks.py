@@ -1,4 +1,4 @@
-"""The callbacks of the plan page: the point draws it; table and picture are linked."""
+"""The callbacks of the plan page: the point draws it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dash import html, no_update
 
 from tensoropt.plan.facts_table import named
 from tensoropt.plan.kinds import PlanKind
+from tensoropt.report.step_parts import remedies
 
 from ...context import Context
 from ...figures.timeline import memory_figure, timeline_figure, timeline_height
 from ...state import View
 from ...views.frontier import FrontierData
 from ...views.operators import changed_operators, curve_of, recomputation_difference
-from ...views.plan import Bar, Segment, bars_of, device_bars, in_rows, memory_bar, step_bar
+from ...views.plan import Bar, Segment, bars_of, device_bars, in_rows, memory_bar, step_bar, step_rows
 from ...views.point import point_card
 from ...views.units import plural
 from ..frontier.look import missed
@@ -40,14 +41,14 @@ _MOST_CHANGED = 60
 
 @CALLBACKS.answer(
     sets="plan-empty.children plan-body.style plan-headline.children plan-memory.children "
-    "plan-step.children plan-note.children plan-difference.children",
+    "plan-step.children plan-parts.children plan-note.children plan-difference.children",
     when="plan-pick.data",
 )
 def _words(context: Context, pick: Any) -> Any:
     data, view = shown_point(context, pick, "plan", "plan")
     if data is None:
         text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
-        return text, {"display": "none"}, None, None, None, None, None
+        return text, {"display": "none"}, None, None, None, None, None, None
     assert view.point is not None
     detail, why = context.detail_or_why(data, view.point)
     return (
@@ -56,6 +57,7 @@ def _words(context: Context, pick: Any) -> Any:
         _headline(context, data, view, detail),
         [*_bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
         _bar(step_bar(data, view.point)),
+        None if detail is None else _parts(data, detail),
         note(about_rows(data.exploration.all_points[view.point].kind, why)),
         difference(data, view),
     )
@@ -84,6 +86,12 @@ def about_rows(kind: PlanKind, why: str) -> str:
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
     return kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
+
+
+def _parts(data: FrontierData, detail: Any) -> Any:
+    """Return what the step goes into, and what would make kernels fewer."""
+    table = plain_table(["", "", "share"], step_rows(detail, data.units), numbers=(1, 2))
+    return [table, *map(hint, remedies(detail.parts))]
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

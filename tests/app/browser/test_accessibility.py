@@ -16,7 +16,6 @@ READY = {
     "frontier": "#points .ag-row-selected",
     "runs": "#runs-table .ag-row .ag-checkbox",
     "plan": "#operators .ag-row",
-    "clusters": "#clusters-table td",
     "export": "#command-1",
     "fit": "#fit-table td",
     "explore": "#upload input[aria-label]",
@@ -48,7 +47,7 @@ def test_every_page_keeps_the_rules(
 
 @pytest.mark.parametrize(
     "first",
-    ["plan", *(pytest.param(n, marks=pytest.mark.slow) for n in ("runs", "clusters", "explore", "export"))],
+    ["plan", *(pytest.param(n, marks=pytest.mark.slow) for n in ("runs", "explore", "export"))],
 )
 def test_every_page_can_be_the_first(site: Site, opened: Callable[..., Any], first: str) -> None:
     """Some of the others are made when they are asked for."""

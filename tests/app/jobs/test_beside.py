@@ -1,4 +1,4 @@
-"""Planners beside a saved exploration: what is asked of the command line, and what is shown afterwards."""
+"""Planners beside a saved exploration: what is run, and what is shown afterwards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tensoropt_app.jobs.beside import Beside, beside_of, shown_instead
+from tensoropt_app.jobs.beside import Beside, beside_of, run_planners, shown_instead
 from tensoropt_app.library import Library
 from tensoropt_app.views.export import command_folder
 from tensoropt_app.views.runs import choices
 
-from tensoropt.cli.parser import parser
+import tensoropt
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.verified import COSTS, PLANNERS, Changed, save_changed
+from tensoropt.plan.point import FRONTIER
 from tests.app.support.samples_app import exploration
+from tests.costs.models import two_layers
 
 
 def words(folder: Path, out: Path, *planners: str) -> list[str]:
@@ -29,11 +32,19 @@ def beside(folder: Path, out: Path, key: str = PLANNERS) -> list[str]:
     return words(folder, out, "zero")
 
 
-def test_no_model_is_needed(tmp_path: Path) -> None:
+def test_no_model_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
+    model, args, kwargs = two_layers()
+    explored = {"cluster": "dgx-h100[2]", "micro_batches": (1,), "measure": "never", "keep": True}
+    tensoropt.explore(model, args, kwargs, **explored).save(tmp_path / "a")
     wanted = Beside(tmp_path / "a", "mine.onnx on local:2", ("zero",), local=True, there=("megatron", "zero"))
-    options = parser().parse_args(wanted.arguments(tmp_path / "b"))
-    assert (options.verb, options.dir, options.planners) == ("recost", str(tmp_path / "a"), "megatron,zero")
-    assert options.only_beside
+    text = run_planners(wanted.arguments(tmp_path / "b"), None)
+    assert "megatron" in text
+    ran = [row["planner"] for row in load_exploration(tmp_path / "b").comparison]
+    assert set(ran) - {FRONTIER} == {"megatron", "zero"}
+    assert shown_instead([(wanted.arguments(tmp_path / "b"), tmp_path / "b")]) == {
+        tmp_path / "a": tmp_path / "b"
+    }
     assert wanted.measures
     assert "zero" in wanted.title
     assert "megatron" not in wanted.title

@@ -101,7 +101,6 @@ def test_a_planners_plan_that_none_beats_is_a_point_and_a_mark() -> None:
 def test_cost_is_device_hours_times_price() -> None:
     assert price_of(DATA, View()) is None
     assert price_of(DATA, View(price=3.0)) == 3.0
-    assert price_of(DATA, View(prices="H100-80GB=2")) == 2.0
 
 
 def test_neighbours_are_among_what_the_filters_keep() -> None:

@@ -5,7 +5,6 @@ The table of a plan's operators as the page gets it.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ import pytest
 from samples_app import GIB, exploration, placed, point, space
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import (
-    GraphEdge,
     OperatorRow,
     axes_words,
     beside_rows,
@@ -21,13 +19,11 @@ from tensoropt_app.views.operators import (
     bottom_rows,
     changed_operators,
     columns_of,
-    graph_edges,
     operator_rows,
     option_words,
     recomputation_difference,
     table_rows,
 )
-from tensoropt_app.views.picture import picture
 
 from tensoropt import explore, zoo
 from tensoropt.exploration.exploration import Exploration
@@ -37,15 +33,14 @@ from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import Share
 
 UNITS = FrontierData.of(exploration()).units  # GiB and ms
-KNOWN = OperatorRow("a", "m.a", 1, "batch ×2", "", "fitted", 2.0**30, 0.002, 0.0, 0.0)
-UNKNOWN = OperatorRow("b", "", 1, "stage 0", "", "plan")
+KNOWN = OperatorRow("a", "m.a", "batch ×2", "", "fitted", 2.0**30, 0.002, 0.0, 0.0)
+UNKNOWN = OperatorRow("b", "", "stage 0", "", "plan")
 
 
 def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown() -> None:
-    known, unknown = table_rows((KNOWN, UNKNOWN), {"a": "m.a"}, UNITS)
+    known, unknown = table_rows((KNOWN, UNKNOWN), UNITS)
     assert (known["memory"], known["compute"], known["communication"]) == (1.0, 2.0, 0.0)
     assert {unknown[name] for name in ("memory", "compute", "communication", "kept")} == {None}
-    assert (known["node"], unknown["node"]) == ("m.a", "")
 
 
 def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
@@ -86,9 +81,9 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
         )  # fmt: skip
 
 
-def test_operators_of_a_pipeline_say_their_stage_and_what_is_computed_again(pipelines: Exploration) -> None:
+def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None:
     rows = [i for i, found in enumerate(pipelines.points) if found.kind is PIPELINED]
-    assert any(pipelines.plan(row).recomputed for row in rows)
+    assert rows
     for row in rows:
         plan, told = pipelines.plan(row), detail(pipelines, row)
         found = {o.group: o for o in operator_rows(pipelines, row, told)}
@@ -98,13 +93,7 @@ def test_operators_of_a_pipeline_say_their_stage_and_what_is_computed_again(pipe
             own = [found[name] for name in stage.groups if name in found]
             assert own
             assert all(o.axes.startswith(f"stage {number}") for o in own)
-            again = {o.module for o in own if o.recomputed}
-            assert all(any(module.startswith(block) for block in stage.recomputed) for module in again)
-            assert bool(again) == bool(stage.recomputed)
         assert all(o.compute_s for o in found.values())
-        nodes = picture(list(found.values()), graph_edges(pipelines, told)).nodes
-        assert {node.stage for node in nodes} == {"stage 0", "stage 1"}
-        assert sum(node.again for node in nodes) == sum(o.recomputed for o in found.values())
 
 
 def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Exploration) -> None:
@@ -119,17 +108,6 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Explorati
         assert (headline.compute_s, headline.communication_s) in seconds
 
 
-def test_colours_of_a_pipeline_say_how_operators_are_split_unless_all_are_alike() -> None:
-    def row(group: str, axes: str) -> OperatorRow:
-        return OperatorRow(group, f"m.{group}", 1, axes, "", "plan")
-
-    alike = picture([row("a", "stage 0"), row("b", "stage 1")], [])
-    assert [axes for axes, _ in alike.legend] == ["stage 0", "stage 1"]
-    split = picture([row("a", "stage 0, batch ×2"), row("b", "stage 1, batch ×2"), row("c", "stage 1")], [])
-    assert [axes for axes, _ in split.legend] == ["batch ×2", "whole"]
-    assert [node.stage for node in split.nodes] == ["stage 0", "stage 1", "stage 1"]
-
-
 def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
     rows = {o.group: o for o in operator_rows(DATA.exploration, 0)}
     assert rows["embedding"].axes == "batch ×8"
@@ -142,21 +120,6 @@ def test_two_plans_differ_where_operators_are_split_otherwise() -> None:
     assert changed_operators(found, 1, 0) == (
         ("attention", "model.attention", "output features ×8", "batch ×8"),
     )
-
-
-def test_the_picture_collapses_operators_to_their_modules() -> None:
-    rows = operator_rows(DATA.exploration, 0)
-    sent = {"x": (2**20, "x [4, 8] float32")}
-    chain = [GraphEdge(a.group, b.group, i == 1, sent) for i, (a, b) in enumerate(itertools.pairwise(rows))]
-    found = picture(rows, chain)
-    assert [n.key for n in found.nodes] == ["model.embedding", "model.attention", "model.mlp", "model.head"]
-    edge = next(e for e in found.edges if e.source == "model.attention")
-    assert (edge.target, edge.resharded, edge.bytes) == ("model.mlp", True, 2**20)
-    assert edge.tip == ("model.attention → model.mlp, resharded on the way", "x [4, 8] float32, 1 MiB")
-    assert found.nodes[0].tip == ("model.embedding", "1 operator: batch ×8", "hands on:",
-                                  "x [4, 8] float32, 1 MiB")  # fmt: skip
-    assert dict(found.legend)["batch ×8"] == 0
-    assert picture(rows, []).edges == ()
 
 
 def test_a_placed_plan_names_devices_instead_of_axes() -> None:

@@ -24,7 +24,7 @@ from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.server import create_app, listen
 from tensoropt_app.state import View
-from tensoropt_app.views.clusters import devices_by_memory
+from tensoropt_app.views.profile import devices_by_memory
 from tensoropt_app.views.runs import choices, runs_of
 
 from tests.benchmarks.machine import Taking, dated, described, part_described, write

@@ -76,7 +76,6 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
 def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int]:
     """Return (text, exit code) of what a job does: the question in its folder, planners beside an
     exploration, or the command line of an earlier version's job."""
-    from tensoropt.cli.compare import compare
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
     from tensoropt.question.question import Question
@@ -92,7 +91,7 @@ def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int
         _, text, code = VERBS[options.verb].answer(options, progress)
     else:
         question = Question.of(job.question)
-        _, text, code = (compare if question.planners else explore)(question, progress, str(folder))
+        _, text, code = explore(question, progress, str(folder))
     return text, code
 
 

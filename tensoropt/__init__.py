@@ -22,8 +22,6 @@ from tensoropt.version import __version__
 
 if TYPE_CHECKING:
     from tensoropt.api import compare, explore, recost, with_jobs
-    from tensoropt.calibration.calibrate import calibrate
-    from tensoropt.calibration.tuning import tune
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.shopping import explore_batches, explore_clusters, shop
+    from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -59,7 +58,6 @@ _MODULE_OF = {
     "Point": "tensoropt.plan.point",
     "Settings": "tensoropt.question.settings",
     "Space": "tensoropt.plan.space",
-    "calibrate": "tensoropt.calibration.calibrate",
     "choose": "tensoropt.saved",
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
@@ -91,7 +89,7 @@ _MODULE_OF = {
     "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
-    "tune": "tensoropt.calibration.tuning",
+    "tune": "tensoropt.tuning.tune",
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
     "whole": "tensoropt.execute",
@@ -116,7 +114,6 @@ __all__ = [
     "Space",
     "TensorOptError",
     "__version__",
-    "calibrate",
     "choose",
     "compare",
     "dashboard",

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from tensoropt import __version__
 from tensoropt.cli import (
-    calibrate,
     choose,
     dashboard,
     explore,
@@ -31,7 +30,7 @@ from tensoropt.cli.arguments import Verb
 from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
-_IN_ORDER = (fit, explore, choose, export, verify, tune, dashboard, list_names, measure, calibrate)
+_IN_ORDER = (fit, explore, choose, export, verify, tune, dashboard, list_names, measure)
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
 _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130

@@ -28,8 +28,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return what was tried and what is kept."""
-    from tensoropt.calibration.tuning import PLAN, tune
     from tensoropt.plan.keys import plan_key
+    from tensoropt.tuning.tune import PLAN, tune
 
     found = tune(
         options.target,

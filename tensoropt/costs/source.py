@@ -49,8 +49,8 @@ class CostSource(CostContext):
             kernel (:class:`~tensoropt.costs.compute.RooflineCompute`).
         dated: the month whose kernels are assumed for GPUs that are not on this machine, for past runs; by
             default the newest.
-        residuals: what real steps of this machine showed about measured prices; by default the store's, if
-            this machine was calibrated.
+        residuals: what steps on this machine showed about measured prices; by default the store's: only the
+            one of a tuning has any.
     """
 
     keep: str | None = None
@@ -125,7 +125,6 @@ class CostSource(CostContext):
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
             *self._reached_notes(),
-            *((self.in_step.words,) if self.in_step else ()),
             *self.timings.notes(),
         )
 

@@ -89,7 +89,7 @@ class OwnSteps:
 
 def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return what each rank of a job found of a plan's steps, as
-    :func:`tensoropt.calibration.steps.run_steps` would.
+    :func:`tensoropt.tuning.steps.run_steps` would.
 
     Raises:
         PlanError: the job wrote nothing, or it is damaged.

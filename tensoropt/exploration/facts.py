@@ -98,7 +98,7 @@ def _point_facts(point: Point) -> dict[str, Fact]:
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
     """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
-    of GPUs and published jobs are like it, or on a machine that was calibrated."""
+    of GPUs and published jobs are like it."""
     found = _any_range(findings, index)
     return found if found is not None and _has_range(findings, index) else None
 
@@ -113,19 +113,12 @@ def range_words(findings: Findings, index: int, time: Callable[[float], str] = f
 
 def _any_range(findings: Findings, index: int) -> TimeRange | None:
     point = findings.all_points[index]
-    return time_range(
-        point.time_s,
-        point.sources,
-        gpus=for_gpus(findings.cluster),
-        calibration=findings.report.get("calibration"),
-    )
+    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
 
 
 def _has_range(findings: Findings, index: int) -> bool:
-    """Return whether steps were run here, or published jobs are like a point's: training of transformers
+    """Return whether published jobs are like a point's: training of transformers
     without experts in 16 bits, for which the device does not wait for its host."""
-    if findings.report.get("calibration") is not None:
-        return True
     trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
     return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
 

@@ -1,11 +1,9 @@
-"""The range of a step's time: how far published jobs lie from data sheets of GPUs, and how far steps that
-were run on a machine lie from predictions there."""
+"""The range of a step's time: how far published jobs lie from data sheets of GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tensoropt.cluster import job_spread
 from tensoropt.types import DATA_SHEET
@@ -20,10 +18,9 @@ class TimeRange:
     """A range of seconds.
 
     Attributes:
-        low_s, middle_s, high_s: the time of a fast job or step, the predicted time, and that of a slow one.
-        holds: the share of jobs or steps that lie in such a range.
+        low_s, middle_s, high_s: the time of a fast job, the predicted time, and that of a slow one.
+        holds: the share of jobs that lie in such a range.
         source: what it rests on, in words.
-        of: what was compared, in words.
     """
 
     low_s: float
@@ -31,7 +28,6 @@ class TimeRange:
     high_s: float
     holds: float
     source: str
-    of: str = "published jobs"
 
     def words(self, time: Callable[[float], str] = format_seconds) -> str:
         """Return the range in a few words: ``306 ms to 393 ms for 80 % of published jobs``.
@@ -39,31 +35,18 @@ class TimeRange:
         Args:
             time: writes seconds.
         """
-        return f"{time(self.low_s)} to {time(self.high_s)} for {share_words(self.holds)} of {self.of}"
+        return f"{time(self.low_s)} to {time(self.high_s)} for {share_words(self.holds)} of published jobs"
 
 
-def time_range(
-    time_s: float,
-    sources: Mapping[str, float],
-    *,
-    gpus: bool,
-    calibration: Mapping[str, Any] | None = None,
-) -> TimeRange | None:
-    """Return the range of a predicted time; None if it was compared with nothing: neither the machine was
-    calibrated, nor does any of it come from data sheets of GPUs.
+def time_range(time_s: float, sources: Mapping[str, float], *, gpus: bool) -> TimeRange | None:
+    """Return the range of a predicted time; None if none of it comes from data sheets of GPUs.
 
     What was measured does not vary from team to team: the range of data sheets is narrower by its share.
 
     Args:
         sources: the share of the seconds by their source (:data:`~tensoropt.types.SOURCES`).
         gpus: whether the devices are GPUs.
-        calibration: what the report of an exploration says of its machine's, if it has one.
     """
-    if calibration is not None:
-        low_s, high_s = (time_s * calibration[bound] for bound in ("low", "high"))
-        return TimeRange(
-            low_s, time_s, high_s, calibration["holds"], calibration["words"], "steps that were run here"
-        )
     share = sources.get(DATA_SHEET, 0.0) if gpus else 0.0
     if not share:
         return None

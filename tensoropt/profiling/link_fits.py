@@ -260,13 +260,11 @@ class LinkFit:
             floor, end = max(floor, segment.time_s(segment.up_to_bytes)), segment.up_to_bytes
         raise AssertionError("the last segment has no end")
 
-    def slowed(self, factor: float, more_s: float) -> LinkFit:
-        """Return the fit of communication that takes ``factor`` times as long, and ``more_s`` seconds more
-        each time; what was measured stays in ``points``."""
+    def slowed(self, factor: float) -> LinkFit:
+        """Return the fit of communication that takes ``factor`` times as long; what was measured stays in
+        ``points``."""
         segments = tuple(
-            replace(
-                s, alpha_s=max(factor * s.alpha_s + more_s, 0.0), seconds_per_byte=factor * s.seconds_per_byte
-            )
+            replace(s, alpha_s=factor * s.alpha_s, seconds_per_byte=factor * s.seconds_per_byte)
             for s in self.segments
         )
         return replace(self, segments=segments)

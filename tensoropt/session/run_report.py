@@ -205,7 +205,6 @@ def run_report(
         "workloads_measured": len(costs.timings.records),
         "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.timings.records.values()),
-        "calibration": costs.in_step.to_report() if costs.in_step.steps else None,
         "device": costs.cluster.device.name,
         "timed_now": costs.pool is not None,
         # With ranks, the figures were timed, and none rests on the fit.

@@ -220,7 +220,6 @@ class RunFindings:
         memory_tracked_of_ranks: the peaks of the ranks whose memory was tracked.
         time_measured_s: the median step of the slowest rank.
         cores_busy: the cores that other programs had in use right before or behind the timed steps.
-        operators_s: of each rank, as :func:`tensoropt.verify.timed_work.operator_seconds` tells.
         error: why the strategy could not be run, or that it is right only in double precision.
     """
 
@@ -242,7 +241,6 @@ class RunFindings:
     memory_tracked_of_ranks: list[int] = field(default_factory=list)
     time_measured_s: float | None = None
     cores_busy: float | None = None
-    operators_s: list[dict[str, dict[str, float]]] = field(default_factory=list)
     error: str | None = None
 
     @classmethod

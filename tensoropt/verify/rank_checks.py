@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,10 +30,6 @@ from tensoropt.verify.reference import (
     reference,
     worst,
 )
-from tensoropt.verify.timed_work import operator_seconds
-
-_STAMPED = 3
-"""Steps whose operators are stamped, after the timed ones; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,6 @@ class RankFindings:
         sequence: a digest of their kinds and groups, in order.
         precision: the lowest precision in which the model computes.
         times_s: the seconds of the timed steps.
-        operators_s: as :func:`tensoropt.verify.timed_work.operator_seconds` tells.
         memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
         numerics: the numerics; None if not requested.
     """
@@ -103,7 +98,6 @@ class RankFindings:
     times_s: list[float]
     memory: dict[str, int] | None
     numerics: _RankNumerics | None
-    operators_s: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
@@ -134,7 +128,6 @@ def check_plan(
     if options.memory:
         step()  # the optimizer makes its state in the first one
         memory = tracked_memory(step)
-    on_cpu = options.timed_steps > 0 and engine.runtime.device.type == "cpu"
     times_s = step_times(step, options.timed_steps)
     return RankFindings(
         collectives=summarise(sent),
@@ -145,7 +138,6 @@ def check_plan(
         times_s=times_s,
         memory=memory,
         numerics=numerics,
-        operators_s=operator_seconds(step, engine, _STAMPED) if on_cpu else {},
     )
 
 

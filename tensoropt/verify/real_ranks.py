@@ -194,7 +194,6 @@ def _joined(ranks: Sequence[RankFindings], strategy: type[ParallelStrategy]) -> 
         ranks_checked=list(range(len(ranks))),
         ranks_unlike=_unlike(ranks, first),
         time_measured_s=statistics.median(steps) if steps else None,
-        operators_s=[r.operators_s for r in ranks],
     )
     memory = [r.memory for r in ranks if r.memory is not None]
     if memory:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.local import BUSY
 from tensoropt.console import shows_progress
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
@@ -22,7 +21,7 @@ from tensoropt.exploration.rates import made_for
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tensoropt.ranks.local_hardware import has_local_cores, local_backend
+from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.groups import GroupGraph
@@ -43,7 +42,6 @@ from tensoropt.verify.predict import (
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.timed_work import keep_seconds
 
 Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
@@ -126,8 +124,7 @@ def _run_and_answer(
     Args:
         spec: the model.
         pool: ranks of the place's kind; None for fake ranks.
-        costs: has the optimizer, for memory and time of a step, and the store that keeps what operators take
-            in it if the ranks are the cluster's own.
+        costs: has the optimizer, for memory and time of a step.
     """
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None
@@ -144,17 +141,7 @@ def _run_and_answer(
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
-        for one in zip(strategies, findings, strict=True):
-            _learn(*one, costs)
     return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
-
-
-def _learn(strategy: ParallelStrategy, found: RunFindings, costs: CostSource) -> None:
-    """Keep what operators took, for the next exploration of this machine."""
-    # What a busy machine shows is true of that minute only.
-    idle = found.cores_busy is None or found.cores_busy < BUSY
-    if idle and found.operators_s and not found.error and has_local_cores(costs.cluster):
-        keep_seconds(strategy, found.operators_s, costs)
 
 
 def _on_real_ranks(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.plan.plan_names import PLANNER_TITLES
 from tensoropt.plan.point import Point
+from tensoropt.plan.time_range import TimeRange
 
 LINEAR = (False, False)
 
@@ -209,10 +209,12 @@ def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
         assert whole["layout"][of][i] == found["layout", of, i]
 
 
-def test_a_time_with_a_range_has_a_bar_through_its_point() -> None:
-    report = {**DATA.exploration.report, "calibration": {"low": 0.9, "high": 1.2, "holds": 0.8, "words": "w"}}
-    calibrated = replace(DATA, exploration=replace(DATA.exploration, report=report))
-    traces = drawing.frontier_figure(calibrated, View(point=4, other=1), "light")["data"]
+def test_a_time_with_a_range_has_a_bar_through_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_s = DATA.time[4]
+    with monkeypatch.context() as patch:
+        ranged = TimeRange(0.9 * time_s, time_s, 1.2 * time_s, 0.8, "w")
+        patch.setattr(drawing, "range_of", lambda *_: ranged)
+        traces = drawing.frontier_figure(DATA, View(point=4, other=1), "light")["data"]
     selected, second = traces[drawing.SELECTED], DATA.units.time.factor
     middle = DATA.time[4] / second
     assert selected["error_y"]["array"] == pytest.approx([0.2 * middle])

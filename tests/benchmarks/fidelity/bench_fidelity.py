@@ -1,16 +1,12 @@
-"""How far predictions are from what a step really does: as measured one by one, calibrated, and after
-tuning. Not a test.
+"""How far predictions are from what a step really does. Not a test.
 
     python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
-this machine, which is calibrated first, on other models; ten plans on a mesh, spaced evenly by index along
-each frontier, are run (not those that place operators on single devices). Plans take turns in several rounds,
-as the machine's speed changes within seconds; what every other round says of the same plan differs by the
-noise floor. The first half of the rounds is what tuning learns from, and the second half what its predictions
-are compared with. What the host of a virtual machine takes of its cores is noted (Linux counts it as stolen
-time). Results are dated files in tests/benchmarks/results/fidelity; models that were measured earlier the
-same day keep their rows.
+this machine; ten plans on a mesh, spaced evenly by index along each frontier, are run (not those that place
+operators on single devices). Plans take turns in several rounds, as the machine's speed changes within
+seconds; what every other round says of the same plan differs by the noise floor. Results are dated files in
+tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
 """
 
 from __future__ import annotations
@@ -21,28 +17,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tensoropt.api import explore
-from tensoropt.calibration.calibrate import calibrate
-from tensoropt.calibration.fit import fit_terms
-from tensoropt.calibration.runs import described, priced
-from tensoropt.calibration.steps import run_steps, seconds_of
-from tensoropt.calibration.tuning import LOOSE
-from tensoropt.cluster import Mesh, load_cluster, stolen_s
-from tensoropt.costs.residuals import NO_RESIDUALS, Residuals
-from tensoropt.costs.source import CostSource
-from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.plan.kinds import SHARDED
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.timed_work import work_seconds
-from tests.benchmarks.fidelity.report import markdown, percent, picture, summary
+from tensoropt.tuning.steps import run_steps, seconds_of
+from tests.benchmarks.fidelity.report import markdown, picture, summary
 from tests.benchmarks.machine import Taking, dated, inherited, write
 
 MODELS = {
@@ -52,7 +37,7 @@ MODELS = {
     "Transformer": ("zoo:transformer-tiny", (("batch", 32),)),
     "GPT-2": ("zoo:gpt2-demo", ()),
 }
-PLANS, ROUNDS, STEPS, STAMPED = 10, 6, 3, 2
+PLANS, ROUNDS, STEPS = 10, 6, 3
 TRACKED = 3
 """A thread of gloo's can hold a tensor for a moment after its collective was waited for, and so add one to a
 peak in one step and not in the next."""
@@ -72,41 +57,16 @@ def halves(rounds: Sequence[float]) -> list[float]:
     return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
 
 
-def learned_from(
-    loaded: CapturedModel,
-    drawn: Sequence[tuple[Strategy, Mesh]],
-    costs: CostSource,
-    rounds: Sequence[Sequence[Any]],
-    machines: Residuals,
-) -> Residuals:
-    """What the first rounds of a model's own runs say of its prices, as tuning would learn it."""
-    runs, works = [], defaultdict[str, list[tuple[float, float]]](list)
-    for ran in rounds:
-        for (strategy, mesh), ranks in zip(drawn, ran, strict=True):
-            runs.append(described(loaded, "", strategy, mesh, costs, ranks))
-            for key, seconds in work_seconds(strategy, ranks).items():
-                works[key].append(seconds)
-    terms = fit_terms(runs, start=machines.terms, tightness=LOOSE)
-    usual = {
-        key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
-        for key, times in works.items()
-    }
-    return Residuals({**machines.terms, **terms}, works=usual)
-
-
-def measure(
-    name: str, cluster: str, plans: int, rounds: int, store: ProfileStore, residuals: Residuals
-) -> dict[str, Any]:
+def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStore) -> dict[str, Any]:
     """Explore one model, run some of its plans several times; rows of predicted and measured."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, 0, settings=settings)
     model, args, kwargs = spec.build()
-    begun, taken_s = time.perf_counter(), stolen_s()
+    begun = time.perf_counter()
     found = explore(
         model, args, kwargs, cluster=cluster, optimizer=OPTIMIZER, dtype="float32", source=source, store=store
     )
     explored_s = time.perf_counter() - begun
-    stolen = (stolen_s() - taken_s) / (explored_s * found.devices)
     loaded = load_model(spec)
     with RankPool(found.devices, timeout_s=600.0) as pool:
         # Placed plans have no strategy on a mesh, whose stamps and terms are what this compares.
@@ -114,48 +74,28 @@ def measure(
         chosen = [
             (i, found.points[i], found.plan(i)) for i in (on_mesh[n] for n in evenly(len(on_mesh), plans))
         ]
-        drawn = [(plan.strategy(loaded.graph), Mesh(shape=plan.mesh.shape)) for *_, plan in chosen]
-        costs = CostSource(
-            load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool, residuals=NO_RESIDUALS
-        )
-        raw_s = [priced(*one, costs, NO_RESIDUALS) for one in drawn]
+        drawn = [plan.strategy(loaded.graph) for *_, plan in chosen]
         found_in = []
         for number in range(rounds):
             tracked = TRACKED if number in (0, rounds - 1) else 0
-            stamped = STAMPED if number < rounds // 2 else 0
             found_in.append(
                 [
-                    pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS, stamped, tracked)
-                    for strategy, _ in drawn
+                    pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS, 0, tracked)
+                    for strategy in drawn
                 ]
             )
-        learned = learned_from(loaded, drawn, costs, found_in[: rounds // 2], residuals)
-        tuned_s = [priced(*one, costs, learned)[0] for one in drawn]
     rows = []
-    for (index, point, plan), (raw, _), tuned, *ran in zip(chosen, raw_s, tuned_s, *found_in, strict=True):
-        timed = [
-            [statistics.median(seconds) for seconds in (whole, [sum(one.values()) for one in network])]
-            for whole, network in map(seconds_of, ran)
-        ]
+    for (index, point, plan), *ran in zip(chosen, *found_in, strict=True):
+        timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
-        steps = [
-            step
-            for ranks in ran
-            for step in zip(seconds_of(ranks)[0], *(rank["stolen_s"] for rank in ranks), strict=True)
-        ]
-        alone = [seconds for seconds, *taken in steps if not any(taken)]
         by_rank = zip(*ran, strict=True)
         alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
-        late = slice(rounds // 2, None)
         rows.append(
             {
                 "point": index,
                 "mesh": plan.mesh.label,
                 "micro_batches": plan.micro_batches,
-                "time_raw_s": raw,
                 "time_predicted_s": point.time_s,
-                "time_tuned_s": tuned,
-                "time_after_s": statistics.fmean(whole[late]),
                 "compute_predicted_s": point.compute_s,
                 "time_measured_s": halves(whole),
                 "network_predicted_s": point.communication_s,
@@ -163,11 +103,6 @@ def measure(
                 "memory_predicted_bytes": point.memory_bytes,
                 "memory_measured_bytes": max(statistics.median_low(peaks) for peaks in alive),
                 "memory_most_bytes": max(map(max, alive)),
-                "steps": len(steps),
-                "steps_left_alone": len(alone),
-                "time_left_alone_s": statistics.median(alone) if alone else None,
-                "stolen": sum(max(taken) for _, *taken in steps)
-                / (found.devices * sum(seconds for seconds, *_ in steps)),
             }
         )
     return {
@@ -177,7 +112,6 @@ def measure(
         "points": len(on_mesh),
         "points_left_out": len(found.points) - len(on_mesh),
         "explore_s": explored_s,
-        "stolen_exploring": stolen,
         "rows": rows,
         **summary(rows),
     }
@@ -185,12 +119,10 @@ def measure(
 
 def line(one: dict[str, Any]) -> str:
     """What came out of one model."""
-    host = f"host {one['stolen_exploring']:.1%} then {one['stolen']:.1%}"
     return (
         f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
-        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; raw {one['raw_error']:.1%},"
-        f" tuned {one['tuned_error']:.1%}; left alone {percent(one['alone_error'])},"
-        f" {host}), network {one['network_error']:.1%}, memory {one['memory_error']:.2%}"
+        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}), network {one['network_error']:.1%},"
+        f" memory {one['memory_error']:.2%}"
     )
 
 
@@ -209,10 +141,9 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         ProfileStore(options.store or Path(folder) / "profiles.sqlite") as store,
     ):
-        residuals = calibrate(options.cluster, store=store).residuals
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            one = measure(name, options.cluster, plans, rounds, store, residuals)
+            one = measure(name, options.cluster, plans, rounds, store)
             results.append({**one, "taken": taking.part()})
             print(line(results[-1]), file=sys.stderr, flush=True)
             # after every model: a run that is interrupted keeps what it has

@@ -69,19 +69,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for kind, unit in (("time", "s"), ("network", "s"), ("memory", "bytes")):
         errors = [error(r[f"{kind}_predicted_{unit}"], r[f"{kind}_measured_{unit}"]) for r in rows]
         found[f"{kind}_error"], found[f"{kind}_worst"] = statistics.median(errors), max(errors)
-    for name, against in (("raw", "time_measured_s"), ("tuned", "time_after_s")):
-        # Results of before there was calibration have neither.
-        errors = [error(r[f"time_{name}_s"], r[against]) for r in rows if f"time_{name}_s" in r]
-        found[f"{name}_error"] = statistics.median(errors) if errors else None
-        found[f"{name}_worst"] = max(errors, default=None)
     found["noise"] = statistics.median(spread(r["time_measured_s"]) for r in rows)
     found["network_noise"] = statistics.median(spread(r["network_measured_s"]) for r in rows)
     found["bias"] = statistics.median(
         r["time_predicted_s"] / statistics.fmean(r["time_measured_s"]) - 1 for r in rows
     )
-    alone = [(r["time_predicted_s"], r["time_left_alone_s"]) for r in rows if r.get("time_left_alone_s")]
-    found["alone_error"] = statistics.median(error(*pair) for pair in alone) if alone else None
-    found["stolen"] = statistics.median(r.get("stolen", 0.0) for r in rows)
     found["tau"], found["tau_pairs"] = kendall(rows, found["noise"])
     found["tau_all"], found["tau_all_pairs"] = kendall(rows)
     return found
@@ -101,16 +93,12 @@ def markdown(data: Mapping[str, Any]) -> str:
         "whose measured times differ by more than twice the noise, and of all pairs.",
         "*Network*: seconds of a step's collectives, each from the call of the rank that",
         "comes last to the return of the one done last, so without waiting for a rank that still",
-        "computes; measured in the very steps that are timed. *Raw*: of predictions from operators, edges",
-        "and links as they were timed one by one; *time*: calibrated on plans of other models. *Tuned*: with",
-        "what the first half of the rounds showed, against the second half. *Left alone*: against those",
-        "steps from which the host of this virtual machine took nothing, and what share of the cores' time",
-        "it took while measuring and while the plans ran. *Memory*: the median of a rank's steps, of the",
+        "computes; measured in the very steps that are timed. *Memory*: the median of a rank's steps, of the",
         "rank that needs most; what the most of all these steps needed is in the JSON.",
         "",
-        "| model | plans | raw | time | tuned | noise | left alone (host) | theirs | network | noise"
-        " | theirs | memory | theirs | tau, told apart | tau, all |",
-        "|" + "---|" * 15,
+        "| model | plans | time | noise | theirs | network | noise | theirs | memory | theirs"
+        " | tau, told apart | tau, all |",
+        "|" + "---|" * 12,
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
@@ -118,12 +106,8 @@ def markdown(data: Mapping[str, Any]) -> str:
         cells = [
             one["model"],
             f"{len(one['rows'])} of {one['points']}",
-            with_worst(one, "raw"),
             with_worst(one, "time"),
-            with_worst(one, "tuned"),
             f"{one['noise']:.1%}",
-            f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
-            f" {percent(one.get('stolen'))})",
             theirs[0],
             with_worst(one, "network"),
             f"{one['network_noise']:.1%}",

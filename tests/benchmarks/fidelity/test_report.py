@@ -48,23 +48,6 @@ def test_tau_of_all_pairs_counts_what_the_noise_hides_and_ties():
     assert (found["tau_all"], found["tau_all_pairs"]) == (pytest.approx(-2 / 3), 3)
 
 
-def test_raw_and_tuned_predictions_have_errors_of_their_own():
-    tuned = row(1.0, 1.0, 1.0) | {"time_raw_s": 1.5, "time_tuned_s": 1.08, "time_after_s": 1.2}
-    found = summary([tuned])
-    assert (found["raw_error"], found["time_error"]) == (pytest.approx(0.5), 0.0)
-    assert found["tuned_error"] == found["tuned_worst"] == pytest.approx(0.1)
-    before = summary([row(1.0, 1.0, 1.0)])
-    assert before["raw_error"] is before["tuned_worst"] is None
-
-
-def test_steps_that_the_host_left_alone_are_compared_apart():
-    disturbed = row(1.0, 1.2, 1.4) | {"time_left_alone_s": 1.25, "stolen": 0.2}
-    found = summary([disturbed, row(1.0, 1.0, 1.0) | {"time_left_alone_s": None, "stolen": 0.4}])
-    assert found["alone_error"] == pytest.approx(0.2)
-    assert found["stolen"] == pytest.approx(0.3)
-    assert summary([row(1.0, 1.0, 1.0)])["alone_error"] is None
-
-
 def test_reports_hold_every_plan_and_say_whose_figures_are_whose():
     rows = [row(1.0, 1.0, 1.1), row(3.0, 2.0, 2.1)]
     one = {"model": "RNN", "source": "zoo:x", "settings": {}, "points": 7, "rows": rows, **summary(rows)}

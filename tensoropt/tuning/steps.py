@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensoropt.cluster import stolen_s
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.execute.executable import engine_of, strategy_class
+from tensoropt.pipeline.evaluate import stage_works
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
-from tensoropt.verify.timed_work import operator_seconds
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""
@@ -37,13 +40,12 @@ def run_steps(
     Args:
         steps: how many are timed, after one that warms up and makes the optimizer's state.
         stamped_steps: how many more are run with the seconds of each operator and edge, if the strategy is
-            sharded.
+            sharded and ranks are CPU ranks.
         tracked: of how many more the most bytes are followed that are alive in each.
 
     Returns:
-        ``steps``: start and end of each; ``collectives``: of each step; ``stolen_s``: seconds that the host
-        of a virtual machine took meanwhile; ``forward_s``, ``backward_s``: medians by operator or edge;
-        ``memory_bytes``.
+        ``steps``: start and end of each; ``collectives``: of each step; ``forward_s``, ``backward_s``:
+        medians by operator or edge; ``memory_bytes``.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
@@ -52,43 +54,62 @@ def run_steps(
     memory = [tracked_memory(step)["peak"] for _ in range(tracked)]
     whole: list[tuple[float, float]] = []
     collectives: list[Stamps] = []
-    stolen: list[float] = []
     for _ in range(steps):
         if world_size > 1:
             dist.barrier()
-        taken_s = stolen_s()
         with _collectives_stamped() as stamps:
             start = time.perf_counter()
             step()
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
-        stolen.append(stolen_s() - taken_s)
-    found = {
-        "steps": whole,
-        "collectives": collectives,
-        "stolen_s": stolen,
-        "memory_bytes": memory,
-    }
-    if stamped_steps:
-        found |= operator_seconds(step, engine, stamped_steps)
-    return found
+    found: dict[str, Any] = {"steps": whole, "collectives": collectives, "memory_bytes": memory}
+    if not isinstance(engine, ShardedEngine) or not engine.training or engine.runtime.device.type != "cpu":
+        return found
+    stamps_of: list[StepStamps] = []
+    for _ in range(stamped_steps):
+        if world_size > 1:
+            dist.barrier()
+        with stamped(engine) as operators:
+            step.model()
+        stamps_of.append(operators)
+    return {**found, **median_seconds(stamps_of)} if stamps_of else found
 
 
-def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[dict[str, float]]]:
-    """Return the seconds of each step, and of these the seconds of its collectives by name.
+def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step, and of these the seconds of its collectives.
 
     A collective counts from the call of the rank that comes last to the return of the one that is done last:
     it is what the collective takes, without the waiting for a rank that computes. The rest of the step is
     computing, and waiting for it.
     """
     whole = [_span(each) for each in zip(*(rank["steps"] for rank in ranks), strict=True)]
-    network = []
-    for stamps in zip(*(rank["collectives"] for rank in ranks), strict=True):
-        by_name = defaultdict[str, float](float)
-        for each in zip(*stamps, strict=True):
-            by_name[each[0][0]] += _span([(start, end) for _, start, end in each])
-        network.append(dict(by_name))
+    network = [
+        sum(_span([(start, end) for _, start, end in each]) for each in zip(*stamps, strict=True))
+        for stamps in zip(*(rank["collectives"] for rank in ranks), strict=True)
+    ]
     return whole, network
+
+
+def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return the (forward, backward) seconds in a step of each of a strategy's workloads, by key, of one
+    micro-batch on the slowest rank; without those of recomputed blocks, which run as one."""
+    if not all("forward_s" in rank for rank in ranks):
+        return {}
+    (works,) = stage_works(strategy)
+    again = {name for region in strategy.recomputed for name in region.groups}
+    by_key: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for group in strategy.graph.groups:
+        if group.name not in again:
+            forward_s, backward_s = (
+                max(sum(rank[way].get(op.name, 0.0) for op in group.operators) for rank in ranks)
+                / strategy.micro_batches
+                for way in ("forward_s", "backward_s")
+            )
+            by_key[works[group.name].key].append((forward_s, backward_s))
+    return {
+        key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
+        for key, times in by_key.items()
+    }
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:

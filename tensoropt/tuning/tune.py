@@ -8,7 +8,6 @@ what the plan rests on.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -19,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.api import recost
-from tensoropt.calibration.fit import Run, fit_terms
-from tensoropt.calibration.runs import described, priced, run_plan
-from tensoropt.calibration.steps import seconds_of
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.console import shows_progress
 from tensoropt.costs.residuals import NO_RESIDUALS, load_residuals, save_residuals
@@ -38,9 +34,10 @@ from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
 from tensoropt.ranks.pool import RankPool
+from tensoropt.tuning.learned import Learned, priced
+from tensoropt.tuning.steps import run_steps, seconds_of
 from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_seconds
-from tensoropt.verify.timed_work import keep_seconds
 
 FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
@@ -49,13 +46,9 @@ ROUNDS = 4
 DRIFT = 0.03
 """The share of a step that predictions may be off by, and that a plan has to be faster by to be tried then:
 less could not be measured."""
-_LAPS, _MOST_LAPS = 3, 9
-"""How often two plans take turns, at least and at most: the machine's speed changes within seconds, so turns
-go on until what tells the plans apart is clear."""
-_CLEAR, _FINE = 2.0, DRIFT / 2
-"""A difference is clear at this multiple of its standard error, and fine enough at this error."""
-LOOSE = 0.3
-"""How tightly the terms are held to the machine's, as all runs are of the model itself."""
+_LAPS, _STEPS, _STAMPED = 5, 9, 3
+"""How often two plans take turns, as the machine's speed changes within seconds; the timed steps of a turn,
+and those in which operators are stamped."""
 _STDERR = 2
 UNKNOWN = ("fit", "zero")
 """What work costs that was never timed: what a fit to other work says, or nothing, as FastT takes it, so that
@@ -123,8 +116,7 @@ def tune(
     """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
 
     Everything is saved beside the exploration after every decision: a tuning that is interrupted goes on
-    where it was. What was timed in steps is also kept in the store, so that the next exploration counts with
-    it.
+    where it was.
 
     Args:
         target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
@@ -163,9 +155,7 @@ def tune(
         ranks as pool,
     ):
         tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, heard(progress), say)
-        found = tuner.run(plan, memory_bytes, rounds)
-        _give_back(own, users, tuner.costs.prefix)
-    return found
+        return tuner.run(plan, memory_bytes, rounds)
 
 
 def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tuple[Path, Exploration, Plan]:
@@ -185,19 +175,14 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return the tuning's own store, which begins as a copy of the user's: terms fitted to one model are not
-    the machine's."""
+    """Return the tuning's own store, which begins as a copy of the user's: factors of one model are not the
+    machine's."""
     new = not (folder / STORE).exists()
     own = ProfileStore(folder / STORE)
     if new:
         for kind in KINDS:
             own.put_many(dict(users.items(kind)), kind=kind)
     return own
-
-
-def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
-    """Keep in the user's store what was timed in steps, which is true of any model's step."""
-    users.put_many(dict(own.items("calibration", f"{prefix}/step/")), kind="calibration")
 
 
 def end_of(gain: float, drift: float) -> str:
@@ -209,34 +194,6 @@ def end_of(gain: float, drift: float) -> str:
         return f"{within}, and {other}" if gain < DRIFT else ""
     # Where predictions are off by more, what they call a little slower may be faster.
     return f"no candidate is left: predictions are off by {drift:.1%}, and {other}" if gain <= -drift else ""
-
-
-@dataclass
-class PlanTurns:
-    """Median seconds of the steps of plans that took turns, by plan, then lap."""
-
-    measured_s: list[list[float]]
-
-    @property
-    def medians_s(self) -> list[float]:
-        """The seconds of each plan's steps, as measured."""
-        return [statistics.median(laps) for laps in self.measured_s]
-
-    @property
-    def change(self) -> tuple[float, float]:
-        """By how much the second plan's steps are longer than the first's, as the logarithm of their ratio in
-        one lap; and its standard error over laps, infinite for a single lap."""
-        ratios = [math.log(other / one) for one, other in zip(*self.measured_s, strict=True)]
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.inf
-        return statistics.fmean(ratios), error
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether more laps would not change which of two plans is taken to be faster."""
-        if len(self.measured_s) == 1:
-            return True
-        change, error = self.change
-        return abs(change) > _CLEAR * error or error < _FINE
 
 
 class _Tuner:
@@ -261,14 +218,13 @@ class _Tuner:
             # Nothing is timed alone: what no step has shown is free, and so will be tried.
             settings["measure"] = "never"
         self.exploration = replace(exploration, settings=settings)
-        self.unknown, self.job = unknown, job
+        self.job = job
         self.costs = CostSource(
             cluster, store, Settings.from_dict(settings), pool, progress, residuals=NO_RESIDUALS
         )
-        self.machines = load_residuals(store, self.costs.prefix)
+        self.learned = Learned(self.costs, load_residuals(store, self.costs.prefix), unknown == "zero")
         self.spec = ModelSpec.of(exploration.plan(0))
         self.loaded = load_model(self.spec)
-        self.runs: list[Run] = []
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -277,7 +233,7 @@ class _Tuner:
         state = self._resumed()
         if state is None:
             self.progress("tune", 0, rounds, "running the chosen plan")
-            (measured_s,) = self._measured([plan]).medians_s
+            (measured_s,) = self._measured([plan])
             state = Tuning(
                 plan,
                 measured_s,
@@ -297,16 +253,14 @@ class _Tuner:
             if candidate is None:
                 break
             self.progress("tune", number, rounds, "running a candidate")
-            turns = self._measured([state.plan, candidate])
+            before_s, after_s = self._measured([state.plan, candidate])
             state.tried.append(plan_key(candidate))
-            (before_s, after_s), (change, within) = turns.medians_s, turns.change
-            predicted_s, laps = candidate.predicted.time_s, len(turns.measured_s[0])
+            predicted_s, faster = candidate.predicted.time_s, after_s < before_s
             how = (
                 f"in turns with the plan before ({format_seconds(before_s)}), "
-                f"{abs(math.expm1(change)):.1%}{f' ± {within:.1%}' if laps > 1 else ''} "
-                f"{'faster' if change < 0 else 'slower'}"
+                f"{abs(after_s / before_s - 1):.1%} {'faster' if faster else 'slower'}"
             )
-            if change < 0:
+            if faster:
                 state.plan, state.measured_s, state.predicted_s = candidate, after_s, predicted_s
                 self._decided(state, "keep", candidate, predicted_s, after_s, how)
             else:
@@ -340,22 +294,23 @@ class _Tuner:
 
     # -- measuring --------------------------------------------------------------------------------
 
-    def _measured(self, plans: list[Plan]) -> PlanTurns:
-        """Run plans in turns, and learn from them."""
-        turns = PlanTurns([[] for _ in plans])
-        for lap in range(1 if self.job else _MOST_LAPS):
-            if lap >= _LAPS and turns.is_clear:
-                break
+    def _measured(self, plans: list[Plan]) -> list[float]:
+        """Return the median seconds of the steps of plans that take turns, and learn from them."""
+        laps: list[list[float]] = [[] for _ in plans]
+        for _ in range(1 if self.job else _LAPS):
             for number, plan in enumerate(plans):
                 strategy = strategy_of_plan(plan, self.loaded.graph)
-                if self.job:
-                    ranks = self._in_job(plan)
-                else:
-                    ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
-                self._learn(plan, strategy, ranks)
-                turns.measured_s[number].append(statistics.median(seconds_of(ranks)[0]))
-        self._fit()
-        return turns
+                ranks: list[dict[str, Any]] = (
+                    self._in_job(plan)
+                    if self.job
+                    else self.pool.run(
+                        run_steps, self.spec, strategy.to_data(), plan.optimizer, _STEPS, _STAMPED
+                    )
+                )
+                self.learned.learn(strategy, Mesh(shape=plan.mesh.shape), ranks)
+                laps[number].append(statistics.median(seconds_of(ranks)[0]))
+        save_residuals(self.store, self.costs.prefix, self.learned.residuals)
+        return [statistics.median(seconds) for seconds in laps]
 
     def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
         """Return what the user's own training says of a plan's steps."""
@@ -375,24 +330,10 @@ class _Tuner:
             )
         return read_steps(file)
 
-    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> None:
-        """Keep what a plan's steps showed."""
-        mesh = Mesh(shape=plan.mesh.shape)
-        self.runs.append(described(self.loaded, plan_key(plan), strategy, mesh, self.costs, ranks))
-        keep_seconds(strategy, ranks, self.costs)
-
-    def _fit(self) -> None:
-        terms = fit_terms(self.runs, start=self.machines.terms, tightness=LOOSE)
-        found = replace(
-            self.machines, terms={**self.machines.terms, **terms}, free_if_unknown=self.unknown == "zero"
-        )
-        save_residuals(self.store, self.costs.prefix, found)
-
     def _predicted(self, plan: Plan) -> float:
         """Return what current prices say of a plan."""
         strategy = strategy_of_plan(plan, self.loaded.graph)
-        residuals = load_residuals(self.store, self.costs.prefix)
-        return priced(strategy, Mesh(shape=plan.mesh.shape), self.costs, residuals)[0]
+        return priced(strategy, Mesh(shape=plan.mesh.shape), self.costs, self.learned.residuals)[0]
 
     # -- files ------------------------------------------------------------------------------------
 

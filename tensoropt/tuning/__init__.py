@@ -1,0 +1,1 @@
+"""Plans improved by what their steps take on this machine."""

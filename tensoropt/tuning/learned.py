@@ -1,0 +1,109 @@
+"""What a plan's steps say of prices: seconds of its workloads, and a factor for each kind of work."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.compute import class_of
+from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals
+from tensoropt.costs.source import CostSource
+from tensoropt.evaluation.evaluate import evaluate_on
+from tensoropt.ops.calls import CostClass
+from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.placement.strategy import PlacedStrategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
+from tensoropt.tuning.steps import seconds_of, work_seconds
+from tensoropt.verify.predict import predict_placed
+
+_LEAST_S = 1e-3
+"""Parts of a step shorter than this say nothing of their kind."""
+_BOUNDS = 0.25, 4.0
+"""The factors that are believed."""
+
+
+def priced(
+    strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
+) -> tuple[float, float]:
+    """Return the predicted seconds of a step and of its collectives; a placed plan has none. Work that is not
+    known is timed."""
+    if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
+        works = {work.key: work for of in stage_works(strategy) for work in of.values()}
+        if new := works.keys() - costs.timings.records.keys():
+            costs.timings.measure({key: works[key] for key in new})
+    in_step = costs.with_residuals(residuals)
+    if isinstance(strategy, PipelinedStrategy):
+        pipeline = evaluate_pipeline_on(strategy, mesh, in_step)
+        return pipeline.time_s, pipeline.busiest.communication_s
+    if isinstance(strategy, PlacedStrategy):
+        placed = strategy.placed_graph
+        prices = PlacedPrices(strategy.graph, costs.cluster, in_step)
+        _, predicted = predict_placed(prices.price(placed.splits, placed.micro_batches), strategy.placement)
+        return predicted.time_s, 0.0
+    assert isinstance(strategy, Strategy)
+    metrics = evaluate_on(strategy, mesh, in_step).metrics
+    return float(metrics.time_s[0]), float(metrics.communication_s[0])
+
+
+@dataclass
+class Learned:
+    """What the steps of several plans showed.
+
+    Attributes:
+        costs: prices as they were measured, without residuals.
+        known: what was learned before.
+        free_if_unknown: as :class:`~tensoropt.costs.residuals.Residuals` has it.
+    """
+
+    costs: CostSource
+    known: Residuals = NO_RESIDUALS
+    free_if_unknown: bool = False
+    _factors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    _works: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def residuals(self) -> Residuals:
+        """The factors, medians over runs, and of each workload the smallest seconds."""
+        works = {
+            key: (min(f for f, _ in times), min(b for _, b in times)) for key, times in self._works.items()
+        }
+        factors = {kind: statistics.median(found) for kind, found in self._factors.items()}
+        return Residuals(
+            {**self.known.factors, **factors}, {**self.known.works, **works}, self.free_if_unknown
+        )
+
+    def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Compare what ranks measured of a strategy with what prices say of it."""
+        step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
+        priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
+        works = work_seconds(strategy, ranks) if isinstance(strategy, Strategy) else {}
+        if not works:  # of pipelines, placed plans and recomputed blocks whole steps are known
+            for kind in (*(cls.value for cls in CostClass), NETWORK, REST):
+                self._add(kind, step_s, priced_s)
+            return
+        assert isinstance(strategy, Strategy)
+        for key, seconds in works.items():
+            self._works[key].append(seconds)
+        measured, predicted = defaultdict[str, float](float), defaultdict[str, float](float)
+        compute = self.costs.compute()
+        (of_groups,) = stage_works(strategy)
+        for work in of_groups.values():
+            cls = class_of(work)
+            seconds = compute.seconds(work, self.costs.facts.of(work))
+            predicted[cls] += strategy.micro_batches * sum(seconds)
+            measured[cls] += strategy.micro_batches * sum(works.get(work.key, seconds))
+        for cls, seconds_s in measured.items():
+            self._add(cls, seconds_s, predicted[cls])
+        self._add(NETWORK, sent_s, priced_sent_s)
+        computed_s = sum(measured.values())
+        self._add(REST, step_s - sent_s - computed_s, priced_s - priced_sent_s - sum(predicted.values()))
+
+    def _add(self, kind: str, measured_s: float, priced_s: float) -> None:
+        if min(measured_s, priced_s) > _LEAST_S:
+            self._factors[kind].append(min(max(measured_s / priced_s, _BOUNDS[0]), _BOUNDS[1]))

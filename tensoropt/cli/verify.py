@@ -210,7 +210,7 @@ def _file_remark(file: dict[str, Any] | None) -> list[str]:
 
 
 def _in_order(plan: dict[str, Any]) -> str:
-    words = {True: " in order", False: " OUT OF ORDER", None: ""}
+    words = {True: " in order", False: " RANKS DIFFER", None: ""}
     return words[plan["collectives_in_order"]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tensoropt.sharding.strategy import ParallelStrategy
@@ -12,11 +11,8 @@ from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
 from tensoropt.verify.recorder import (
     compare_collectives,
-    compare_order,
     compare_smaller,
-    in_order,
     shown_axes,
-    without_value,
     without_values,
 )
 from tensoropt.verify.reference import ModuleFindings
@@ -54,21 +50,18 @@ def answer_of(
 def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> dict[str, Any]:
     """Return the answer about one strategy.
 
-    ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
-    those predicted, one by one and in this order. Memory and time are shown beside their predictions and
-    decide nothing. None stands for what was not checked.
+    ``ok`` says that its numbers agree up to rounding, its replicas agree, each rank issues the collectives
+    predicted, and ranks issue what they take part in together in the same order. Memory and time are shown
+    beside their predictions and decide nothing. None stands for what was not checked.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
-        # Each rank is compared with its own prediction, so that one rank's lack is not offset by another.
         issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
-        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked or ()])
+        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
-    comparable = _comparable(predicted, findings)
-    unlike = [] if findings.error else _unlike(*comparable)
-    unlike += findings.ranks_unlike
-    order_unlike = _order_unlike(*comparable)
+    unlike = [] if findings.error else _unlike(strategy, predicted, findings)
+    order_unlike = findings.ranks_unlike
     return {
         # None passes: fake ranks compute no numbers.
         "ok": findings.numerics_ok is not False and not findings.error and not unlike and not order_unlike,
@@ -99,8 +92,8 @@ def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFin
         "collectives_predicted": expected,
         "collectives_issued": issued,
         "collectives_unlike": unlike,
-        "collectives_in_order": None if order_unlike is None else not order_unlike,
-        "order_unlike": order_unlike or [],
+        "collectives_in_order": None if findings.error else not order_unlike,
+        "order_unlike": order_unlike,
         "memory_predicted_bytes": round(predicted.memory_bytes),
         "memory_predicted_of_places": [round(size) for size in predicted.of_places],
         "time_predicted_s": predicted.time_s,
@@ -124,44 +117,21 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
     ]
 
 
-def _comparable(predicted: Prediction, findings: RunFindings) -> tuple[Prediction, RunFindings]:
-    """Return both without the bytes that only values decide, if ranks had values."""
-    if findings.numerics_ok is None:
-        return predicted, findings
-    order = predicted.order
-    if order is not None:
-        order = tuple(map(without_value, order))
-    of_ranks = tuple(without_values(rows) for rows in predicted.of_ranks)
-    sent = [without_values(rows) for rows in findings.collectives_of_ranks]
-    return (
-        replace(predicted, collectives=without_values(predicted.collectives), of_ranks=of_ranks, order=order),
-        replace(findings, collectives_of_ranks=sent),
-    )
-
-
-def _unlike(
-    predicted: Prediction,
-    findings: RunFindings,
-) -> list[str]:
-    """Return how what was issued differs from the prediction, rank by rank if each has its own."""
-    if not predicted.of_ranks:
-        return compare_collectives(predicted.collectives, _shown(findings.collectives_issued))
-    lines = []
-    first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
-    for rank, rows in zip(findings.ranks_checked or (), findings.collectives_of_ranks, strict=True):
+def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
+    """Return how what ranks issued differs from the prediction; of each part of the devices, for the first
+    rank where it does."""
+    lines: dict[int, list[str]] = {}
+    # Bytes that only values decide are compared where ranks have no values, and send what is expected.
+    shown = without_values if findings.numerics_ok is not None else list
+    size = strategy.devices // max(len(predicted.of_places), 1)
+    for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
         # The first rank of each part of the devices has the largest shards, for which collectives are
         # predicted; those of uneven ones are smaller on others.
-        compare = compare_smaller if rank % first else compare_collectives
-        lines += [f"rank {rank}: {line}" for line in compare(predicted.of_ranks[rank], _shown(rows))]
-    return lines
-
-
-def _order_unlike(predicted: Prediction, findings: RunFindings) -> list[str] | None:
-    """Return where the order of issue first differs from the predicted one; None if one of them is not
-    known."""
-    if findings.error or predicted.order is None or findings.issued_order is None:
-        return None
-    return compare_order(predicted.order, in_order(findings.collectives_of_ranks[0], findings.issued_order))
+        compare = compare_smaller if rank % size else compare_collectives
+        if not lines.get(rank // size):
+            differences = compare(shown(predicted.sent_by(rank)), shown(_shown(rows)))
+            lines[rank // size] = [f"rank {rank}: {line}" for line in differences]
+    return [line for of_place in lines.values() for line in of_place]
 
 
 def _differences_data(differences: Differences) -> dict[str, float | None]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tensoropt.engine.models import load_model
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.ops.calls import RING_SEND
 from tensoropt.profiling.fact_finding import find_facts
@@ -17,13 +19,17 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.recipes import groups_run_once
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
-from tensoropt.verify.predict import Prediction
+from tensoropt.verify.predict import Prediction, rows_of
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import compare_collectives
 from tests.execute import jobs
 from tests.verify.test_verify import around, facts_by_group, predicted
+
+SITUATIONS = Path(__file__).parents[1] / "situations"
 
 
 @pytest.mark.sweep(quick=2)
@@ -133,3 +139,18 @@ def test_refused_inside_a_job() -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
         with pytest.raises(PlanError, match="a process of its own"), fake_job(0, 2):
             pass
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_inputs_that_require_a_gradient_get_none(number: int) -> None:
+    """Whose gradient would take memory, and gather the first layer's parameters once more."""
+    loaded = load_model(ModelSpec(f"{SITUATIONS}/readers.py:build_input_with_gradient"))
+    assert loaded.inputs[0].requires_grad
+    micro = micro_strategies(loaded.graph, 1)
+    strategy = random_strategy(loaded.graph, (1, 2), micro, random.Random(number), recompute=0.0)
+    found = check_on_fake_ranks(loaded, strategy, "sgd")
+    facts = facts_by_group(strategy)
+    prediction = Prediction(rows_of(predicted_collectives(strategy, facts)), 0.0, 0.0)
+    assert entry_of(strategy, prediction, found)["collectives_unlike"] == []
+    peak = memory_curve(strategy, facts, "sgd").peak.total
+    assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.01)

@@ -211,7 +211,8 @@ def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _complaints(run: Mapping[str, Any]) -> list[str]:
     """Return what went wrong in a run, one line each."""
-    return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"], *run["order_unlike"]]
+    unlike = *run["collectives_unlike"], *run["order_unlike"], *(run["memory_unlike"] or ())
+    return [*([run["error"]] if run["error"] else []), *unlike]
 
 
 def _off_by(predicted: float, measured: float) -> str:

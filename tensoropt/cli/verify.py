@@ -232,7 +232,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     """Return what went wrong in one plan, and how it was checked if that was unusual."""
     from tensoropt.report.beside import busy_words
 
-    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"], *plan["order_unlike"]]
+    unlike = *plan["collectives_unlike"], *plan["order_unlike"], *(plan["memory_unlike"] or ())
+    lines = [*([plan["error"]] if plan["error"] else []), *unlike]
     if not plan["ok"] and not lines:
         lines.append(
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "

@@ -14,6 +14,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.exploration.rates import made_for
+from tensoropt.ops.registry import reserve_of
 from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import sent_by_rank
@@ -51,6 +52,14 @@ class Place:
         """Return ranks of this kind, which is not fake; they are not started yet."""
         assert self.kind != "fake"
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
+
+    def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
+        """Return whether ranks here keep what is predicted for devices of a type: not where several share a
+        GPU, as copies on their way through the host count, nor where recurrent layers that are predicted as
+        cuDNN's run on a CPU."""
+        operators = strategy.graph.atoms.graph.operators
+        recurrent = any(reserve_of(op.target) is not None for op in operators)
+        return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
 
     @property
     def device(self) -> str:

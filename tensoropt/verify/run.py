@@ -146,7 +146,8 @@ def _run_and_answer(
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
         for one in zip(strategies, findings, strict=True):
             _learn(*one, costs)
-    return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
+    file = verify_file(spec)
+    return answer_of(strategies, predictions, findings, place, module, file, costs.cluster.device_type)
 
 
 def _learn(strategy: ParallelStrategy, found: RunFindings, costs: CostSource) -> None:

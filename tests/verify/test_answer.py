@@ -21,7 +21,7 @@ KEYS = [
     "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
     "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
     "memory_tracked_of_ranks", "time_measured_s", "cores_busy", "error", "collectives_predicted",
-    "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike",
+    "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike", "memory_unlike",
     "memory_predicted_bytes", "memory_predicted_of_places", "time_predicted_s",
 ]  # fmt: skip
 SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
@@ -88,6 +88,37 @@ def test_each_rank_is_compared_with_its_prediction() -> None:
 )
 def test_what_is_wrong_decides(found: RunFindings) -> None:
     assert not entry_of(executable(), PREDICTED, found)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "tracked", "wrong"),
+    [
+        ((1e6,), [1_034_096, 900_000], []),
+        ((1e6,), [900_000, 1_034_097], ["rank 1 "]),
+        ((1e6,), [1_100_000, 1_100_000], ["rank 0 "]),
+        ((1e6, 2e6), [1_000_000, 1_000_000], []),
+        ((1e6, 2e5), [1_000_000, 1_000_000], ["rank 1 "]),
+        ((0.0,), [4096, 0], []),
+    ],
+)
+def test_memory_above_its_prediction_decides(
+    expected: tuple[float, ...], tracked: list[int], wrong: list[str]
+) -> None:
+    """By 3 % and 4 KiB; each part of the devices has a prediction of its own."""
+    places = expected if len(expected) > 1 else ()
+    predicted = replace(PREDICTED, memory_bytes=max(expected), of_places=places)
+    found = replace(
+        RIGHT, collectives_of_ranks=[[SENT]] * 2, ranks_checked=[0, 1], memory_tracked_of_ranks=tracked
+    )
+    entry = entry_of(executable(), predicted, found)
+    assert entry["ok"] is not bool(wrong)
+    assert [line[:7] for line in entry["memory_unlike"]] == wrong
+    # Other kernels than those of the prediction, or no figure.
+    unjudged = entry_of(executable(), predicted, found, judges_memory=False)
+    assert (unjudged["ok"], unjudged["memory_unlike"]) == (True, None)
+    assert (
+        entry_of(executable(), predicted, replace(found, memory_tracked_of_ranks=[]))["memory_unlike"] is None
+    )
 
 
 def test_what_was_not_looked_at_decides_nothing() -> None:

@@ -154,3 +154,15 @@ def test_inputs_that_require_a_gradient_get_none(number: int) -> None:
     assert entry_of(strategy, prediction, found)["collectives_unlike"] == []
     peak = memory_curve(strategy, facts, "sgd").peak.total
     assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.01)
+
+
+def test_a_plan_with_more_memory_than_predicted_fails() -> None:
+    loaded = load_model(jobs.spec("transformer_dropout"))
+    strategy = jobs.strategy_of(loaded, (1, 2), 1)
+    found, facts = check_on_fake_ranks(loaded, strategy, "adam"), facts_by_group(strategy)
+    peak = memory_curve(strategy, facts, "adam").peak.total + loaded.graph.atoms.graph.constant_bytes
+    right = Prediction(rows_of(predicted_collectives(strategy, facts)), peak, 0.0)
+    assert entry_of(strategy, right, found)["ok"]
+    entry = entry_of(strategy, replace(right, memory_bytes=0.95 * peak), found)
+    assert not entry["ok"]
+    assert entry["memory_unlike"][0].startswith("rank 0 may have 3 % more bytes in tensors than predicted")

@@ -50,6 +50,8 @@ from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, r
 from tensoropt.errors import CaptureError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
 
+_INPUT_GRADIENTS = "inputs that require a gradient get none: a plan computes gradients of parameters only"
+
 
 def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
     """Return the graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
@@ -204,11 +206,14 @@ def capture(
         check_hooks(model)
     kwargs = dict(kwargs or {})
     check_inputs(model, args, kwargs)
+    wanted = any(getattr(value, "requires_grad", False) for value in pytree.tree_leaves((args, kwargs)))
     args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if training else model
     stored: Mapping[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
         notes = [*replaced, *stack.enter_context(in_mode(model, mode))]
+        if training and wanted:
+            notes.append(_INPUT_GRADIENTS)
         call = args, kwargs
         if off_the_cpu(model, call):
             args, kwargs = on_meta(call)

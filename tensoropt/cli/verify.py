@@ -210,7 +210,7 @@ def _file_remark(file: dict[str, Any] | None) -> list[str]:
 
 
 def _in_order(plan: dict[str, Any]) -> str:
-    words = {True: " in order", False: " OUT OF ORDER", None: ""}
+    words = {True: " in order", False: " RANKS DIFFER", None: ""}
     return words[plan["collectives_in_order"]]
 
 
@@ -232,7 +232,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     """Return what went wrong in one plan, and how it was checked if that was unusual."""
     from tensoropt.report.ran import busy_words
 
-    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"], *plan["order_unlike"]]
+    unlike = *plan["collectives_unlike"], *plan["order_unlike"], *(plan["memory_unlike"] or ())
+    lines = [*([plan["error"]] if plan["error"] else []), *unlike]
     if not plan["ok"] and not lines:
         lines.append(
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "

@@ -259,6 +259,11 @@ class CallingConvention:
                 f"the plan is for {self._described(index)} {example.dtype}, but this call has "
                 f"{tuple(value.shape)} {value.dtype} in {name}; {self._shape_remedy(index, value)}"
             )
+        if value.requires_grad and torch.is_grad_enabled():
+            raise PlanError(
+                f"a plan computes gradients of the model's parameters only, but {name} requires one; pass "
+                f"{name}.detach(), or explore a module that also computes {name}"
+            )
         return True
 
     def _described(self, index: int) -> str:

@@ -676,10 +676,10 @@ class PipelinedStrategy:
             cutter,
         )
 
-    @staticmethod
-    def program_of(rank: int) -> int:
-        """Return the rank: each runs a program of its own."""
-        return rank
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """All ranks: each runs a program of its own."""
+        return tuple(range(self.devices))
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

@@ -149,10 +149,10 @@ class PlacedStrategy:
         transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
         return cls(placed_graph(graph, splits, int(data["micro_batches"])), placement, transfers)
 
-    @staticmethod
-    def program_of(rank: int) -> int:
-        """Return the rank: each runs a program of its own."""
-        return rank
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """All ranks: each runs a program of its own."""
+        return tuple(range(self.devices))
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

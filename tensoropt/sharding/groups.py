@@ -546,11 +546,7 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
         product = reader_product(source, groups[0], name)
         if product is None or name in leaving or not source.tensors[name].requires_grad:
             continue
-        others = (op.name for group in groups[1:] for op in group.operators if name in op.inputs())
-        # Groups come in the order of their anchors; an operator that joined one of them may come earlier than
-        # a later anchor.
-        if all(source.places[other] > source.places[product.operator] for other in others):
-            products[name] = product
+        products[name] = product
     return products
 
 

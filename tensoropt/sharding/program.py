@@ -3,10 +3,12 @@
 It is made once, here, and read by everything that has to know in which order a rank computes, moves tensors
 and gathers parameters: the executor turns it into an fx graph, and the order of collectives follows from it.
 
-Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator of a
-group that needs a tensor brings it to the group, right before itself; the group's other operators then use
-the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
-where they find it. Backward passes the nodes in reverse, as autograd does.
+Groups come in their order, each with all its operators, as the step schedule of predictions has them: an
+operator that joined a group may come later in the graph, behind other groups, and its gradient would wait
+there in backward. Operand by operand, the first operator of a group that needs a tensor brings it to the
+group, right before itself; the group's other operators then use the same tensor. After the operator its
+partial sum is resolved, and a result with several readers is put where they find it. Backward passes the
+nodes in reverse, as autograd does.
 """
 
 from __future__ import annotations
@@ -312,8 +314,7 @@ class Lowering:
         self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._gather_ahead()
         once = self.strategy.once
-        for op in source.operators:
-            group = self.graph.group_of[op.name]
+        for group, op in ((of, op) for of in self.graph.groups for op in of.operators):
             region = self.strategy.region_of.get(group.name)
             if region is not None and group.name in region.rest and once.issuperset(region.rest):
                 region = None  # nothing of it runs again, and nothing reads it that does

@@ -120,10 +120,10 @@ class ParallelStrategy(Protocol):
                 difference.
         """
 
-    @staticmethod
-    def program_of(rank: int) -> int:
-        """Return the first rank that runs the same program as this one: what that rank sends and keeps
-        represents both."""
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """The ranks of which what they send and keep stands for all: those whose programs or whose places at
+        the ends of dims differ."""
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:
@@ -577,10 +577,19 @@ class Strategy:
                 found.add(name)
         return frozenset(found)
 
-    @staticmethod
-    def program_of(rank: int) -> int:
-        """Return 0: all ranks run one program."""
-        return 0
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """The first rank, and those that one comes to from it by going to the end of one axis after the
+        other.
+
+        All ranks run one program. Shards are uneven at the ends of axes, and each of these ranks is in a
+        group with the one before it.
+        """
+        ranks, stride = [0], prod(self.mesh[1:])
+        for size in self.mesh[1:]:
+            stride //= size
+            ranks.append(ranks[-1] + (size - 1) * stride)
+        return tuple(dict.fromkeys(ranks))
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

@@ -1,8 +1,9 @@
 """Comparison of predictions with reality: plans are run beside the unsplit model on the same data.
 
 Predictions come from the cost side (facts, measurements, link fits), measurements from the executor; here the
-two meet and decide ``ok``: the numbers agree up to rounding, replicas agree, and the collectives issued are
-those predicted, one by one and in order. Memory and time are shown and decide nothing.
+two meet and decide ``ok``: the numbers agree up to rounding, replicas agree, each rank issues the collectives
+predicted, ranks issue what they share in the same order, and none has over 3 % more memory in tensors than
+predicted. Time is shown and decides nothing.
 """
 
 from __future__ import annotations

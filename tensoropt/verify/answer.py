@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tensoropt.sharding.strategy import ParallelStrategy
@@ -12,14 +11,18 @@ from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
 from tensoropt.verify.recorder import (
     compare_collectives,
-    compare_order,
     compare_smaller,
-    in_order,
     shown_axes,
-    without_value,
     without_values,
 )
 from tensoropt.verify.reference import ModuleFindings
+
+_MOST_MEMORY = 1.03
+"""The most tracked memory, relative to the prediction. Plans whose predictions are right are within 2.3 % (a
+placed plan of GPT-2 at test size), most within 0.1 %."""
+_UNCOUNTED_BYTES = 4096
+"""What a rank may have beside that: numbers of single elements (losses, counters of steps), of which the
+predictions leave out some, each a few bytes. Found: up to 2,652, on a device without operators 1,824."""
 
 
 def answer_of(
@@ -29,10 +32,12 @@ def answer_of(
     place: Place,
     module: ModuleFindings | None,
     file: FileFindings | None = None,
+    device_type: str = "cpu",
 ) -> dict[str, Any]:
     """Return the answer about strategies that were predicted and checked, as plain data with fixed keys.
 
     Args:
+        device_type: that of the devices that the predictions are for.
         module: the unsplit graph against the module; None if they were not compared.
         file: an ONNX file against its import; None for models from other sources.
 
@@ -40,7 +45,10 @@ def answer_of(
         ``ok``; ``checked_on`` in words; ``plans``, with an entry for each (:func:`entry_of`); ``module``; and
         ``file``.
     """
-    plans = [entry_of(*row) for row in zip(strategies, predictions, findings, strict=True)]
+    plans = [
+        entry_of(strategy, *row, judges_memory=place.keeps_as_predicted(strategy, device_type))
+        for strategy, *row in zip(strategies, predictions, findings, strict=True)
+    ]
     faithful = module is None or module.ok
     return {
         "ok": faithful and (file is None or file.ok) and all(p["ok"] for p in plans),
@@ -51,27 +59,33 @@ def answer_of(
     }
 
 
-def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> dict[str, Any]:
+def entry_of(
+    strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, judges_memory: bool = True
+) -> dict[str, Any]:
     """Return the answer about one strategy.
 
-    ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
-    those predicted, one by one and in this order. Memory and time are shown beside their predictions and
-    decide nothing. None stands for what was not checked.
+    ``ok`` says that its numbers agree up to rounding, its replicas agree, each rank issues the collectives
+    predicted, ranks issue what they take part in together in the same order, and none had much more memory
+    in tensors than predicted. Time is shown beside its prediction and decides nothing. None stands for what
+    was not checked.
+
+    Args:
+        judges_memory: whether the ranks' kernels keep what those of the predictions do.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
-        # Each rank is compared with its own prediction, so that one rank's lack is not offset by another.
         issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
-        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked or ()])
+        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
-    comparable = _comparable(predicted, findings)
-    unlike = [] if findings.error else _unlike(*comparable)
-    unlike += findings.ranks_unlike
-    order_unlike = _order_unlike(*comparable)
+    unlike = [] if findings.error else _unlike(strategy, predicted, findings)
+    order_unlike = findings.ranks_unlike
+    judges_memory = judges_memory and not findings.error and bool(findings.memory_tracked_of_ranks)
+    memory_unlike = _memory_unlike(strategy, predicted, findings) if judges_memory else None
+    wrong = findings.error or unlike or order_unlike or memory_unlike
     return {
         # None passes: fake ranks compute no numbers.
-        "ok": findings.numerics_ok is not False and not findings.error and not unlike and not order_unlike,
+        "ok": findings.numerics_ok is not False and not wrong,
         "mesh": strategy.mesh_text,
         "micro_batches": strategy.micro_batches,
         "schedule": strategy.schedule or None,
@@ -99,8 +113,9 @@ def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFin
         "collectives_predicted": expected,
         "collectives_issued": issued,
         "collectives_unlike": unlike,
-        "collectives_in_order": None if order_unlike is None else not order_unlike,
-        "order_unlike": order_unlike or [],
+        "collectives_in_order": None if findings.error else not order_unlike,
+        "order_unlike": order_unlike,
+        "memory_unlike": memory_unlike,
         "memory_predicted_bytes": round(predicted.memory_bytes),
         "memory_predicted_of_places": [round(size) for size in predicted.of_places],
         "time_predicted_s": predicted.time_s,
@@ -124,44 +139,41 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
     ]
 
 
-def _comparable(predicted: Prediction, findings: RunFindings) -> tuple[Prediction, RunFindings]:
-    """Return both without the bytes that only values decide, if ranks had values."""
-    if findings.numerics_ok is None:
-        return predicted, findings
-    order = predicted.order
-    if order is not None:
-        order = tuple(map(without_value, order))
-    of_ranks = tuple(without_values(rows) for rows in predicted.of_ranks)
-    sent = [without_values(rows) for rows in findings.collectives_of_ranks]
-    return (
-        replace(predicted, collectives=without_values(predicted.collectives), of_ranks=of_ranks, order=order),
-        replace(findings, collectives_of_ranks=sent),
-    )
-
-
-def _unlike(
-    predicted: Prediction,
-    findings: RunFindings,
-) -> list[str]:
-    """Return how what was issued differs from the prediction, rank by rank if each has its own."""
-    if not predicted.of_ranks:
-        return compare_collectives(predicted.collectives, _shown(findings.collectives_issued))
-    lines = []
-    first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
-    for rank, rows in zip(findings.ranks_checked or (), findings.collectives_of_ranks, strict=True):
+def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
+    """Return how what ranks issued differs from the prediction; of each part of the devices, for the first
+    rank where it does."""
+    lines: dict[int, list[str]] = {}
+    # Bytes that only values decide are compared where ranks have no values, and send what is expected.
+    shown = without_values if findings.numerics_ok is not None else list
+    size = _ranks_of_a_place(strategy, predicted)
+    for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
         # The first rank of each part of the devices has the largest shards, for which collectives are
         # predicted; those of uneven ones are smaller on others.
-        compare = compare_smaller if rank % first else compare_collectives
-        lines += [f"rank {rank}: {line}" for line in compare(predicted.of_ranks[rank], _shown(rows))]
-    return lines
+        compare = compare_smaller if rank % size else compare_collectives
+        if not lines.get(rank // size):
+            differences = compare(shown(predicted.sent_by(rank)), shown(_shown(rows)))
+            lines[rank // size] = [f"rank {rank}: {line}" for line in differences]
+    return [line for of_place in lines.values() for line in of_place]
 
 
-def _order_unlike(predicted: Prediction, findings: RunFindings) -> list[str] | None:
-    """Return where the order of issue first differs from the predicted one; None if one of them is not
-    known."""
-    if findings.error or predicted.order is None or findings.issued_order is None:
-        return None
-    return compare_order(predicted.order, in_order(findings.collectives_of_ranks[0], findings.issued_order))
+def _ranks_of_a_place(strategy: ParallelStrategy, predicted: Prediction) -> int:
+    return strategy.devices // max(len(predicted.of_places), 1)
+
+
+def _memory_unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
+    """Return which ranks had more bytes in tensors than predicted; of each part of the devices, the first."""
+    lines: dict[int, str] = {}
+    expected, size = predicted.of_places or (predicted.memory_bytes,), _ranks_of_a_place(strategy, predicted)
+    for rank, tracked in zip(findings.ranks_checked, findings.memory_tracked_of_ranks, strict=True):
+        allowed = _MOST_MEMORY * expected[rank // size] + _UNCOUNTED_BYTES
+        if tracked > allowed:
+            lines.setdefault(
+                rank // size,
+                f"rank {rank} may have 3 % more bytes in tensors than predicted, and had {tracked} where "
+                f"{expected[rank // size]:.0f} were predicted: an operator keeps or needs more than its fake "
+                "kernel says; count on what was tracked, and report the model",
+            )
+    return list(lines.values())
 
 
 def _differences_data(differences: Differences) -> dict[str, float | None]:

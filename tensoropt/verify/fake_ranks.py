@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -28,15 +27,9 @@ from tensoropt.execute.executable import engine_of
 from tensoropt.profiling.fact_finding import KernelStorages
 from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.agreement import disagreements
 from tensoropt.verify.findings import RunFindings
-from tensoropt.verify.recorder import (
-    CollectiveRecorder,
-    MemoryTracker,
-    outgoing,
-    rows_in_order,
-    summarise,
-)
+from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summarise
 
 
 class RunStep:
@@ -73,11 +66,11 @@ class RunStep:
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
-    """Return the collectives that ``run`` issues on this rank, in order."""
+def recorded(engine: Engine, run: Callable[[], object]) -> CollectiveRecorder:
+    """Return what ``run`` issues on this rank."""
     with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
-    return recorder.issued
+    return recorder
 
 
 def tracked_memory(step: RunStep) -> dict[str, int]:
@@ -144,12 +137,6 @@ def step_times(step: RunStep, count: int) -> list[float]:
     return seconds
 
 
-_MOST_RANKS = 3
-"""Of how many ranks that run the same program all are checked: of more, the first, the last, and others
-between them. An assumption: shards are uneven at the end of a dim, so the first and the last differ most, and
-each rank takes as long as the first."""
-
-
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
     """Make this process ``rank`` of a job of ``world_size`` whose other ranks do not exist.
@@ -173,45 +160,21 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def looked_at(count: int) -> tuple[int, ...]:
-    """Return which of ``count`` ranks that run the same program are checked; all if they are few."""
-    if count <= _MOST_RANKS:
-        return tuple(range(count))
-    last = count - 1
-    # Evenly spread, the first and the last among them.
-    return tuple(sorted({round(i * last / (_MOST_RANKS - 1)) for i in range(_MOST_RANKS)}))
-
-
 def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str) -> RunFindings:
-    """Check what ranks of a strategy send and keep alive in a step, without numbers and times.
-
-    Of ranks that run the same program some are checked. The first of them has the largest shards: its memory
-    is tracked, and the others' collectives may differ in being smaller only.
-
-    Args:
-        loaded: the model; its tensors need no data.
-    """
-    alike: dict[int, list[int]] = {}
-    for rank in range(strategy.devices):
-        alike.setdefault(strategy.program_of(rank), []).append(rank)
-    checked, order, sent, memory, unlike = [], [], [], [], []
-    for ranks in alike.values():
-        first, *others = (ranks[i] for i in looked_at(len(ranks)))
+    """Check what ranks of a strategy send and keep alive in a step, without numbers and times, on the ranks
+    that represent all (:attr:`tensoropt.sharding.strategy.ParallelStrategy.representatives`)."""
+    calls, sent, memory = {}, [], []
+    for rank in strategy.representatives:
         # One rank at a time: a process can be only one rank of one job.
-        with step_on(first, loaded, strategy, optimizer) as step:
-            collectives = issued(step.engine, step)
+        with step_on(rank, loaded, strategy, optimizer) as step:
+            recorder = recorded(step.engine, step)
             memory.append(tracked_memory(step))
-        order.append(rows_in_order(outgoing(collectives)))
-        sent.append(summarise(outgoing(collectives)))
-        for rank in others:
-            with step_on(rank, loaded, strategy, optimizer) as step:
-                unlike += compare_ranks(first, collectives, rank, issued(step.engine, step.model))
-        checked += [first, *others]
+        calls[rank] = recorder.calls
+        sent.append(summarise(recorder.issued))
     return RunFindings(
         collectives_of_ranks=sent,
-        issued_order=order[0],
-        ranks_checked=checked,
-        ranks_unlike=unlike,
+        ranks_checked=list(calls),
+        ranks_unlike=disagreements(calls),
         memory_tracked=max(memory, key=lambda m: m["peak"]),
         memory_tracked_of_ranks=[m["peak"] for m in memory],
     )
@@ -239,32 +202,3 @@ def step_on(
 
 def _like(value: torch.Tensor, device: str) -> torch.Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device=device)
-
-
-def compare_ranks(
-    first: int, expected: Sequence[Collective], rank: int, sent: Sequence[Collective]
-) -> list[str]:
-    """Return what would let two ranks of a job wait for each other forever, or send more than the first: one
-    line for the first difference in order, kind or axes, and one for each collective that is bigger."""
-    # The order counts: ranks that issue the same collectives in different orders wait for each other forever.
-    for position, (wanted, issued) in enumerate(zip(expected, sent, strict=False)):
-        if (wanted.kind, wanted.axes) != (issued.kind, issued.axes):
-            return [
-                f"collective {position}: rank {first} issues {wanted.kind} over axes {_shown(wanted.axes)}, "
-                f"rank {rank} {issued.kind} over axes {_shown(issued.axes)}"
-            ]
-    if len(expected) != len(sent):
-        return [f"rank {first} issues {len(expected)} collectives, rank {rank} {len(sent)}"]
-    pairs = zip(expected, sent, strict=True)
-    # Smaller ones are the shards at the end of an uneven dim; bigger ones would exceed what was priced.
-    bigger = Counter((wanted, issued) for wanted, issued in pairs if issued.bytes > wanted.bytes)
-    return [
-        f"{wanted.kind} over axes {_shown(wanted.axes)}: rank {rank} sends {issued.bytes} bytes, "
-        f"rank {first} {wanted.bytes} ({count} times)"
-        for (wanted, issued), count in bigger.items()
-    ]
-
-
-def _shown(axes: Sequence[int]) -> list[int]:
-    """Return axes as people count them: without the micro-batch axis."""
-    return [axis - 1 for axis in axes]

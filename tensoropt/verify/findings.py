@@ -209,12 +209,10 @@ class RunFindings:
         numerics_ok: whether differences are rounding and replicas agree.
         compared_in: the precision in which ``differences`` were taken.
         narrow: the differences in the model's own precision, if the decision took double precision.
-        collectives_of_ranks: of the first rank of each program that ranks run, as
-            :func:`tensoropt.verify.recorder.summarise` writes them.
-        issued_order: for the first of these ranks, the row of each collective in the order of issue; None if
-            nothing was issued.
+        collectives_of_ranks: of each rank that was checked, as :func:`tensoropt.verify.recorder.summarise`
+            writes them.
         ranks_checked: the numbers of the ranks that were checked.
-        ranks_unlike: a line for each case in which ranks that should issue the same collectives do not.
+        ranks_unlike: where ranks do not issue the same (:func:`tensoropt.verify.agreement.disagreements`).
         memory_tracked: bytes of the fullest rank by purpose, and their ``peak``; on GPUs also the allocator's
             own peaks, ``allocated`` and ``reserved``.
         memory_tracked_of_ranks: the peaks of the ranks whose memory was tracked.
@@ -234,8 +232,7 @@ class RunFindings:
     compared_in: str | None = None
     narrow: Differences | None = None
     collectives_of_ranks: list[list[dict[str, Any]]] = field(default_factory=list)
-    issued_order: list[int] | None = None
-    ranks_checked: list[int] | None = None
+    ranks_checked: list[int] = field(default_factory=list)
     ranks_unlike: list[str] = field(default_factory=list)
     memory_tracked: Mapping[str, int] = field(default_factory=dict)
     memory_tracked_of_ranks: list[int] = field(default_factory=list)
@@ -258,7 +255,7 @@ class RunFindings:
 
     @property
     def collectives_issued(self) -> list[dict[str, Any]]:
-        """The collectives of all programs together."""
+        """The collectives and messages of all ranks together."""
         return all_sent(self.collectives_of_ranks)
 
     @property

@@ -14,6 +14,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.exploration.rates import made_for
+from tensoropt.ops.registry import reserve_of
 from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import sent_by_rank
@@ -21,12 +22,10 @@ from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import Plan
-from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.issue_order import collectives_in_order
 
 Wanted = Literal["auto", "ranks", "share-gpu", "fake"]
 _Kind = Literal["cpu", "cuda", "fake"]
@@ -53,6 +52,14 @@ class Place:
         """Return ranks of this kind, which is not fake; they are not started yet."""
         assert self.kind != "fake"
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
+
+    def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
+        """Return whether ranks here keep what is predicted for devices of a type: not where several share a
+        GPU, as copies on their way through the host count, nor where recurrent layers that are predicted as
+        cuDNN's run on a CPU."""
+        operators = strategy.graph.atoms.graph.operators
+        recurrent = any(reserve_of(op.target) is not None for op in operators)
+        return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
 
     @property
     def device(self) -> str:
@@ -138,32 +145,39 @@ _Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a strategy: collectives (axes from 0), bytes and seconds of one rank and, if the
-    simulator was used, seconds of its collectives.
+    """The prediction for a strategy.
 
-    ``order`` has the collectives in the order in which each rank issues them; None if that is not known. A
-    placed strategy has messages with their ends instead of axes, and the bytes of the fullest device. For a
-    pipelined one ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and
-    ``of_places`` the bytes of a rank of each part of the devices.
+    Attributes:
+        collectives: those of one rank, axes from 0. A placed strategy has the messages of all ranks, with
+            their ends instead of axes; a pipelined one the collectives of all ranks together.
+        memory_bytes: those of the fullest rank.
+        of_ranks: what each rank of a pipeline issues.
+        of_places: the bytes of a rank of each part of the devices; of a sharded strategy, which has one
+            part, nothing.
     """
 
     collectives: _Rows
     memory_bytes: float
     time_s: float
-    network_s: float | None = None
-    order: tuple[Collective, ...] | None = None
     of_ranks: tuple[_Rows, ...] = ()
     of_places: tuple[float, ...] = ()
 
+    def sent_by(self, rank: int) -> _Rows:
+        """Return what a rank issues."""
+        if self.of_ranks:
+            return self.of_ranks[rank]
+        return [row for row in self.collectives if row["kind"] != "send" or row["axes"][0] == rank]
+
 
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
-    """Return a plan file's own prediction, and what no file keeps of what ranks send: the order of
-    collectives, what each rank of a pipeline sends, how ranks of a placed plan get the results."""
+    """Return a plan file's own prediction, and what no file keeps of what ranks send: what each rank of a
+    pipeline sends, how ranks of a placed plan get the results."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     prediction = Prediction(rows, seen, plan.predicted.time_s)
-    return _WITH_SENT[strategy.kind](prediction, plan, strategy, costs)
+    with_sent = _WITH_SENT.get(strategy.kind)
+    return prediction if with_sent is None else with_sent(prediction, plan, strategy, costs)
 
 
 def _of_each_rank(
@@ -178,52 +192,31 @@ def _of_each_rank(
         for stage, of_stage in zip(strategy.stages, works, strict=True)
     ]
     ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
+    beside = plan.predicted.memory_bytes - prediction.memory_bytes
     return replace(
         prediction,
         collectives=rows_of(sum(ranks, Counter())),
         of_ranks=tuple(map(rows_of, ranks)),
-        of_places=plan.info.peak_bytes,
+        of_places=tuple(peak - beside for peak in plan.info.peak_bytes),
     )
-
-
-def _with_order(prediction: Prediction, plan: Plan, strategy: Strategy, costs: CostSource) -> Prediction:
-    """Return a plan file's own prediction, with the order of its collectives.
-
-    The order depends on the facts of the strategy's workloads: these come from the profile store, or are
-    found now on fake tensors. If they may be those of other devices, or give other collectives than the file
-    names (a file of an earlier version, or made beside a GPU whose facts are not in the store), nothing is
-    said about the order.
-    """
-    if made_for(plan.cluster) is None:
-        return prediction
-    rows = prediction.collectives
-    counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
-    order = _order(strategy, costs)
-    return replace(prediction, order=order if order is not None and Counter(order) == counts else None)
 
 
 def _with_results(
     prediction: Prediction, plan: Plan, strategy: PlacedStrategy, costs: CostSource
 ) -> Prediction:
     """Return a placed plan file's own prediction, with the broadcasts of results."""
-    return replace(prediction, collectives=[*prediction.collectives, *_result_rows(strategy)])
+    constants = plan.predicted.terms.get(CONSTANTS, 0.0)
+    return replace(
+        prediction,
+        collectives=[*prediction.collectives, *_result_rows(strategy)],
+        of_places=tuple(peak + constants for peak in plan.info.peak_bytes),
+    )
 
 
 _WITH_SENT: dict[str, Callable[[Prediction, Plan, Any, CostSource], Prediction]] = {
-    Strategy.kind: _with_order,
     PipelinedStrategy.kind: _of_each_rank,
     PlacedStrategy.kind: _with_results,
 }
-
-
-def _order(strategy: Strategy, costs: CostSource) -> tuple[Collective, ...] | None:
-    """Return the collectives in the order of issue; None with recurrent layers on GPUs: cuDNN's kernels ask
-    for their parameters in an order of their own, and on fake ranks those of the CPU run."""
-    (works,) = stage_works(strategy)
-    if costs.cluster.device_type == "cuda" and any(has_recurrent(work) for work in works.values()):
-        return None
-    costs.facts.find(works.values())
-    return collectives_in_order(strategy, {name: costs.facts.of(work) for name, work in works.items()})
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
@@ -251,7 +244,8 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     strategy = PlacedStrategy(graph.graph, placement, transfers)
     rows += _result_rows(strategy)
     constants = graph.graph.groups.atoms.graph.constant_bytes
-    return strategy, Prediction(rows, simulated.memory_bytes + constants, simulated.time_s)
+    peaks = tuple(peak + constants for peak in simulated.peak_bytes)
+    return strategy, Prediction(rows, max(peaks), simulated.time_s, of_places=peaks)
 
 
 def rows_of(counts: Mapping[Collective, int]) -> _Rows:
@@ -287,8 +281,6 @@ def _sharded(strategy: Strategy, mesh: Mesh, costs: CostSource) -> Prediction:
         rows_of(evaluated.collectives(0)),
         float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes,
         float(simulated.time_s[0]),
-        float(simulated.communication_s[0]),
-        _order(strategy, costs),
     )
 
 
@@ -296,11 +288,12 @@ def _pipelined(strategy: PipelinedStrategy, mesh: Mesh, costs: CostSource) -> Pr
     """Return the simulator's prediction for a pipeline on the mesh of a job."""
     evaluated = evaluate_pipeline_on(strategy, mesh, costs)
     sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
+    tensors = evaluated.memory.sum(axis=1).tolist()
+    peaks = [size + terms.get(CONSTANTS, 0.0) for size, terms in zip(tensors, evaluated.terms, strict=True)]
     return Prediction(
         rows_of(sum(sent, Counter())),
-        evaluated.memory_bytes,
+        max(peaks),
         evaluated.time_s,
-        evaluated.busiest.communication_s,
         of_ranks=tuple(map(rows_of, sent)),
-        of_places=tuple(evaluated.peaks.tolist()),
+        of_places=tuple(peaks),
     )

@@ -13,9 +13,10 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_from_data
-from tensoropt.verify.fake_ranks import RunStep, issued, step_times, tracked_memory
+from tensoropt.verify.agreement import JointCall
+from tensoropt.verify.fake_ranks import RunStep, recorded, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
-from tensoropt.verify.recorder import outgoing, rows_in_order, summarise
+from tensoropt.verify.recorder import summarise
 from tensoropt.verify.reference import (
     GRADIENT_FLOOR,
     LEAST_SCALE,
@@ -83,8 +84,7 @@ class RankFindings:
 
     Attributes:
         collectives: the collectives that it issues in a step, summarised.
-        order: their rows in the order of issue (:func:`tensoropt.verify.recorder.rows_in_order`).
-        sequence: a digest of their kinds and groups, in order.
+        calls: what it issues together with other ranks, in order.
         precision: the lowest precision in which the model computes.
         times_s: the seconds of the timed steps.
         memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
@@ -92,8 +92,7 @@ class RankFindings:
     """
 
     collectives: list[dict[str, Any]]
-    order: list[int]
-    sequence: str
+    calls: list[JointCall]
     precision: str
     times_s: list[float]
     memory: dict[str, int] | None
@@ -116,7 +115,7 @@ def check_plan(
     engine = engine_of(strategy, loaded.values, seed=options.seed, device=loaded.device)
     results: list[Any] = []
     # The compared step is the recorded one: both come from the same calls.
-    sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
+    sent = recorded(engine, lambda: results.extend(first_step(engine, loaded)))
     numerics = None
     if ref is not None:
         outputs, gradients = results
@@ -130,10 +129,8 @@ def check_plan(
         memory = tracked_memory(step)
     times_s = step_times(step, options.timed_steps)
     return RankFindings(
-        collectives=summarise(sent),
-        order=rows_in_order(sent),
-        # Without sizes, which differ between ranks if shards are uneven. A digest, as the list may be long.
-        sequence=_digest([repr((c.kind, c.axes)).encode() for c in sent]),
+        collectives=summarise(sent.issued),
+        calls=sent.calls,
         precision=precision(loaded),
         times_s=times_s,
         memory=memory,

@@ -19,8 +19,8 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_class
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
-from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.types import Progress, silent
+from tensoropt.verify.agreement import disagreements
 from tensoropt.verify.findings import (
     Differences,
     NarrowDistance,
@@ -178,21 +178,18 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    findings = _joined(ranks, strategy_class(data))
+    findings = _joined(ranks)
     return findings if before is None else replace(findings, cores_busy=max(before, cores_in_use()))
 
 
-def _joined(ranks: Sequence[RankFindings], strategy: type[ParallelStrategy]) -> RunFindings:
+def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
     """Return the findings of all ranks as one."""
-    first = [strategy.program_of(rank) for rank in range(len(ranks))]
-    sent = [ranks[rank].collectives for rank in dict.fromkeys(first)]
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     findings = RunFindings(
-        collectives_of_ranks=sent,
-        issued_order=ranks[0].order,
+        collectives_of_ranks=[r.collectives for r in ranks],
         ranks_checked=list(range(len(ranks))),
-        ranks_unlike=_unlike(ranks, first),
+        ranks_unlike=disagreements({rank: r.calls for rank, r in enumerate(ranks)}),
         time_measured_s=statistics.median(steps) if steps else None,
     )
     memory = [r.memory for r in ranks if r.memory is not None]
@@ -201,15 +198,6 @@ def _joined(ranks: Sequence[RankFindings], strategy: type[ParallelStrategy]) -> 
         peaks = [m["peak"] for m in memory]
         findings = replace(findings, memory_tracked=dict(largest), memory_tracked_of_ranks=peaks)
     return _with_numerics(findings, ranks)
-
-
-def _unlike(ranks: Sequence[RankFindings], first: Sequence[int]) -> list[str]:
-    """Say which ranks do not issue what the first rank that runs the same program does."""
-    return [
-        f"rank {rank} issues other kinds of collectives than rank {first[rank]}, or in another order"
-        for rank, findings in enumerate(ranks)
-        if findings.sequence != ranks[first[rank]].sequence
-    ]
 
 
 def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:

@@ -6,9 +6,6 @@ contradict them. On the CPU, backward runs in the thread that calls it, where th
 Collectives on tensors in the host's memory run on copies: gloo's threads that carry them out release their
 tensors some time after they reported completion, on a busy machine after the next operators have run.
 Otherwise the tensors would count as memory that a plan needs, in one run and not in the next.
-
-The order in which a rank issues its collectives is kept in a short form and compared with the predicted
-order.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -29,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tensoropt.engine.runtime import RING_TAG
 from tensoropt.ops.calls import BY_VALUES, RING_SEND
 from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.agreement import JointCall
 
 _LEFT = frozenset({"send", "recv_", "wait_tensor"})
 """Messages have no thread, and wait for the other side: run at once, two ranks would wait for each other."""
@@ -119,13 +116,15 @@ class CollectiveRecorder(TorchDispatchMode):
         mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
 
     Attributes:
-        issued: the collectives, in order of issue.
+        issued: the collectives, and the messages that this rank sends, in order of issue.
+        calls: the same, and the messages that it receives, with the ranks that take part.
     """
 
     def __init__(self, mesh: Sequence[int]):
         super().__init__()
         self.mesh = tuple(mesh)
         self.issued: list[Collective] = []
+        self.calls: list[JointCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -143,25 +142,32 @@ class CollectiveRecorder(TorchDispatchMode):
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
             # The group is the script object among the arguments that is one; its place differs by operator.
             ranks = next((g for g in groups if g is not None), ())
-            if kind in ("send", "recv") and int(args[3]) == RING_TAG:
-                if kind == "send":
-                    self.issued.append(Collective(RING_SEND, self.axes(ranks), _nbytes(args[0])))
-                return
-            if kind == "send":
-                # The receiver is given by its place in the group.
-                ends = dist.get_rank(), ranks[int(args[2])]
-                self.issued.append(Collective(kind, ends, _nbytes(args[0])))
+            if kind in ("send", "recv"):
+                self._message(kind, ranks, int(args[2]), int(args[3]), _nbytes(args[0]))
                 return
             if name == "alltoall_base_" and any(args[3:5]):
                 kind = BY_VALUES
-            self.issued.append(Collective(kind, self.axes(ranks), _nbytes(args[position])))
+            self._collective(kind, ranks, _nbytes(args[position]))
             return
         kind = _FUNCTIONAL.get(name, name)
         # The gathered output, the scattered input: what `Step.payload` counts too.
         counted = result if kind == "all_gather" else args[0]
         group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
-        ranks = tuple(dist.get_process_group_ranks(group))
-        self.issued.append(Collective(kind, self.axes(ranks), _nbytes(counted)))
+        self._collective(kind, tuple(dist.get_process_group_ranks(group)), _nbytes(counted))
+
+    def _collective(self, kind: str, ranks: Sequence[int], size: int) -> None:
+        self.issued.append(Collective(kind, self.axes(ranks), size))
+        self.calls.append(JointCall.of(kind, ranks, size))
+
+    def _message(self, kind: str, ranks: Sequence[int], peer: int, tag: int, size: int) -> None:
+        # The other end is given by its place in the group.
+        own, other = dist.get_rank(), ranks[peer]
+        ends = (own, other) if kind == "send" else (other, own)
+        around = tag == RING_TAG
+        self.calls.append(JointCall.of(RING_SEND if around else "send", ends, size))
+        if kind == "send":
+            sent = Collective(RING_SEND, self.axes(ranks), size) if around else Collective("send", ends, size)
+            self.issued.append(sent)
 
     def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the mesh axes (from 1 on) along which these ranks differ."""
@@ -190,11 +196,6 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     ]
 
 
-def outgoing(collectives: Iterable[Collective]) -> list[Collective]:
-    """Return what a rank sends: its collectives and messages, without those that it receives."""
-    return [c for c in collectives if c.kind != "recv"]
-
-
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return what ranks send altogether: the messages of each, and once what all take part in."""
     total: Counter[Collective] = Counter()
@@ -219,11 +220,6 @@ def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a summary without the bytes of collectives whose sizes depend on values: these are
     predicted as an expectation, and ranks with values send what the router chose."""
     return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
-
-
-def without_value(collective: Collective) -> Collective:
-    """Return a collective without its bytes if they depend on values, as :func:`without_values`."""
-    return collective._replace(bytes=0) if collective.kind == BY_VALUES else collective
 
 
 def compare_collectives(
@@ -335,31 +331,3 @@ class MemoryTracker(TorchDispatchMode):
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.
         return getattr(func, "is_view", False) and (reference is None or reference() is None)
-
-
-def rows_in_order(collectives: Sequence[Collective]) -> list[int]:
-    """Return, for each collective in the order given, the number of its row in
-    :func:`tensoropt.verify.recorder.summarise`."""
-    # A step issues thousands of collectives, of which few differ.
-    rows = {collective: number for number, collective in enumerate(sorted(set(collectives)))}
-    return [rows[collective] for collective in collectives]
-
-
-def in_order(rows: Sequence[Mapping[str, Any]], order: Sequence[int]) -> list[Collective]:
-    """Return the collectives of a summary one by one, axes from 0; inverse of :func:`rows_in_order`."""
-    collectives = [Collective(row["kind"], tuple(shown_axes(row)), row["bytes"]) for row in rows]
-    return [collectives[number] for number in order]
-
-
-def compare_order(predicted: Sequence[Collective], issued: Sequence[Collective]) -> list[str]:
-    """Return the first difference between two orders, in one readable line; empty if they are the same."""
-    most = max(len(predicted), len(issued))
-    for position, (first, second) in enumerate(zip_longest(predicted, issued)):
-        if first != second:
-            # Only the first: if one is missing, all that follow it differ.
-            return [f"collective {position} of {most}: predicted {_words(first)}, issued {_words(second)}"]
-    return []
-
-
-def _words(c: Collective | None) -> str:
-    return "none" if c is None else f"{c.kind} of {c.bytes} bytes {between(c)}"

@@ -141,7 +141,8 @@ def _run_and_answer(
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
-    return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
+    file = verify_file(spec)
+    return answer_of(strategies, predictions, findings, place, module, file, costs.cluster.device_type)
 
 
 def _on_real_ranks(

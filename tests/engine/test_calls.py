@@ -83,6 +83,7 @@ def test_the_same_call_in_other_words(call: Any, explicit: bool) -> None:
         (lambda c: taken(c, X, Y[:, :2]), r"has \(2, 2\) torch.float32 in labels; pad or cut it to \(2, 4\)"),
         (lambda c: taken(c, X, Y[:, :2].long()), r'padding="max_length", truncation=True, max_length=4\)'),
         (lambda c: taken(c, X, Y.double()), r"float64 in labels; convert it \(.to\(torch.float32\)\)"),
+        (lambda c: taken(c, X.clone().requires_grad_(), Y), r"parameters only, but x .* pass x.detach\(\)"),
     ],
 )  # fmt: skip
 def test_another_call_is_refused_by_names(call: Any, says: str) -> None:

@@ -59,8 +59,6 @@ def test_plain_data_give_the_same_strategy(number: int) -> None:
     assert type(again) is type(strategy) is strategy_class(data)
     assert again.to_data() == strategy.to_data()
     assert strategy_class(data).devices_in(data) == strategy.devices
-    # All ranks of a sharded strategy run one program, those of others each its own.
-    assert [strategy_class(data).program_of(rank) for rank in (0, 1)] == [0, int(number > 0)]
     with pytest.raises(PlanError, match="no mesh"):
         strategy_class({}).devices_in({})
 

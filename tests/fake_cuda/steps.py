@@ -17,7 +17,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.owners import memory_curve
-from tensoropt.verify.fake_ranks import issued, step_on, tracked_memory
+from tensoropt.verify.fake_ranks import recorded, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.fake_cuda.operators import CAPABILITY
 
@@ -78,7 +78,7 @@ def watched(
     for rank in ranks:
         for device, of_device in sent.items():
             with step_on(rank, loaded, strategy, "adam", device) as step:
-                of_device.append(issued(step.engine, step))
+                of_device.append(recorded(step.engine, step).issued)
                 if device == "cuda":
                     with MadeOnTheCpu() as noted:
                         memory = tracked_memory(step)

@@ -389,7 +389,8 @@ def test_every_node_reads_what_it_needs_as_it_needs_it(build, seed: int) -> None
                 if source.tensors[name].kind == "parameter":
                     idle = source.training and not graph.learns(name, configuration.group.name)
                     assert idle == detached(provider)
-    assert [node.op for node in program.nodes if isinstance(node, Compute)] == list(source.operators)
+    in_turn = [op for group in graph.groups for op in group.operators]
+    assert [node.op for node in program.nodes if isinstance(node, Compute)] == in_turn
 
 
 def provided(node: Node) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ a weight 8 rows are sent, as the ranks have 4 and 3.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tensoropt.costs.effects import (
@@ -14,13 +16,17 @@ from tensoropt.costs.effects import (
     BEGIN,
     BEGIN_BEFORE,
     PARAMETERS,
+    Effect,
 )
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.issue_order import StepSends, collectives_in_order
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of
@@ -58,15 +64,15 @@ def scatter(weights: int) -> Collective:
 def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro: int) -> None:
     forward = [gather(2), gather(1), gather(2), LOSS]
     backward = [gather(2), gather(1), gather(1), scatter(1), scatter(1), scatter(2)]
-    assert list(collectives_in_order(*tied("ahead", micro))) == [*forward, *backward] * micro
+    assert predicted_collectives(*tied("ahead", micro)) == Counter([*forward, *backward] * micro)
 
 
 def test_a_copy_is_gathered_with_its_first_block() -> None:
     first, other = [gather(2), gather(1), gather(1), LOSS], [LOSS]
     back = [scatter(1), scatter(1), scatter(2)]
-    assert list(collectives_in_order(*tied("held", 2))) == [*first, *back, *other, *back]
+    assert predicted_collectives(*tied("held", 2)) == Counter([*first, *back, *other, *back])
     # Those that wait for the last micro-batch.
-    assert list(collectives_in_order(*tied("held/P", 2))) == [*first, *other, *back]
+    assert predicted_collectives(*tied("held/P", 2)) == Counter([*first, *other, *back])
 
 
 def test_it_takes_the_time_of_what_is_sent() -> None:
@@ -82,11 +88,26 @@ def test_it_takes_the_time_of_what_is_sent() -> None:
     assert sum(predicted_collectives(strategy, facts).values()) == 10
 
 
+def effects_of_uses(name: str) -> list[tuple[Effect, ...]]:
+    """The effects of each use of a tied parameter, in the order of forward."""
+    strategy, facts = tied("ahead")
+    candidates = StrategyCandidates(strategy, facts)
+    prices = free_prices(strategy.graph, strategy.mesh, "sgd")
+    in_common = Batch(candidates, *candidates.row(), prices).tied[name]
+    assert in_common is not None
+    of_groups, found = GroupEffects(prices), []
+    for group in strategy.graph.groups:
+        if name in group.shared:
+            (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
+            turns, stored = {name: in_common.turns[group.name].at(0)}, {name: strategy.stored[name]}
+            choice = Choice(configuration, work, facts[group.name], stored, turns=turns)
+            found += [of_groups.parameters.used(use).effects for use in of_groups.stored_uses(choice)]
+    return found
+
+
 def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
     """The last use in forward leaves its gradient; the first one, with which backward ends, gives it back."""
-    sends = StepSends(*tied("ahead"))
-    uses = [one for one in sends.uses if one.parameter == B]
-    effects = [[e for e in sends.effects(one) if e.transient or e.workspace_bytes] for one in uses]
+    effects = [[e for e in of_use if e.transient or e.workspace_bytes] for of_use in effects_of_uses(B)]
     at = [{e.when: e for e in of_use} for of_use in effects]
     assert [of_use[PARAMETERS].transient for of_use in at] == [0, 0, W]
     # Both gradients beside a new sum, then one beside the sum.

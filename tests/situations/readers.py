@@ -342,3 +342,21 @@ def build_siamese_with_batch_norms() -> Built:
 def build_siamese_with_instance_norms() -> Built:
     """A frontier: the same with norms of single samples."""
     return NormedTwice(nn.InstanceNorm1d), (torch.randn(8, 4, 6), torch.randn(8, 4, 6))
+
+
+class Waves(nn.Module):
+    """Layers without anything in front of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(layer(x))
+        return (x - z).square().mean()
+
+
+def build_input_with_gradient() -> Built:
+    """The gradient of the input, which a script would have in ``x.grad``, is no part of a plan."""
+    return Waves(), (torch.randn(8, WIDTH, requires_grad=True), torch.randn(8, WIDTH))

@@ -9,7 +9,6 @@ import pytest
 
 from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
-from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.answer import answer_of, entry_of
 from tensoropt.verify.findings import Differences, RunFindings
 from tensoropt.verify.predict import Place, Prediction
@@ -22,18 +21,18 @@ KEYS = [
     "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
     "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
     "memory_tracked_of_ranks", "time_measured_s", "cores_busy", "error", "collectives_predicted",
-    "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike",
+    "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike", "memory_unlike",
     "memory_predicted_bytes", "memory_predicted_of_places", "time_predicted_s",
 ]  # fmt: skip
 SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
-PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5, order=(Collective("all_reduce", (0,), 8),))
+PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5)
 RIGHT = RunFindings(
     Differences(1e-7, 1e-6, 1e-6, 0.0),
     replicas_agree=True,
     numerics_ok=True,
     compared_in="float32",
     collectives_of_ranks=[[SENT]],
-    issued_order=[0],
+    ranks_checked=[0],
     memory_tracked={"parameters": 40, "peak": 96},
     time_measured_s=0.25,
 )
@@ -54,19 +53,29 @@ def test_an_entry_has_its_keys_in_order() -> None:
     assert (entry["collectives_in_order"], entry["order_unlike"]) == (True, [])
 
 
-def test_another_order_decides_and_an_unknown_one_does_not() -> None:
-    gather = SENT | {"kind": "all_gather"}
-    order = Collective("all_reduce", (0,), 8), Collective("all_gather", (0,), 8)
-    predicted = replace(PREDICTED, collectives=[SENT | {"axes": [0]}, gather | {"axes": [0]}], order=order)
-    found = replace(RIGHT, collectives_of_ranks=[[gather, SENT]], issued_order=[1, 0])
-    assert entry_of(executable(), predicted, found)["ok"]
-    entry = entry_of(executable(), predicted, replace(found, issued_order=[0, 1]))
+def test_ranks_that_differ_decide() -> None:
+    entry = entry_of(executable(), PREDICTED, replace(RIGHT, ranks_unlike=["ranks 0 and 1 have to"]))
     assert (entry["ok"], entry["collectives_unlike"], entry["collectives_in_order"]) == (False, [], False)
-    (line,) = entry["order_unlike"]
-    assert line.startswith("collective 0 of 2: predicted all_reduce of 8 bytes over axes [0], issued all_ga")
-    for unknown in ((replace(predicted, order=None), found), (predicted, replace(found, issued_order=None))):
-        entry = entry_of(executable(), *unknown)
-        assert (entry["ok"], entry["collectives_in_order"], entry["order_unlike"]) == (True, None, [])
+    assert entry["order_unlike"] == ["ranks 0 and 1 have to"]
+    entry = entry_of(executable(), PREDICTED, RunFindings.failed("a rank died"))
+    assert (entry["ok"], entry["collectives_in_order"]) == (False, None)
+
+
+def test_each_rank_is_compared_with_its_prediction() -> None:
+    """Shards of other ranks than the first may be smaller, but not bigger or more."""
+    smaller, bigger = SENT | {"bytes": 4}, SENT | {"bytes": 12}
+    for second, wrong in (
+        (SENT, ""),
+        (smaller, ""),
+        (bigger, "issued 1 of 12"),
+        (SENT | {"count": 2}, "issued 2"),
+    ):
+        found = replace(RIGHT, collectives_of_ranks=[[SENT], [second]], ranks_checked=[0, 1])
+        entry = entry_of(executable(), PREDICTED, found)
+        assert entry["ok"] is not bool(wrong)
+        assert all(line.startswith("rank 1: ") and wrong in line for line in entry["collectives_unlike"])
+    found = replace(RIGHT, collectives_of_ranks=[[smaller], [smaller]], ranks_checked=[0, 1])
+    assert all("rank 0: " in line for line in entry_of(executable(), PREDICTED, found)["collectives_unlike"])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,6 @@ def test_another_order_decides_and_an_unknown_one_does_not() -> None:
     [
         replace(RIGHT, numerics_ok=False),
         replace(RIGHT, collectives_of_ranks=[[SENT, SENT | {"bytes": 4}]]),
-        replace(RIGHT, ranks_unlike=["rank 1 issues other kinds of collectives"]),
         RunFindings.failed("a rank died"),
     ],
 )
@@ -82,9 +90,40 @@ def test_what_is_wrong_decides(found: RunFindings) -> None:
     assert not entry_of(executable(), PREDICTED, found)["ok"]
 
 
+@pytest.mark.parametrize(
+    ("expected", "tracked", "wrong"),
+    [
+        ((1e6,), [1_034_096, 900_000], []),
+        ((1e6,), [900_000, 1_034_097], ["rank 1 "]),
+        ((1e6,), [1_100_000, 1_100_000], ["rank 0 "]),
+        ((1e6, 2e6), [1_000_000, 1_000_000], []),
+        ((1e6, 2e5), [1_000_000, 1_000_000], ["rank 1 "]),
+        ((0.0,), [4096, 0], []),
+    ],
+)
+def test_memory_above_its_prediction_decides(
+    expected: tuple[float, ...], tracked: list[int], wrong: list[str]
+) -> None:
+    """By 3 % and 4 KiB; each part of the devices has a prediction of its own."""
+    places = expected if len(expected) > 1 else ()
+    predicted = replace(PREDICTED, memory_bytes=max(expected), of_places=places)
+    found = replace(
+        RIGHT, collectives_of_ranks=[[SENT]] * 2, ranks_checked=[0, 1], memory_tracked_of_ranks=tracked
+    )
+    entry = entry_of(executable(), predicted, found)
+    assert entry["ok"] is not bool(wrong)
+    assert [line[:7] for line in entry["memory_unlike"]] == wrong
+    # Other kernels than those of the prediction, or no figure.
+    unjudged = entry_of(executable(), predicted, found, judges_memory=False)
+    assert (unjudged["ok"], unjudged["memory_unlike"]) == (True, None)
+    assert (
+        entry_of(executable(), predicted, replace(found, memory_tracked_of_ranks=[]))["memory_unlike"] is None
+    )
+
+
 def test_what_was_not_looked_at_decides_nothing() -> None:
     """Fake ranks compute no numbers and take no time."""
-    entry = entry_of(executable(), PREDICTED, RunFindings(collectives_of_ranks=[[SENT]]))
+    entry = entry_of(executable(), PREDICTED, RunFindings(collectives_of_ranks=[[SENT]], ranks_checked=[0]))
     assert entry["ok"]
     assert [entry[key] for key in ("loss_difference", "replicas_agree", "time_measured_s", "error")] == [
         None

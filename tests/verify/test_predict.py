@@ -8,6 +8,8 @@ import pytest
 
 from tensoropt.cli.verify import verify_text
 from tensoropt.cluster import load_cluster
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
@@ -80,3 +82,14 @@ def test_verifying_on_a_shared_gpu_times_nothing(
     assert [plan["time_measured_s"] for plan in data["plans"]] == [None, None]
     assert [plan["loss_difference"] < 1e-5 for plan in data["plans"]] == [True, True]
     assert "share the first GPU" in verify_text(data)
+
+
+@pytest.mark.parametrize(("name", "recurrent"), [("mlp", False), ("lstm-lm-tiny", True)])
+def test_memory_is_judged_where_kernels_are_those_predicted(name: str, recurrent: bool) -> None:
+    strategy = unsplit_strategy(load_model(ModelSpec(f"zoo:{name}", device="meta")).graph)
+    for kind in ("cpu", "fake"):
+        assert Place(kind, "").keeps_as_predicted(strategy, "cpu")
+        for devices in ("cuda", "cuda and cpu"):
+            assert Place(kind, "").keeps_as_predicted(strategy, devices) is not recurrent
+    assert Place("cuda", "").keeps_as_predicted(strategy, "cuda")
+    assert not Place("cuda", "", shared=True).keeps_as_predicted(strategy, "cuda")

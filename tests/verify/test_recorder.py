@@ -1,6 +1,4 @@
-"""The recorders see what happens and nothing else.
-
-The order in which collectives are issued: kept short, and as it was predicted of random strategies.
+"""The recorders see what happens and nothing else: ranks of random strategies send what was predicted.
 
 Nothing holds what a collective on copies was given, and it did what it does.
 """
@@ -20,46 +18,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.engine.gathering import gather, wait
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.issue_order import collectives_in_order
-from tensoropt.verify.fake_ranks import fake_job, issued, step_on
+from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.verify.fake_ranks import fake_job, recorded, step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import (
     MemoryTracker,
     compare_collectives,
-    compare_order,
-    in_order,
     is_collective,
-    rows_in_order,
-    summarise,
 )
 from tests.execute import part_jobs
 from tests.verify import on_copies_jobs
 from tests.verify.test_verify import facts_by_group
 
-GATHER, REDUCE = Collective("all_gather", (1,), 64), Collective("all_reduce", (1, 2), 8)
 MESHES = ((1, 2, 2), (2, 4), (2, 2, 2, 2), (4, 2))
 MESHES_OF_SMALL = ((1, 2), (1, 2, 2), (2, 4), (2, 2, 2), (4, 2))
 SITUATIONS = Path(__file__).parents[1] / "situations" / "readers.py"
-
-
-def test_an_order_is_kept_as_rows_of_its_summary() -> None:
-    sent = [REDUCE, GATHER, GATHER, REDUCE, GATHER]
-    order = rows_in_order(sent)
-    assert order == [1, 0, 0, 1, 0]
-    shown = [one._replace(axes=tuple(axis - 1 for axis in one.axes)) for one in sent]
-    assert in_order(summarise(sent), order) == shown
-
-
-def test_the_first_difference_is_named() -> None:
-    assert compare_order([GATHER, REDUCE], [GATHER, REDUCE]) == []
-    assert compare_order([GATHER, REDUCE, GATHER], [GATHER, GATHER, REDUCE]) == [
-        "collective 1 of 3: predicted all_reduce of 8 bytes over axes [1, 2], "
-        "issued all_gather of 64 bytes over axes [1]"
-    ]
-    assert compare_order([GATHER], []) == [
-        "collective 0 of 1: predicted all_gather of 64 bytes over axes [1], issued none"
-    ]
 
 
 ODD = (("batch", 12), ("features", 33), ("hidden", 47))
@@ -83,12 +56,12 @@ def captured(name: str, dtype: str, settings: tuple[tuple[str, int], ...] = ()) 
         ("lenet", "float32", 2, ()),
     ],
 )
-def test_ranks_issue_in_the_predicted_order(
+def test_ranks_issue_what_was_predicted(
     name: str, dtype: str, count: int, settings: tuple[tuple[str, int], ...]
 ) -> None:
     loaded, rng = captured(name, dtype, settings), random.Random(5)
     for number in range(count):
-        assert_in_the_predicted_order(loaded, MESHES[number % len(MESHES)], rng)
+        assert_as_predicted(loaded, MESHES[number % len(MESHES)], rng)
 
 
 @pytest.mark.parametrize(("name", "meshes"), [("mlp", UNEQUAL_MESHES), ("gpt2-tiny", ((1, 3),))])
@@ -96,20 +69,18 @@ def test_shares_of_a_batch_are_unequal(name: str, meshes: tuple[tuple[int, ...],
     """32 samples on 3, 5, 6 and 7 ranks."""
     loaded = captured(name, "float32", (("batch", 32),))
     for number, mesh in enumerate(meshes):
-        assert_in_the_predicted_order(loaded, mesh, random.Random(number))
+        assert_as_predicted(loaded, mesh, random.Random(number))
 
 
-def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> None:
+def assert_as_predicted(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> None:
     """Of a random strategy."""
     micro = micro_strategies(loaded.graph, mesh[0])
     strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
-    facts = facts_by_group(strategy)
-    order = collectives_in_order(strategy, facts)
-    assert predicted_collectives(strategy, facts) == Counter(order)
     # As ``check_on_fake_ranks`` does, without its second step that tracks memory.
     with step_on(0, loaded, strategy, "sgd") as step:
-        sent = issued(step.engine, step.model)
-    assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
+        sent = recorded(step.engine, step.model).issued
+    shown = [one._replace(axes=tuple(axis - 1 for axis in one.axes)) for one in sent]
+    assert predicted_collectives(strategy, facts_by_group(strategy)) == Counter(shown)
 
 
 @pytest.mark.sweep(quick=2)
@@ -126,7 +97,7 @@ def test_parameters_with_several_readers_and_without_gradient(build: str, dtype:
     gradient."""
     loaded = load_model(ModelSpec(f"{SITUATIONS}:{build}", compute_dtype=dtype))
     for number in range(5):
-        assert_in_the_predicted_order(loaded, MESHES_OF_SMALL[number], random.Random(number))
+        assert_as_predicted(loaded, MESHES_OF_SMALL[number], random.Random(number))
 
 
 GATHERED = torch.ops.c10d._allgather_base_.default

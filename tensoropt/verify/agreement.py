@@ -1,0 +1,88 @@
+"""Comparison of ranks with each other: what several ranks take part in, each issues in the same order.
+
+A rank that issues another collective than the others of its group, or in another order, waits for them
+forever, or they for it. Nothing is predicted here: what each rank really issued is compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from tensoropt.ops.calls import BY_VALUES, RING_SEND
+
+_MESSAGES = frozenset({"send", RING_SEND})
+
+
+class JointCall(NamedTuple):
+    """A collective or message as one of its ranks issues it.
+
+    Attributes:
+        kind: that of the collective; a message has the same for the rank that receives it.
+        ranks: those of the group; of a message, the sender and the receiver.
+        bytes: its size; 0 where each rank has its own, which values decide.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    bytes: int
+
+    @classmethod
+    def of(cls, kind: str, ranks: Sequence[int], size: int) -> JointCall:
+        """Make the call of a collective or message with this many bytes."""
+        return cls(kind, tuple(ranks), 0 if kind == BY_VALUES else size)
+
+    def __str__(self) -> str:
+        size = f" of {self.bytes} bytes" if self.bytes else ""
+        if self.kind in _MESSAGES:
+            return f"{self.kind}{size} from rank {self.ranks[0]} to {self.ranks[1]}"
+        return f"{self.kind}{size} among ranks {list(self.ranks)}"
+
+
+_Shared = dict[tuple[int, tuple[int, ...]], list[JointCall]]
+
+
+def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
+    """Return a line for each two ranks that issue different sequences of what both take part in, with the
+    first difference; for each group, of its first two such ranks.
+
+    Messages are compared by direction: a rank may send first and receive afterwards, or the reverse.
+
+    Args:
+        issued: for some or all ranks of a job, what each issued, in order.
+    """
+    shared = {rank: _by_partner(rank, calls) for rank, calls in issued.items()}
+    lines: dict[tuple[int, ...], str] = {}
+    for rank, of_rank in shared.items():
+        for other, ends in of_rank:
+            if other not in shared:
+                continue
+            first, second = sorted((rank, other))
+            ours, theirs = (shared[a].get((b, ends), []) for a, b in ((first, second), (second, first)))
+            for position, (one, another) in enumerate(zip_longest(ours, theirs)):
+                if one != another:
+                    group = (one or another or ours[0]).ranks
+                    lines.setdefault(group, _line(first, second, position, one, another))
+                    break
+    return list(lines.values())
+
+
+def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
+    """Return what a rank issues together with each other one, the messages of each direction apart."""
+    shared: _Shared = defaultdict(list)
+    for call in calls:
+        ends = call.ranks if call.kind in _MESSAGES else ()
+        for other in call.ranks:
+            if other != rank:
+                shared[other, ends].append(call)
+    return shared
+
+
+def _line(first: int, second: int, position: int, one: JointCall | None, another: JointCall | None) -> str:
+    return (
+        f"ranks {first} and {second} have to issue the same sequence of what both take part in, or they wait "
+        f"for each other forever; number {position} is {one or 'nothing'} on rank {first}, and "
+        f"{another or 'nothing'} on rank {second}"
+    )

@@ -9,8 +9,8 @@ time. Operators that draw random numbers, keep a state or write to their operand
 The findings are kept in a store, under the operator's signature; findings from a store are checked once more
 before they are used, because the operator's code may have changed since.
 
-A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
-recorded too, and not tried a second time until the store forgets it.
+A user's own operator, and one of PyTorch's that reads integers, may hang or crash: it is tried in a fork of
+this process, which may be lost. That is recorded too, and not tried a second time until the store forgets it.
 
 A probe operator is an operator without a rule on small random tensors, to be run whole and in pieces.
 
@@ -197,7 +197,7 @@ _MOST_TIES = 64
 """The most ways to cut a dim together with dims of other operands that are tried. The number is an
 assumption: it only keeps operators with many operands of equal dims from taking forever."""
 TRIAL_S = 60.0
-"""The seconds that all runs of a user's own operator may take; most finish in a fraction of one."""
+"""The seconds that all runs of an operator in a fork may take; most finish in a fraction of one."""
 _SCALES = (1.0, 1e-3, 1e3)
 """The scales of operands and gradients at which a user's own operator is tried: clipping, rounding or
 normalising shows at one of them, or is assumed absent. The numbers are an assumption."""
@@ -285,8 +285,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
         return Discovery(refused=refused)
     if before is not None and before.lost:
         return before
-    # The fork is for users' own operators, which may hang or crash; PyTorch's own are trusted not to.
-    discovery = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
+    discovery = (_tried_apart if _may_crash(op, graph) else _tried)(op, graph, before)
     if discovery.refused and not _is_pytorchs(op):
         discovery = replace(discovery, additive=False)  # unknown: a user's own may do anything
     # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
@@ -401,6 +400,15 @@ def _is_defined(op: Operator) -> bool:
 
 def _is_pytorchs(op: Operator) -> bool:
     return op.target.startswith("aten.")
+
+
+def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
+    """Return whether the operator may hang or crash: a user's own, or one of PyTorch's that reads integers,
+    which may be used as addresses without a check (pivots are)."""
+    return not _is_pytorchs(op) or any(
+        t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
+        for t in (graph.tensors[name] for name in op.inputs())
+    )
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -518,8 +518,8 @@ class MeasuredCompute:
             if self.rest is not None:
                 return self.rest.seconds(work, facts)
             raise MeasurementError(f"{work.describe()} was not measured; run explore again")
-        # Too little memory: infinite seconds tell the search that it is impossible, so no table needs a special
-        # case.
+        # Too little memory: infinite seconds tell the search that it is impossible, so no table needs a
+        # special case.
         if "error" in record:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])

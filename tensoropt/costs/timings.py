@@ -9,7 +9,7 @@ reasons.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -451,8 +451,9 @@ class Timings:
 
     def failure_notes(self) -> tuple[str, ...]:
         """Return notes on what could not be timed and why; of many failures, the first few."""
+        instead = {what: not why.startswith(OUT_OF_MEMORY) for what, why in self.failed.items()}
         lines = [
-            f"could not be timed{'' if why.startswith(OUT_OF_MEMORY) else ', estimated instead'}: {what}: {why}"
+            f"could not be timed{', estimated instead' * instead[what]}: {what}: {why}"
             for what, why in self.failed.items()
         ]
         more = len(lines) - _MOST_FAILURES

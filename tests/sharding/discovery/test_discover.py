@@ -169,6 +169,20 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op(f"{LIBRARY}::whole_sized", mutates_args=())
+def whole_sized(x: torch.Tensor) -> torch.Tensor:
+    """Every element by itself, with a fake kernel that knows the whole model's sizes."""
+    return x.relu().clone()
+
+
+@whole_sized.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(4, 8)
+
+
+whole_sized.register_autograd(lambda ctx, grad: grad.clone())
+
+
 class Model(nn.Module):
     def __init__(self, function, width: int = 8):
         super().__init__()
@@ -223,6 +237,18 @@ def test_what_cannot_be_relied_on_is_refused(function, reason):
     discovery = found(graph, LIBRARY)
     assert reason in discovery.refused
     assert not discovery.splits
+
+
+def test_a_fake_kernel_with_sizes_of_its_own_is_named():
+    """Costs of a part would rest on it."""
+    graph = graph_of(lambda x, w: whole_sized(x) * w)
+    atoms = refine_graph(graph)
+    (op,) = [op for op in graph.operators if "whole_sized" in op.target]
+    assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
+    assert atoms.lost()[op.target] == (
+        "for operands of 2x8 its fake kernel gives 4x8, where the operator itself gives 2x8; take the sizes "
+        "from the operands in register_fake"
+    )
 
 
 def test_factors_split_by_the_matrices_of_a_batch():

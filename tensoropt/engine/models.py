@@ -14,6 +14,7 @@ from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
 from tensoropt.capture.fidelity import doubled, in_double
 from tensoropt.capture.folding import kept_constants
+from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.engine.drawn_values import draw_values
 from tensoropt.engine.engine import device_of
@@ -70,6 +71,11 @@ class ModelSpec:
         """Return (model, args, kwargs), equal in every process; on the CPU or the meta device."""
         # A tuple of pairs in the spec, as specs are hashed; the batch is no setting of the model's own.
         settings = dict(self.settings)
+        # As in the process that explored: on ranks, the model's code would find their group.
+        with no_other_processes():
+            return self._built(settings)
+
+    def _built(self, settings: dict[str, Any]) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         batch = settings.pop("batch", None)
         if settings:
             if not self.source.startswith("zoo:"):

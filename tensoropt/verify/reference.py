@@ -26,6 +26,7 @@ from tensoropt.capture import WithLoss
 from tensoropt.capture.fidelity import doubled, seeded
 from tensoropt.capture.forward_calls import valid_values
 from tensoropt.capture.no_grad import in_mode
+from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
@@ -372,7 +373,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
     if loaded.spec.mode == "inference":
         calls = []
-        with in_mode(own, "inference"), torch.no_grad():
+        with in_mode(own, "inference"), torch.no_grad(), no_other_processes():
             for _ in range(2):
                 given, named = _copied((args, kwargs))
                 with seeded(model=own):
@@ -408,7 +409,7 @@ def _own_step(
     its user gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
-    with in_mode(own, "train"), valid_values():
+    with in_mode(own, "train"), valid_values(), no_other_processes():
         given, named = _copied((args, kwargs))
         with seeded(model=own):
             loss = subject(*given, **named)

@@ -42,6 +42,7 @@ from tensoropt.capture.fidelity import EagerStep, any_names, eager_step, note_of
 from tensoropt.capture.forward_calls import followed_calls, known_values
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
+from tensoropt.capture.other_processes import no_other_processes, refuse_communication
 from tensoropt.capture.refusals import backward_requests, no_new_hooks
 from tensoropt.capture.state import watched
 from tensoropt.capture.unsupported import current_line, own_lines_kept, refusing
@@ -286,6 +287,7 @@ def _export(
     with contextlib.ExitStack() as stack:
         for context in (_quiet(), any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
             stack.enter_context(context)
+        asked = stack.enter_context(no_other_processes())
         checkpoints, notes = stack.enter_context(_as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
             for context in (refusing(), inference_as_no_grad()):
@@ -312,6 +314,10 @@ def _export(
                         step = eager_step(subject, args, kwargs)
             if step.drew:
                 all_notes.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
+        if asked:
+            with _unheard():
+                refuse_communication(lambda: eager_step(subject, args, kwargs))
+            all_notes.append(f"{asked[0]} asks for a process group; the graph is that of one process")
         all_notes += checkpoints.notes
     return exported, step, tuple(all_notes)
 

@@ -105,6 +105,11 @@ _EXPORTING = str(Path(__file__).parent / "exporting.py")
 _PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 
 
+def is_ours(filename: str) -> bool:
+    """Return whether a source file is this package's, and no model's."""
+    return filename.startswith(_PACKAGE) and not filename.startswith(_MODELS)
+
+
 def is_own(filename: str) -> bool:
     """Return whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
     library.

@@ -18,7 +18,7 @@ import platform
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.profiling.workload import Workload
+from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
 
@@ -470,12 +471,18 @@ def measurement_prefix(
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 
+def failed_otherwise(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of a failure that was not lack of memory. Timings run on made-up operands,
+    so that such a failure does not say that the work is impossible.
+    """
+    return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
+
+
 class MeasuredCompute:
     """Costs from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
-        rest: prices workloads without a record; None if everything was measured.
-        lost: keys of workloads that must run although they could not be timed: ``rest`` prices them too.
+        rest: prices workloads without a record, and those that could not be timed; None if everything was.
         source: the source of the optimizer's figure; if None, that of ``rest``.
     """
 
@@ -485,19 +492,16 @@ class MeasuredCompute:
         optimizer_s_per_element: float,
         rest: RooflineCompute | None = None,
         *,
-        lost: Container[str] = (),
         source: str | None = None,
     ):
         self.records = records
         self.optimizer_s_per_element = optimizer_s_per_element
         self.rest = rest
-        self.lost = lost
         self.source = source or (MEASURED if rest is None else rest.source)
 
     def _record(self, work: Workload) -> Mapping[str, Any] | None:
-        # The record of a lost workload is an "error"; hiding it makes ``rest`` price the workload instead of
-        # returning infinity.
-        return None if work.key in self.lost else self.records.get(work.key)
+        record = self.records.get(work.key)
+        return None if record is None or failed_otherwise(record) else record
 
     def source_of(self, work: Workload) -> str:
         """Return the source of this workload's :meth:`seconds`, one of ``SOURCES``."""
@@ -514,8 +518,8 @@ class MeasuredCompute:
             if self.rest is not None:
                 return self.rest.seconds(work, facts)
             raise MeasurementError(f"{work.describe()} was not measured; run explore again")
-        # Infinite seconds tell the search that a configuration is impossible, so no table needs a special
-        # case.
+        # Too little memory: infinite seconds tell the search that it is impossible, so no table needs a
+        # special case.
         if "error" in record:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])

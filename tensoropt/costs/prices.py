@@ -106,8 +106,6 @@ class TimingSource(Protocol):
 
     def measure(self, works: Mapping[str, Workload]) -> None: ...
 
-    def require_one(self, works: Sequence[Workload]) -> None: ...
-
 
 class ClusterCosts(Protocol):
     """An interface to the costs on a cluster: those of now (:class:`~tensoropt.costs.source.CostSource`), or

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from tensoropt.cluster import DeviceKind, Mesh, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import NO_EFFICIENCIES, MeasuredCompute, RooflineCompute, SlowestCompute
+from tensoropt.costs.compute import (
+    NO_EFFICIENCIES,
+    MeasuredCompute,
+    RooflineCompute,
+    SlowestCompute,
+    failed_otherwise,
+)
 from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.peak_bound import PeakBoundCompute
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
@@ -153,20 +159,19 @@ class CostSource(CostContext):
 
     def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
         """Return the seconds of workloads as they were timed, each by itself."""
-        records, lost = self.timings.records, self.timings.lost
+        records = self.timings.records
         if self.pool is None:
             rest = self._roofline(kind)
             # Records of one kind, that of cluster.device, were looked up; they say nothing about the others.
             records = records if kind == self.cluster.device else {}
-            return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=lost)
+            return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
         per_element = self.timings.optimizer_s_per_element()
         if per_element is None:
             rest = RooflineCompute(kind, self.settings.optimizer, kernels=self.kernels)
-            return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=lost)
-        # Without lost workloads everything has a record, and a missing one must be an error, not a silent
-        # estimate.
-        instead = self._roofline(kind) if lost else None
-        return MeasuredCompute(records, per_element, instead, lost=lost, source=MEASURED)
+            return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
+        # Without failures everything has a record, and a missing one must be an error, not a silent estimate.
+        instead = self._roofline(kind) if any(map(failed_otherwise, records.values())) else None
+        return MeasuredCompute(records, per_element, instead, source=MEASURED)
 
     def _roofline(self, kind: DeviceKind) -> RooflineCompute:
         return RooflineCompute(
@@ -253,13 +258,8 @@ def build_tables(
     # For all spaces together, because processes that find facts learn from the first ones.
     costs.facts.find(works.values())
     templates = [with_facts(made, costs.facts.of) for made in outlines]
-    # Tables are priced only after the last mesh's workloads were measured: fits use all timings, and the lost
-    # workloads of every group are known.
+    # Tables are priced only after the last mesh's workloads were measured: fits use all timings.
     costs.timings.measure(works)
-    for made in templates:
-        for template in made.values():
-            # Per template, because the search has to choose one configuration of each group.
-            costs.timings.require_one(template.works)
     compute, overheads = costs.compute(), costs.overheads()
     # Links depend on the mesh, not on the number of micro-batches, so they are measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}

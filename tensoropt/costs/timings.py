@@ -9,7 +9,7 @@ reasons.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -262,7 +262,6 @@ class Timings:
     Attributes:
         records: of workloads, by key.
         peaks: FLOP/s of CPU ranks by dtype, as far as they were measured.
-        lost: workloads, by key, that must run although they could not be timed; see :meth:`require_one`.
         failed: what could not be timed, and why.
         dtypes: the dtypes in which the workloads compute.
         sampled: the records that efficiencies were fitted to, once they have been.
@@ -273,7 +272,6 @@ class Timings:
         self.records: dict[str, dict[str, Any]] = {}
         self.peaks: dict[str, float] = {}
         self.sampled: RecordSample | None = None if whole is None else whole.sampled
-        self.lost: dict[str, Workload] = {} if whole is None else whole.lost
         self.failed: dict[str, str] = {} if whole is None else whole.failed
         self.dtypes: set[str] = set() if whole is None else whole.dtypes
         self._hinted = self._began = False
@@ -328,20 +326,6 @@ class Timings:
         on = self.context
         if on.pool is not None and on.cluster.device_type == "cpu":
             self.peaks = measure_peaks(on.pool, on.store, on.prefix, {"float32", *(self.dtypes & set(TIMED))})
-
-    def require_one(self, works: Sequence[Workload]) -> None:
-        """Require that one of these workloads can run. A failed workload counts as impossible as long as
-        another can be chosen; if all failed, those that failed for reasons other than lack of memory are
-        priced in another way."""
-        errors = [self.records.get(work.key, {}).get("error") for work in works]
-        # ``all`` of an empty list is true and adds nothing, so a group without configurations needs no
-        # special case.
-        if all(errors):
-            self.lost |= {
-                work.key: work
-                for work, error in zip(works, errors, strict=True)
-                if not str(error).startswith(OUT_OF_MEMORY)
-            }
 
     @cached_property
     def efficiencies(self) -> Efficiencies:
@@ -412,7 +396,6 @@ class Timings:
         """
         return (
             *self._busy_notes(), *self._host_notes(), *self._kernel_notes(), *self.failure_notes(),
-            *self._lost_notes(),
         )  # fmt: skip
 
     def _busy_notes(self) -> tuple[str, ...]:
@@ -460,11 +443,10 @@ class Timings:
 
     def failure_notes(self) -> tuple[str, ...]:
         """Return notes on what could not be timed and why; of many failures, the first few."""
-        lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
+        instead = {what: not why.startswith(OUT_OF_MEMORY) for what, why in self.failed.items()}
+        lines = [
+            f"could not be timed{', estimated instead' * instead[what]}: {what}: {why}"
+            for what, why in self.failed.items()
+        ]
         more = len(lines) - _MOST_FAILURES
         return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))
-
-    def _lost_notes(self) -> tuple[str, ...]:
-        names = dict.fromkeys(call.function for work in self.lost.values() for call, _ in work.calls[:1])
-        rule = "in none of its configurations could be timed, priced as hardware that is not here"
-        return (f"{', '.join(names)}: {rule}",) if names else ()

@@ -41,6 +41,8 @@ from tensoropt.sharding.program import EdgeSteps
 from tensoropt.sharding.reshard.redistribute import (
     EdgeSpec,
     Packed,
+    as_received,
+    as_sent,
     packed_gather,
     packed_scatter,
     run_steps,
@@ -53,13 +55,7 @@ from tensoropt.sharding.strategy import Strategy
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Return, for each of the given flat values, those of all ranks one after another, in flight."""
-    device = values[0].device
-    staged = runtime.through_host(device)
-    whole: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
-        [value.cpu() for value in values] if staged else list(values), group.size(), group.group_name
-    )
-    # Copies on a GPU have arrived: only the original result can be waited for.
-    return [wait(value).to(device) for value in whole] if staged else whole
+    return _flying(torch.ops._c10d_functional.all_gather_into_tensor_coalesced, values, group)
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -88,12 +84,22 @@ def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> tor
 
 
 def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    device = values[0].device
+    return _flying(torch.ops._c10d_functional.reduce_scatter_tensor_coalesced, values, group, "sum")
+
+
+def _flying(
+    collective: Callable[..., list[torch.Tensor]],
+    values: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    *reduction: str,
+) -> list[torch.Tensor]:
+    """Return the results of a collective of flat values, in flight."""
+    device, dtype = values[0].device, values[0].dtype
     staged = runtime.through_host(device)
-    shards: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
-        [value.cpu() for value in values] if staged else list(values), "sum", group.size(), group.group_name
-    )
-    return [wait(value).to(device) for value in shards] if staged else shards
+    sent = [as_sent(value.cpu() if staged else value) for value in values]
+    results = [as_received(v, dtype) for v in collective(sent, *reduction, group.size(), group.group_name)]
+    # Copies on a GPU have arrived: only the original result can be waited for.
+    return [wait(value).to(device) for value in results] if staged else results
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:

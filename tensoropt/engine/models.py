@@ -14,7 +14,9 @@ from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
 from tensoropt.capture.fidelity import doubled, in_double
 from tensoropt.capture.folding import kept_constants
+from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.capture.precision import with_compute_dtype
+from tensoropt.engine.drawn_values import draw_values
 from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
 from tensoropt.plan.plan import Plan
@@ -69,6 +71,11 @@ class ModelSpec:
         """Return (model, args, kwargs), equal in every process; on the CPU or the meta device."""
         # A tuple of pairs in the spec, as specs are hashed; the batch is no setting of the model's own.
         settings = dict(self.settings)
+        # As in the process that explored: on ranks, the model's code would find their group.
+        with no_other_processes():
+            return self._built(settings)
+
+    def _built(self, settings: dict[str, Any]) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         batch = settings.pop("batch", None)
         if settings:
             if not self.source.startswith("zoo:"):
@@ -78,6 +85,14 @@ class ModelSpec:
         else:
             built = self._opened(batch)
         model, args, kwargs = built.model, built.args, dict(built.kwargs)
+        return model, args, kwargs
+
+    def build_to_run(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """Return the same with values: random ones where the model's code gives none; those of a spec on the
+        meta device need none."""
+        model, args, kwargs = self.build()
+        if self._made_on != "meta":
+            args, kwargs = draw_values(model, (args, kwargs), self.seed)
         return model, args, kwargs
 
     @property
@@ -147,7 +162,7 @@ class _Opened:
     @classmethod
     def of(cls, spec: ModelSpec) -> _Opened:
         """Return the model of a spec, whatever precision the spec asks for."""
-        model, args, kwargs = spec.build()
+        model, args, kwargs = spec.build_to_run()
         # Every rank does so, and verify compares the graph with the module itself.
         captured = capture(model, args, kwargs, mode=spec.mode, compare=False)
         # Copied, as every run starts from these, whatever happens to the model. Not on the GPU, where a rank

@@ -203,12 +203,34 @@ class Precision(Enum):
     NARROW_INPUT = "bfloat16 input beside float32 parameters and statistics"
 
 
+class Domain(StrEnum):
+    """The values of an operand for which an operator is defined; for others it raises an error, or reads
+    memory that is not its own.
+    """
+
+    UNIT = "between 0 and 1"
+    DEFINITE = "positive definite matrices"
+    PIVOTS = "rows of a matrix, from 1"
+
+
+def in_domain(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
+    """Return values of the domain, made of random ones."""
+    if domain is Domain.UNIT:
+        # Away from both ends, where logarithms are steep.
+        return drawn.sigmoid() * 0.8 + 0.1
+    if domain is Domain.PIVOTS:
+        # The first row, which every piece of a matrix has.
+        return torch.ones_like(drawn)
+    return drawn @ drawn.mH + torch.eye(drawn.shape[-1], dtype=drawn.dtype, device=drawn.device)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """The random operands on which an operator is well defined.
 
     Attributes:
-        positive: whether floating-point operands lie in (0, 1).
+        positive: whether floating-point operands lie in (0, 1) in the rule checker and in discovery.
+        domains: the domains of operands, by their position among the inputs, in timings as well.
         limits: the range of the operands that hold indices.
         timed: whether timings also draw their indices within ``limits``. Otherwise they draw 0 and 1, as in
             the timings that profile stores contain.
@@ -218,6 +240,7 @@ class Samples:
     """
 
     positive: bool = False
+    domains: Mapping[int, Domain] = field(default_factory=dict)
     limits: _IndexLimits | None = None
     timed: bool = True
     row_ends: tuple[int, int] | None = None

@@ -178,8 +178,6 @@ class PlacedPrices:
         limits = self.limits.with_steps(graph.steps)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
-        for work in works.values():
-            self.costs.timings.require_one([work.work])
         problem = _problem(self, graph, works)
         for number, op in enumerate(graph.operators):
             if op.group is not None and op.group.name in limits.runs_on:

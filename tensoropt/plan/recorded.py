@@ -324,9 +324,6 @@ class _Saved:
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Do nothing: the workloads were measured before they were saved."""
 
-    def require_one(self, works: Sequence[Workload]) -> None:
-        """Do nothing, likewise."""
-
 
 def _with_pairs(mesh: Mesh) -> str:
     """Return the key of the fits of a mesh's links that include messages."""
@@ -396,7 +393,6 @@ class CostRecorder:
             if new := self._new(key, works):
                 self._priced[key] = costs.compute_on(kind), overheads
                 for work in new.values():
-                    costs.timings.require_one([work])
                     self._add(key, work, costs.facts.of(work))
 
     def recorded(self) -> Recorded | None:

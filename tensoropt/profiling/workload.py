@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
-from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.calls import Domain, LocalCall, in_domain
 from tensoropt.ops.kernels import ShardContext, SingleDevice
 from tensoropt.ops.layouts import local_shape
 from tensoropt.ops.localise import localise
@@ -46,6 +46,7 @@ class TensorSpec:
         high: exclusive bound of random integers.
         ends: for a tensor with the ends of groups of rows: the number of rows, shared evenly.
         order: its memory order (:func:`memory_orders`); None for the order of its dims.
+        domain: what its values are made to be, so that its reader is defined for them; "" for any.
         looped: a parameter that the next similar operators read as well, like those of an unrolled loop, so
             that it is in the caches.
     """
@@ -57,6 +58,7 @@ class TensorSpec:
     ends: int = 0
     order: Order | None = None
     looped: bool = False
+    domain: Domain | Literal[""] = ""
 
     @property
     def bytes(self) -> int:
@@ -111,7 +113,7 @@ class Workload:
         ]
         inputs = [
             # The last fields are in the key only if they are set, which they are for few inputs.
-            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped)))
+            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped, s.domain)))
             for n, s, role in self.inputs
         ]
         # SHA-256 instead of hash(), because keys are kept in files and compared between processes. 128 bits
@@ -198,11 +200,14 @@ def workload(
             if name in specs:
                 specs[name] = replace(specs[name], high=high)
     for op in group.operators:
-        row_ends = samples_of(op.target).row_ends
-        if row_ends is not None:
-            ends, rows = (op.inputs()[position] for position in row_ends)
+        samples, operands = samples_of(op.target), op.inputs()
+        if samples.row_ends is not None:
+            ends, rows = (operands[position] for position in samples.row_ends)
             if names[ends] in specs:
                 specs[names[ends]] = replace(specs[names[ends]], ends=tensors[rows].shape[0])
+        for position, domain in samples.domains.items():
+            if position < len(operands) and (name := names[operands[position]]) in specs:
+                specs[name] = replace(specs[name], domain=domain)
     resolved = None
     if configuration.resolved is not None:
         name, before, after = configuration.resolved
@@ -281,6 +286,9 @@ def order_of(value: torch.Tensor) -> Order | None:
 
 def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
     """Return a random tensor that fits the spec, on the default device if ``device`` is None."""
+    if spec.domain:
+        drawn = random_tensor(replace(spec, domain="", requires_grad=False), device)
+        return in_domain(drawn, spec.domain).requires_grad_(spec.requires_grad)
     if spec.order is not None:
         lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
         places = [spec.order.index(d) for d in range(len(spec.order))]

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -199,15 +200,29 @@ def hangs_in(workers: Mapping[int, StartedWorker], task: str, timeout_s: float) 
     """Return the error for ranks, given with their workers, that did not answer; ask them for their
     stacks."""
     deadline = time.monotonic() + _STACK_S
+    written = {rank: len(worker.output()) for rank, worker in workers.items()}
     for worker in workers.values():
         _write_stack(worker, deadline)
     first, *_ = workers
+    where = _stands(workers[first].output()[written[first] :])
+    waits = f"; rank {first} is in {where}" if where else ""
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s;"
+        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s{waits};"
         f" raise timeout_s or look where it stands{_tail(workers[first])}",
         rank=first,
         kind="hung",
     )
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+
+
+def _stands(stack: str) -> str:
+    """Return the innermost function of the main thread's stack, and the line outside of PyTorch that it was
+    called from."""
+    frames = _FRAME.findall(stack.rpartition("most recent call first")[2])
+    called = next((f"{file}:{line}" for file, line, _ in frames if f"{os.sep}torch{os.sep}" not in file), "")
+    return f"{frames[0][2]}, called from {called}" if frames else ""
 
 
 def _write_stack(worker: StartedWorker, deadline: float) -> None:

@@ -46,8 +46,8 @@ def answer_of(
         ``file``.
     """
     plans = [
-        entry_of(strategy, *row, judges_memory=place.keeps_as_predicted(strategy, device_type))
-        for strategy, *row in zip(strategies, predictions, findings, strict=True)
+        entry_of(strategy, predicted, found, judges_memory=place.keeps_as_predicted(strategy, device_type))
+        for strategy, predicted, found in zip(strategies, predictions, findings, strict=True)
     ]
     faithful = module is None or module.ok
     return {

@@ -26,6 +26,7 @@ from tensoropt.capture import WithLoss
 from tensoropt.capture.fidelity import doubled, seeded
 from tensoropt.capture.forward_calls import valid_values
 from tensoropt.capture.no_grad import in_mode
+from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
@@ -366,13 +367,13 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
 
 
 def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torch.device) -> ModuleFindings:
-    model, args, kwargs = loaded.spec.build()
+    model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     own.to(device)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
     if loaded.spec.mode == "inference":
         calls = []
-        with in_mode(own, "inference"), torch.no_grad():
+        with in_mode(own, "inference"), torch.no_grad(), no_other_processes():
             for _ in range(2):
                 given, named = _copied((args, kwargs))
                 with seeded(model=own):
@@ -408,7 +409,7 @@ def _own_step(
     its user gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
-    with in_mode(own, "train"), valid_values():
+    with in_mode(own, "train"), valid_values(), no_other_processes():
         given, named = _copied((args, kwargs))
         with seeded(model=own):
             loss = subject(*given, **named)
@@ -455,7 +456,7 @@ def _compared(
 def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
     """Return the buffer of a module that is furthest from the graph's, both after two calls."""
     name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
-    before = dict(loaded.spec.build()[0].named_buffers()) if _has_others(own, name_of) else {}
+    before = dict(loaded.spec.build_to_run()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}
     for key, value in own.named_buffers():
         # Of what the graph does not have a plan leaves the value that it has.
@@ -472,7 +473,7 @@ def _has_others(own: torch.nn.Module, tracked: Mapping[str, str]) -> bool:
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
     """Return ``single``, or the findings of the module in double precision if these show that it was
     rounding."""
-    model, args, kwargs = loaded.spec.build()
+    model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
     try:

@@ -329,11 +329,11 @@ def test_what_has_no_record_is_priced_by_the_rest():
     assert found.seconds(unknown, facts(1e12)) == rest.seconds(unknown, facts(1e12))
 
 
-def test_what_has_to_run_although_it_failed_is_priced_by_the_rest():
+def test_what_failed_is_priced_by_the_rest():
     fine, lost = work("aten.add.Tensor"), work("aten.exp.default")
     rest = RooflineCompute(load_cluster("dgx-v100").device, "adam")
     records = {fine.key: {"forward_s": 1.5, "backward_s": 2.5}, lost.key: {"error": "it did not end"}}
-    found = MeasuredCompute(records, 1e-9, rest, lost={lost.key}, source="measured")
+    found = MeasuredCompute(records, 1e-9, rest, source="measured")
     assert found.seconds(lost, facts(1e12)) == rest.seconds(lost, facts(1e12))
     assert found.seconds(fine, facts()) == (1.5, 2.5)
     assert (found.source, found.source_of(fine), found.source_of(lost)) == (

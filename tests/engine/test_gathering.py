@@ -13,7 +13,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.gathering import scatter, wait
+from tensoropt.engine.gathering import gather, scatter, wait
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -176,6 +176,21 @@ def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective
 
 
 @pytest.mark.distributed
+def complex_exchange(rank: int, world: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    own = [torch.complex(torch.arange(2.0) + rank, torch.full((2,), float(n))) for n in range(world)]
+    whole = [wait(value) for value in gather(own, dist.group.WORLD)]
+    return whole, [wait(value) for value in scatter(list(own), dist.group.WORLD)]
+
+
+def test_complex_values_travel_as_pairs(ranks: RankPool) -> None:
+    """Gloo ends with "Invalid scalar type" where it is given complex numbers together; NCCL knows none."""
+    for rank, (whole, parts) in enumerate(ranks.run(complex_exchange)):
+        assert [v.tolist() for v in whole] == [
+            [0 + n * 1j, 1 + n * 1j, 1 + n * 1j, 2 + n * 1j] for n in range(2)
+        ]
+        assert [v.tolist() for v in parts] == [[2 * rank + 1 + 2j * n] for n in range(2)]
+
+
 def test_gloo_reduces_several_gradients_in_one_message(ranks: RankPool) -> None:
     for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
         want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from tensoropt.capture import capture
+from tensoropt.ops.calls import Domain
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import local_shape
 from tensoropt.profiling import workload_timing
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import (
     TensorSpec,
+    Workload,
     differentiable,
     memory_orders,
     order_of,
@@ -24,7 +26,7 @@ from tensoropt.profiling.workload import (
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
-from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.groups import Group, GroupGraph, group_operators
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
 MODELS = [two_layers, gates, gpt2, llama]
@@ -107,6 +109,35 @@ def test_integers_stay_in_range():
     value = random_tensor(TensorSpec((1000,), "int64", False, high=7))
     assert 0 <= int(value.min()) <= int(value.max()) < 7
     assert random_tensor(TensorSpec((3,), "bool", False)).dtype == torch.bool
+
+
+def test_operands_lie_where_their_operator_is_defined():
+    """``log`` runs on any numbers, the others raise an error outside of their domain."""
+
+    class Drawn(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+            rates, logits = matrices.flatten(1), super().forward(x)
+            drawn = torch.poisson(rates) + torch.bernoulli(rates) + torch.normal(rates, rates) + rates.log()
+            picked = torch.multinomial(rates, 4) + torch.cholesky(matrices).flatten(1)
+            factors, pivots = torch.linalg.lu_factor(matrices)
+            solved = torch.linalg.lu_solve(factors, pivots, matrices) + torch.lu_unpack(factors, pivots)[0]
+            missed = torch.nn.functional.binary_cross_entropy(rates, rates)
+            return (logits * (drawn + picked + solved.flatten(1))).mean() + missed
+
+    model = Drawn(4, 4)
+    graph = group_operators(
+        refine_graph(capture(model, (torch.randn(4, 4), torch.rand(4, 2, 2) + torch.eye(2))).graph)
+    )
+    for group in graph.groups:
+        for strategy in group.strategies:
+            work = workload(graph, Configuration(group, (strategy,)), (2,))
+            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+            run_workload(work, tensors, SingleDevice())
+    assert {spec.domain for g in graph.groups for _, spec, _ in unsplit(graph, g).inputs} >= set(Domain)
+
+
+def unsplit(graph: GroupGraph, group: Group) -> Workload:
+    return workload(graph, Configuration(group, (group.unsplit,)), (1,))
 
 
 def test_the_loss_of_a_single_row_is_a_workload():

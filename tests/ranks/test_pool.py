@@ -179,7 +179,7 @@ def test_a_death_counts_before_what_others_say_of_it(pool):
 
 def test_a_rank_that_hangs_shows_where(pool):
     pool.run(echo)  # so that this module is imported there
-    with pytest.raises(RankError, match="rank 1 did not finish hang_on within 2 s") as caught:
+    with pytest.raises(RankError, match=r"rank 1 did not finish hang_on within 2 s; rank 1 is in ") as caught:
         pool.run(hang_on, 1, timeout_s=2.0)
     assert caught.value.kind == "hung"
     assert "in hang_on" in str(caught.value)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tensoropt.graph import Operator, Ref, TorchLiteral
-from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Samples
+from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples
 from tensoropt.ops.families.pointwise import broadcast
 from tensoropt.ops.index_space import Builder, Operand, alike
 from tensoropt.ops.kernels import ShardContext
@@ -303,11 +303,22 @@ SPECS = (
     ),
     OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),
     OpSpec(
+        without_rule=(
+            "multinomial",
+            "poisson",
+            "binomial",
+            "normal",
+            "_standard_gamma",
+            "_sample_dirichlet",
+        ),
+        samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
+    ),
+    OpSpec(
         targets=("aten.bernoulli.p", "aten.bernoulli.default"),
         rule=bernoulli,
         localiser=_local_bernoulli,
         kernels={"kernels.bernoulli": _bernoulli_kernel},
-        samples=Samples(positive=True),
+        samples=Samples(domains={0: Domain.UNIT}),
         random=True,
     ),
     OpSpec(

@@ -14,6 +14,7 @@ from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, iter_refs
 from tensoropt.ops.calls import (
     MICRO_AXIS,
     CostClass,
+    Domain,
     InnerCollective,
     LocalCall,
     OperatorShard,
@@ -386,7 +387,11 @@ SPECS = (
         counted_targets=True,
     ),
     _elementwise("mse_loss", cost_class=CostClass.LOSS, precision=Precision.WIDE),
-    _elementwise("binary_cross_entropy", samples=Samples(positive=True), precision=Precision.WIDE),
+    _elementwise(
+        "binary_cross_entropy",
+        samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
+        precision=Precision.WIDE,
+    ),
     _elementwise(
         "binary_cross_entropy_with_logits", "poisson_nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
         "soft_margin_loss", "kl_div", precision=Precision.WIDE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.ops.calls import CostClass, LinearOperands, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
@@ -133,6 +133,18 @@ def bilinear(b: Builder) -> None:
     b.write([*rows, o])
 
 
+def lu_unpack(b: Builder) -> None:
+    """The matrices of a batch, each whole. (PyTorch's kernel does not check that the pivots fit the matrix:
+    cut along other dims, it writes out of bounds.)"""
+    if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
+        return
+    loops = b.loops(b.tensor(b.arg(0)).shape[:-2])
+    b.read(b.arg(0), [*loops, None, None])
+    b.read(b.arg(1), [*loops, None])
+    for index in range(3):
+        b.write([*loops, None, None], index)
+
+
 _PRODUCTS = {
     "aten.linear.default": linear,
     "aten.addmm.default": addmm,
@@ -161,4 +173,15 @@ SPECS = (
         for target, rule in _PRODUCTS.items()
     ),
     *(OpSpec(targets=(target,), rule=rule, precision=Precision.NARROW) for target, rule in _RARE.items()),
+    OpSpec(
+        without_rule=("cholesky", "linalg_cholesky", "linalg_cholesky_ex"),
+        samples=Samples(domains={0: Domain.DEFINITE}),
+    ),
+    OpSpec(
+        targets=("aten.lu_unpack.default",),
+        rule=lu_unpack,
+        without_rule=("linalg_lu_solve", "linalg_ldl_solve"),
+        samples=Samples(domains={1: Domain.PIVOTS}),
+    ),
+    OpSpec(without_rule=("lu_solve",), samples=Samples(domains={2: Domain.PIVOTS})),
 )

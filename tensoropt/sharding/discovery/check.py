@@ -34,6 +34,7 @@ from tensoropt.ops.calls import (
     InnerCollective,
     LocalCall,
     OperatorShard,
+    in_domain,
 )
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.kernels import SingleDevice
@@ -162,6 +163,10 @@ def sample_inputs(
         else:
             value = torch.randint(*limits.get(name, (1, 5)), tensor.shape, generator=generator, dtype=dtype)
         values[name] = value.to(torch.float64 if exact else dtype) if tensor.dtype in FLOATING else value
+    inputs = list(op.inputs())
+    for position, domain in samples.domains.items():
+        if position < len(inputs) and inputs[position] not in graph.constants:
+            values[inputs[position]] = in_domain(values[inputs[position]], domain)
     if samples.adjust is not None:
         samples.adjust(op, graph, values, generator)
     if samples.row_ends is not None:

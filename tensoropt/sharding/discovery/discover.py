@@ -9,8 +9,8 @@ time. Operators that draw random numbers, keep a state or write to their operand
 The findings are kept in a store, under the operator's signature; findings from a store are checked once more
 before they are used, because the operator's code may have changed since.
 
-A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
-recorded too, and not tried a second time until the store forgets it.
+A user's own operator, and one of PyTorch's that reads integers, may hang or crash: it is tried in a fork of
+this process, which may be lost. That is recorded too, and not tried a second time until the store forgets it.
 
 A probe operator is an operator without a rule on small random tensors, to be run whole and in pieces.
 
@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, map_refs
@@ -197,7 +198,7 @@ _MOST_TIES = 64
 """The most ways to cut a dim together with dims of other operands that are tried. The number is an
 assumption: it only keeps operators with many operands of equal dims from taking forever."""
 TRIAL_S = 60.0
-"""The seconds that all runs of a user's own operator may take; most finish in a fraction of one."""
+"""The seconds that all runs of an operator in a fork may take; most finish in a fraction of one."""
 _SCALES = (1.0, 1e-3, 1e3)
 """The scales of operands and gradients at which a user's own operator is tried: clipping, rounding or
 normalising shows at one of them, or is assumed absent. The numbers are an assumption."""
@@ -285,8 +286,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
         return Discovery(refused=refused)
     if before is not None and before.lost:
         return before
-    # The fork is for users' own operators, which may hang or crash; PyTorch's own are trusted not to.
-    discovery = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
+    discovery = (_tried_apart if _may_crash(op, graph) else _tried)(op, graph, before)
     if discovery.refused and not _is_pytorchs(op):
         discovery = replace(discovery, additive=False)  # unknown: a user's own may do anything
     # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
@@ -303,13 +303,16 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     additive = _is_pytorchs(op) or all(_adds_up(probe, _SCALES) for probe in probes)
     alike = before is not None and before.additive == additive
     if before is not None and alike and all(_holds(p, before.splits, before.linear) for p in probes):
-        return before
-    refused = "; ".join({r for r in map(_unsteady, probes) if r})
-    if refused:
-        return Discovery(refused=refused)
-    discovery = _search(probes)
-    splits = tuple(split for split in discovery.splits if _fits(op, graph, split))
-    return replace(discovery, splits=splits, additive=additive)
+        found = before
+    else:
+        refused = "; ".join({r for r in map(_unsteady, probes) if r})
+        if refused:
+            return Discovery(refused=refused)
+        found = _search(probes)
+        splits = tuple(split for split in found.splits if _fits(op, graph, split))
+        found = replace(found, splits=splits, additive=additive)
+    wrong = next(filter(None, (_fake_differs(op, graph, split) for split in found.splits)), "")
+    return Discovery(refused=wrong, lost=True, additive=additive) if wrong else found
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
@@ -319,6 +322,37 @@ def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
     sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
     written = zip(op.outputs, split.writes, strict=True)
     return len(sizes | {graph.tensors[name].shape[dim] for name, dim in written if dim >= 0}) == 1
+
+
+def _fake_differs(op: Operator, graph: OperatorGraph, split: Split) -> str:
+    """Return how what an operator says of its results on a part of a loop (its fake kernel, which gives
+    shapes only) differs from what it does there; "" if it does not. Costs rest on the former."""
+    names = tuple(dict.fromkeys(op.inputs()))
+    operand, dim = next((i, d) for i, d in enumerate(split.reads) if d is not None)
+    size = graph.tensors[names[operand]].shape[dim]
+    part = size // next(n for n in range(2, size + 1) if size % n == 0)
+
+    def cut(name: str, dim: int | None) -> tuple[int, ...]:
+        return tuple(part if d == dim else s for d, s in enumerate(graph.tensors[name].shape))
+
+    shapes = {name: cut(name, dim) for name, dim in zip(names, split.reads, strict=True)}
+    wanted = [cut(name, dim) for name, dim in zip(op.outputs, split.writes, strict=True)]
+    try:
+        with FakeTensorMode():
+            made = _call(op, {n: torch.empty(shapes[n], dtype=_dtype(graph.tensors[n])) for n in names})
+    except Exception as error:  # the operator's own
+        return f"its fake kernel fails for operands of {_listed(shapes.values())}: {error}"
+    gives = [tuple(value.shape) for value in made]
+    if gives == wanted:
+        return ""
+    return (
+        f"for operands of {_listed(shapes.values())} its fake kernel gives {_listed(gives)}, where the "
+        f"operator itself gives {_listed(wanted)}; take the sizes from the operands in register_fake"
+    )
+
+
+def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -401,6 +435,15 @@ def _is_defined(op: Operator) -> bool:
 
 def _is_pytorchs(op: Operator) -> bool:
     return op.target.startswith("aten.")
+
+
+def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
+    """Return whether the operator may hang or crash: a user's own, or one of PyTorch's that reads integers,
+    which may be used as addresses without a check (pivots are)."""
+    return not _is_pytorchs(op) or any(
+        t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
+        for t in (graph.tensors[name] for name in op.inputs())
+    )
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -32,6 +32,18 @@ from tensoropt.sharding.reshard.steps import (
 )
 
 
+def as_sent(value: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as collectives take it: complex numbers as pairs of real ones, in the same
+    memory. Several of PyTorch's collectives pass complex numbers on to backends that know none.
+    """
+    return torch.view_as_real(value.resolve_conj()).flatten() if value.is_complex() else value
+
+
+def as_received(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Inverse of :func:`as_sent` for a flat tensor of this type."""
+    return torch.view_as_complex(value.view(-1, 2)) if dtype.is_complex else value
+
+
 @dataclass(frozen=True)
 class _AllReduce:
     """The sum of a tensor over a group of ranks, returned to each of them."""
@@ -76,7 +88,7 @@ class _ReduceScatter:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         pieces = self._pieces(x)
         flat = x.new_empty(pieces[0].numel())
-        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group)
+        dist.reduce_scatter_tensor(as_sent(flat), as_sent(pieces.flatten()), group=self.group)
         return self._own(flat, pieces.shape[1:], x.shape[self.atom])
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -85,7 +97,8 @@ class _ReduceScatter:
         # Not all of `x`, because it is not needed while the pieces are being sent.
         pieces = self._pieces(x)
         flat = pieces.new_empty(pieces[0].numel())
-        under_way = dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group, async_op=True)
+        sent = as_sent(pieces.flatten())
+        under_way = dist.reduce_scatter_tensor(as_sent(flat), sent, group=self.group, async_op=True)
 
         def wait() -> torch.Tensor:
             under_way.wait()

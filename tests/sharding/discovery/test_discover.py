@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.errors import MeasurementError
 from tensoropt.ops import registry
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
@@ -168,6 +169,20 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op(f"{LIBRARY}::whole_sized", mutates_args=())
+def whole_sized(x: torch.Tensor) -> torch.Tensor:
+    """Every element by itself, with a fake kernel that knows the whole model's sizes."""
+    return x.relu().clone()
+
+
+@whole_sized.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(4, 8)
+
+
+whole_sized.register_autograd(lambda ctx, grad: grad.clone())
+
+
 class Model(nn.Module):
     def __init__(self, function, width: int = 8):
         super().__init__()
@@ -222,6 +237,50 @@ def test_what_cannot_be_relied_on_is_refused(function, reason):
     discovery = found(graph, LIBRARY)
     assert reason in discovery.refused
     assert not discovery.splits
+
+
+def test_a_fake_kernel_with_sizes_of_its_own_is_named():
+    """Costs of a part would rest on it."""
+    graph = graph_of(lambda x, w: whole_sized(x) * w)
+    atoms = refine_graph(graph)
+    (op,) = [op for op in graph.operators if "whole_sized" in op.target]
+    assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
+    assert atoms.lost()[op.target] == (
+        "for operands of 2x8 its fake kernel gives 4x8, where the operator itself gives 2x8; take the sizes "
+        "from the operands in register_fake"
+    )
+
+
+def test_factors_split_by_the_matrices_of_a_batch():
+    """Pivots are rows of a matrix, from 1; a kernel that is given others writes out of bounds."""
+
+    def solved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        matrices = x.view(6, 4, 4) + 4 * torch.eye(4)
+        factors, pivots = torch.linalg.lu_factor(matrices)
+        lower = torch.lu_unpack(factors, pivots)[1] + torch.linalg.cholesky(matrices @ matrices.mT)
+        return torch.linalg.lu_solve(factors, pivots, matrices) + lower * w.sum()
+
+    atoms = refine_graph(graph_of(solved, torch.randn(12, 8)))
+    assert not atoms.lost()
+    report = check_graph(atoms, thorough=True)
+    assert not report.mismatches, str(report)
+    assert not report.unknown
+    assert {target.split(".")[1] for target in report.discovered} == {
+        "linalg_lu_factor", "linalg_lu_solve", "linalg_cholesky",
+    }  # fmt: skip
+
+
+def test_what_reads_integers_is_tried_apart(monkeypatch):
+    """PyTorch's own operators use them as addresses, not always with a check."""
+
+    def died(*_: object) -> None:
+        raise MeasurementError("the process that tried it died")
+
+    monkeypatch.setattr(discovery, "call_in_fork", died)
+    assert found(graph_of_call("gather"), "gather").refused == (
+        "tried on small tensors, the process that tried it died"
+    )
+    assert not found(graph_of_call("softmax"), "softmax").refused
 
 
 def test_gradients_decide_too():

@@ -1,0 +1,95 @@
+"""Models that ask for other processes: losses gathered over ranks, statistics that are reduced.
+
+A graph is that of one process, whoever captures it: the model's code finds no process group. If it asks for
+one, its step is run once more in one that pretends to have two ranks, and a model that communicates there is
+refused: in a job its ranks would do so beside the plan's, which divides the batch and reduces by itself.
+PyTorch's own layers are not asked: a ``SyncBatchNorm`` without a group is the batch norm that a plan
+synchronises.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from tensoropt.capture.unsupported import current_line, is_ours, is_own, quoted_line
+from tensoropt.errors import CaptureError
+
+_REFUSED: ContextVar[list[str]] = ContextVar("lines that communicate")
+_TORCH = Path(torch.__file__).parent
+_PASSING = tuple(
+    str(path)
+    for path in (_TORCH / "distributed", _TORCH / "autograd", _TORCH / "overrides.py", Path(__file__).parent)
+)
+"""Where a model's question passes through on its way to PyTorch's groups."""
+
+
+@contextmanager
+def no_other_processes() -> Iterator[list[str]]:
+    """While open, a model's code finds no process group; yields the lines that asked for one."""
+    asked: list[str] = []
+
+    def found(frame: FrameType) -> None:
+        asked.append(quoted_line(frame))
+
+    with _group_found(found):
+        yield asked
+
+
+def refuse_communication(run: Callable[[], object]) -> None:
+    """Run a model's code in one of two ranks.
+
+    Raises:
+        CaptureError: it communicates.
+    """
+    pretended, refused = _Pretended(0, 2), _REFUSED.set([])
+    try:
+        with _group_found(lambda frame: pretended):
+            run()
+        # What PyTorch does about an error in a collective raises others.
+        if lines := _REFUSED.get():
+            raise CaptureError(
+                f"{lines[0]} communicates with other processes if there are any, which is not supported: a "
+                "plan divides the batch over ranks and reduces by itself; leave that out of forward (a loss, "
+                "and the statistics of batch norms, are those of the whole batch anyway)"
+            )
+    finally:
+        _REFUSED.reset(refused)
+
+
+@contextmanager
+def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> Iterator[None]:
+    """While open, code of a model's own that asks for the default group, by whatever function, gets this;
+    PyTorch's layers find none."""
+    real = distributed_c10d._WorldMeta.WORLD
+
+    def world(cls: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_PASSING):
+            frame = frame.f_back
+        if frame is None or is_ours(frame.f_code.co_filename):
+            return real.__get__(cls)
+        return found(frame) if is_own(frame.f_code.co_filename) else None
+
+    with mock.patch.object(distributed_c10d._WorldMeta, "WORLD", property(world, real.fset)):
+        yield
+
+
+class _Pretended(dist.ProcessGroup):
+    """A group that knows its size and rank; any other use of it is refused."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("size", "rank", "getSize", "getRank") or name.startswith("__"):
+            return super().__getattribute__(name)
+        _REFUSED.get().append(current_line())
+        raise RuntimeError("no other process is there")

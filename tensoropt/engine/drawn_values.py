@@ -1,0 +1,75 @@
+"""Values for the tensors of a model that was built without any: on the meta device, or in fake mode.
+
+What is checked of such a model, that ranks compute what the unsplit model does, holds for any values.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from tensoropt.errors import PlanError
+from tensoropt.units import format_bytes
+
+_COPIES = 2
+"""The model's own tensors, and the values that runs start from."""
+_SHARE = 8
+"""How many times that must be free, as every rank and this process hold them: an assumption."""
+
+
+def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
+    """Give the tensors of a model that have no value one, in place, the same in every process, and return its
+    example call with values. Tensors that the model shares stay shared.
+
+    Raises:
+        PlanError: this machine lacks the memory.
+    """
+    places = [
+        (held, name)
+        for module in model.modules()
+        for held in (module._parameters, module._buffers, vars(module))
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor) and _has_none(value)
+    ]
+    without = {id(held[name]): held[name] for held, name in places}
+    needed = _COPIES * sum(value.nbytes for value in without.values())
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if needed > free / _SHARE:
+        raise PlanError(
+            "the model was built without values (on the meta device), and is too large to be given random "
+            f"ones: {format_bytes(needed)} in each process, where {format_bytes(free)} are free; give it "
+            "fewer layers, or build it with values"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {number: _drawn(value, generator) for number, value in without.items()}
+    for held, name in places:
+        held[name] = drawn[id(held[name])]
+    return pytree.tree_map_only(
+        torch.Tensor, lambda value: _drawn(value, generator) if _has_none(value) else value, call
+    )
+
+
+def _has_none(value: torch.Tensor) -> bool:
+    return value.is_meta or isinstance(value, FakeTensor)
+
+
+def _drawn(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return values that keep activations at their size: of a vector around 1, as scales and variances are,
+    of a matrix as small as the number of products that are added; integers are 0, masks let all pass."""
+    shape = like.shape
+    if like.is_complex():
+        value = torch.randn(shape, generator=generator, dtype=torch.complex128)
+    elif like.is_floating_point():
+        value = torch.randn(shape, generator=generator, dtype=torch.float32)
+        value = value / sqrt(max(prod(shape[1:]), 1)) if value.dim() > 1 else value.sigmoid() + 0.5
+    else:
+        value = torch.full(shape, like.dtype == torch.bool)
+    value = value.to(like.dtype)
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(value, like.requires_grad)
+    return value.requires_grad_(like.requires_grad)

@@ -1,0 +1,78 @@
+"""Models that ask for other processes: refused if they would communicate, otherwise the graph of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import is_initialized  # a name that no patch of the module changes
+
+from tensoropt.capture import capture
+from tensoropt.capture.other_processes import no_other_processes
+from tensoropt.errors import CaptureError
+from tensoropt.verify.fake_ranks import fake_job
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    if is_initialized() and dist.get_world_size() > 1:
+        mean = x.detach().mean(0)
+        dist.all_reduce(mean)
+        x = x - mean
+    return x
+
+
+def added(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_reduce(x, "sum", dist.group.WORLD) if dist.is_initialized() else x
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat(differentiable.all_gather(x)) if dist.is_initialized() else x
+
+
+def together(x: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.barrier()
+    return x
+
+
+def logged(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if dist.is_initialized() and dist.get_rank() == 0 else 1)
+
+
+class Net(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.norm, self.function = nn.Linear(4, 6), nn.SyncBatchNorm(6), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.norm(self.linear(x))).square().mean()
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize("function", [centred, added, gathered, together])
+def test_a_model_that_communicates_if_it_can_is_refused(function, mode):
+    with pytest.raises(CaptureError, match=rf"{__file__}:\d+ communicates with other processes if there are"):
+        capture(Net(function), (torch.randn(8, 4),), mode=mode)
+
+
+def test_a_model_that_only_asks_has_the_graph_of_one_process():
+    alone = capture(Net(logged), (torch.randn(8, 4),)).graph
+    assert any(
+        note.endswith("asks for a process group; the graph is that of one process") for note in alone.notes
+    )
+    with fake_job(0, 2):
+        as_rank = capture(Net(logged), (torch.randn(8, 4),)).graph
+        assert dist.is_initialized()
+        with no_other_processes() as asked:
+            assert not dist.is_initialized()
+        assert len(asked) == 1
+    assert [op.target for op in as_rank.operators] == [op.target for op in alone.operators]
+
+
+def test_layers_of_pytorchs_own_ask_for_nothing():
+    graph = capture(Net(nn.Identity()), (torch.randn(8, 4),)).graph
+    assert any("batch_norm" in op.target for op in graph.operators)
+    assert not graph.notes

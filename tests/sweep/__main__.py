@@ -1,6 +1,6 @@
 """All samples of all of PyTorch's operators.
 
-``python -m tests.sweep`` runs what is not known yet, ``--write`` puts the table into ``tensoropt/ops/README.md``.
+``python -m tests.sweep`` runs what is not known yet, ``--write`` puts the table into the README of ``ops``.
 Each operator's samples run in a fork, with a limit of time: a sample that ends its process is a finding. What
 is found goes to a file of lines, and a run that was killed goes on behind the last of them.
 """
@@ -64,7 +64,7 @@ def run(info: Any, known: set[Key], every: int = 1) -> list[tuple[Key, Any]]:
             refused = f"PyTorch makes no sample on this machine: {type(error).__name__}"
             found.append(((name_of(info), name, 0), asdict(Found(refused=refused))))
             continue
-        for number, sample in list(drawn.items())[::every]:
+        for number, sample in list(drawn.items())[min(every // 2, len(drawn) - 1) :: every]:
             key = name_of(info), name, number
             if key not in known:
                 begin = time.perf_counter()
@@ -101,9 +101,9 @@ def sweep(names: str) -> None:
     torch.set_num_threads(1)
     known = set(known_records())
     every_operator = [info for info in operators() if re.fullmatch(names, name_of(info))]
-    # A few samples of each operator first: what one of them shows is known soon.
+    # One sample of each operator first, then a few: what most of them show is known soon.
     with STATE.open("a") as file:
-        for every, info in itertools.product((3, 1), every_operator):
+        for every, info in itertools.product((MOST, 3, 1), every_operator):
             try:
                 found = call_in_fork(partial(run, info, known, every), LIMIT_S)
             except MeasurementError:

@@ -239,13 +239,17 @@ def _values(
     """Every tensor of the graph, run operator by operator."""
     # A constant of equal elements is kept as one of them.
     values = {name: value.expand(graph.tensors[name].shape) for name, value in graph.constants.items()}
-    values |= {name: value.detach() for name, value in held.items()} | dict(
-        zip(graph.inputs, inputs, strict=True)
-    )
+    values |= {name: value.detach() for name, value in held.items()}
+    values |= dict(zip(graph.inputs, inputs, strict=True))
+
+    def lying(name: str) -> torch.Tensor:
+        # As ranks have them: a view of what does not lie in one piece is a reshape there.
+        return values[name].contiguous()
+
     with torch.no_grad():
         for op in graph.operators:
             call = LocalCall(op.target, op.args, op.kwargs, op.name)
-            args, kwargs = call.arguments(values.__getitem__)
+            args, kwargs = call.arguments(lying)
             result = bind(call, SingleDevice())(*args, **kwargs)
             parts = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
             values |= dict(zip(op.outputs, parts, strict=False))

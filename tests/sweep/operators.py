@@ -97,7 +97,7 @@ class Around(nn.Module):
         }
         self.held = nn.ParameterDict(
             {
-                f"w{i}": nn.Parameter(values[i].clone() if alone else torch.ones((), dtype=values[i].dtype))
+                f"w{i}": nn.Parameter(values[i].clone() if alone else torch.ones_like(values[i]))
                 for i in self.learning
             }
         )

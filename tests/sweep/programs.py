@@ -277,7 +277,8 @@ def picked(c: Program, x: torch.Tensor) -> Step | None:
         return lambda m, v: torch.take_along_dim(v, v.argsort(dim), dim)
     if kind == 2 and size > 2:
         return lambda m, v: v.topk(2, dim).values
-    return lambda m, v: v[:, places] if dim == 1 else v[..., places]
+    where = (slice(None),) * dim + (places,)
+    return lambda m, v: v[where]
 
 
 def embedded(c: Program, x: torch.Tensor) -> Step | None:
@@ -426,6 +427,8 @@ def main() -> None:
     refused, wrong = Counter[str](), 0
     programs = range(int(begin or 0), int(end))
     for program in programs:
+        if program % 100 == 0:
+            print(program, dict(refused), flush=True)
         seeds = seeds_of(program)
         try:
             why = call_in_fork(lambda seeds=seeds, choice=program: refusal(seeds, choice), LIMIT_S)

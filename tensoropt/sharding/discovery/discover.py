@@ -510,7 +510,12 @@ def _pieces(
     results = []
     for part in range(parts):
         try:
-            results.append(probe.run({n: v[part].contiguous() for n, v in cut.items()}))
+            # Copies: what reads beyond a piece (by strides) would find the whole there.
+            results.append(
+                probe.run(
+                    {n: torch.clone(v[part], memory_format=torch.contiguous_format) for n, v in cut.items()}
+                )
+            )
         except Exception:  # an unknown operator may raise anything; then this is no way to cut it
             return None
     return results if all(len(r) == len(probe.outputs) for r in results) else None

@@ -19,6 +19,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
 from tensoropt.sharding.discovery.check import difference, distribute
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
+from tests.models import Call
 from tests.sharding.calls import CALLS, graph_of_call
 from tests.sharding.graph_check import check_graph, missing_splits
 
@@ -298,6 +299,24 @@ def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, 
     assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
     monkeypatch.setattr(discovery, "call_in_fork", None)  # what is kept is not tried again
     assert discover(op, graph, memory) == atoms.discovered[op.name]
+
+
+def test_what_reads_beyond_a_piece_is_not_split():
+    """By strides: a piece that is a view of the whole would let it read the whole."""
+    model = Call(lambda m, x: torch.as_strided(x * m.w, (2, 1, 1, 2), (1, 7, 7, 1), 0), w=(16,))
+    graph = capture(model, (torch.randn(16),), loss=torch.sum).graph
+    (op,) = [op for op in graph.operators if op.target == "aten.as_strided.default"]
+    assert discover(op, graph).splits == ()
+
+
+def test_a_loop_of_thousands_is_not_tried_in_single_elements():
+    graph = capture(
+        Call(lambda m, x: torch.special.i0e(x * m.w), w=(5000,)), (torch.randn(2, 5000),), loss=torch.sum
+    ).graph
+    (op,) = [op for op in graph.operators if op.target == "aten.special_i0e.default"]
+    begin = time.perf_counter()
+    assert len(discover(op, graph).splits) == 2
+    assert time.perf_counter() - begin < 10.0
 
 
 # -- rules beside discovery -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ import torch
 
 from tensoropt.graph import Operator, OperatorGraph, Ref, TorchLiteral, map_refs
 from tensoropt.ops.index_space import AtomGraph, IndexSpace, Operand, Rule, canonical, operand_placement
-from tensoropt.ops.layouts import Layout, local_shape
+from tensoropt.ops.layouts import Layout, chunk, local_shape
 
 MICRO_AXIS = 0
 """Axis 0 of every mesh is the micro-batch loop: a split in time, without communication."""
@@ -131,6 +131,15 @@ class OperatorShard:
     def split(self, loops: Sequence[int]) -> tuple[int, ...]:
         """Return the axes that split any of these loops."""
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
+
+    def steps(self, size: int, axes: Sequence[int]) -> tuple[int, ...]:
+        """Return how far apart the shards of each axis begin in a loop of this size that the axes cut, one
+        after the other (:func:`tensoropt.ops.kernels.start_of`)."""
+        steps = []
+        for axis in axes:
+            size = chunk(size, self.mesh[axis], 0)[1]
+            steps.append(size)
+        return tuple(steps)
 
     def layout(self, operand: Operand, *, written: bool) -> Layout:
         """Return the layout on the mesh of a tensor that the operator reads or writes."""

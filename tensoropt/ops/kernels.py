@@ -73,6 +73,11 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
     return received
 
 
+def start_of(context: ShardContext, axes: Sequence[int], steps: Sequence[int]) -> int:
+    """Return where a rank's shard of a loop begins, given how far apart the shards of each axis are."""
+    return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
+
+
 class SingleDevice:
     """The context of an unsplit run, and of a measurement on a single rank."""
 

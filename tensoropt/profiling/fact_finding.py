@@ -24,7 +24,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,7 +35,14 @@ from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
 from tensoropt.profiling.timers import end_if_lost, local_timer
-from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
+from tensoropt.profiling.workload import (
+    TensorSpec,
+    Workload,
+    on_fake_tensors,
+    order_of,
+    random_tensor,
+    run_workload,
+)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -324,9 +331,7 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
 
 
 def _observed(work: Workload, training: bool) -> Facts:
-    with FakeTensorMode(), KernelStorages():
-        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-        return _Probe(work, tensors, training).observe()
+    return on_fake_tensors(work, lambda tensors: _Probe(work, tensors, training).observe(), KernelStorages())
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
@@ -341,13 +346,17 @@ def find_split_facts(work: Workload, capability: Capability | None = None) -> Sp
     key = work.key, capability
     if key not in _SPLIT:
         kernels = nullcontext() if capability is None else CudaAttention(capability)
-        with kernels, FakeTensorMode(), KernelStorages():
-            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-            last = _Probe(work, tensors, training=True).observe_split(last=True)
-            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-            facts = _Probe(work, tensors, training=True).observe_split(last=False)
+        with kernels:
+            last, facts = (
+                on_fake_tensors(work, partial(_split_facts, work, last=last), KernelStorages())
+                for last in (True, False)
+            )
             _SPLIT[key] = facts._replace(released_bytes=last.released_bytes)
     return _SPLIT[key]
+
+
+def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
+    return _Probe(work, tensors, training=True).observe_split(last=last)
 
 
 def find_facts_of_all(

@@ -11,13 +11,18 @@ import hashlib
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.ops.calls import Domain, LocalCall, in_domain
@@ -230,6 +235,7 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
 _LOOP = 3
 """The number of groups sharing a parameter from which it is assumed to be a loop's; an embedding tied to a
 projection has two, far apart."""
+T = TypeVar("T")
 _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
 
@@ -263,14 +269,33 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
 
 
 def _written_orders(work: Workload) -> list[Order | None]:
-    with FakeTensorMode(), torch.no_grad():
-        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    def found(tensors: dict[str, torch.Tensor]) -> list[Order | None]:
         try:
             run_workload(work, tensors, SingleDevice())
         except OwnFunctionError:
             # From a saved graph without its model; most functions preserve the order of their inputs.
             return [None] * len(work.writes)
         return [order_of(tensors[name]) for name in work.writes]
+
+    with torch.no_grad():
+        return on_fake_tensors(work, found)
+
+
+def on_fake_tensors(
+    work: Workload, use: Callable[[dict[str, torch.Tensor]], T], *modes: AbstractContextManager[Any]
+) -> T:
+    """Return what ``use`` makes of random operands: fake ones, or real ones if a kernel looks at their values
+    (an inverse Fourier transform checks its window).
+
+    Args:
+        modes: entered under fake tensors only.
+    """
+    with suppress(DataDependentOutputException, DynamicOutputShapeException), ExitStack() as stack:
+        for mode in (FakeTensorMode(), *modes):
+            stack.enter_context(mode)
+        return use({name: random_tensor(spec) for name, spec, _ in work.inputs})
+    # Whole numbers may be indices, and 0 is always in range.
+    return use({name: random_tensor(replace(spec, high=1)) for name, spec, _ in work.inputs})
 
 
 def order_of(value: torch.Tensor) -> Order | None:

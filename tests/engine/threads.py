@@ -194,7 +194,8 @@ def largest_differences(
     whole: tuple[float, Mapping[str, torch.Tensor]],
 ) -> tuple[float, float, str]:
     """How far a strategy's step is from the unsplit one's ``whole``: of the loss and of the gradients,
-    both relative (a gradient to no less than a thousandth of the largest one), and the worst gradient."""
+    both relative (a gradient to no less than a thousandth of the largest one), and the worst gradient.
+    Buffers beside the gradients are compared as well, as the step leaves them."""
     loss, gradients = whole
     floor = 1e-3 * largest_of(gradients.values())
 
@@ -207,6 +208,8 @@ def largest_differences(
             want = shard_of(own, name, strategy.atoms(name), strategy.stored[name], whole_one)
             assert piece.shape == want.shape, (name, piece.shape, want.shape)
             far[name] = difference(piece, want, whole_one, floor)
+        for name in engine.buffers.keys() & gradients.keys():
+            far[name] = difference(engine.buffers[name], gradients[name], gradients[name], floor)
         return outputs_difference([torch.tensor(found)], [torch.tensor(loss)]), far
 
     ranks = on_ranks(strategy.mesh, work)

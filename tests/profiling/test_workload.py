@@ -28,6 +28,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
 from tensoropt.sharding.groups import Group, GroupGraph, group_operators
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
+from tests.models import Call
 
 MODELS = [two_layers, gates, gpt2, llama]
 
@@ -228,3 +229,21 @@ def test_the_start_of_a_backward_is_that_of_its_device(monkeypatch):
         devices.clear()
         assert workload_timing._start_of_backward_s.__wrapped__(torch.device(device)) >= 0.0
         assert devices == {device}
+
+
+@pytest.mark.parametrize("mode", ["keeps", "orders"])
+def test_a_kernel_that_looks_at_values_runs_on_real_tensors(mode):
+    """An inverse Fourier transform checks its window, which fake tensors refuse to tell."""
+
+    def back(m, x, window):
+        spectrum = torch.stft(x * m.w, 16, window=window, return_complex=True)
+        return torch.istft(spectrum, 16, window=window).square().mean()
+
+    model = Call(back, w=(64,))
+    graph = group_operators(refine_graph(capture(model, (torch.randn(4, 64), torch.hann_window(16))).graph))
+    (group,) = [g for g in graph.groups if any(op.target == "aten.istft.default" for op in g.operators)]
+    if mode == "orders":
+        assert set(memory_orders(graph)) <= set(graph.atoms.graph.tensors)
+    else:
+        work = workload(graph, Configuration(group, (group.unsplit,)), (1,), {})
+        assert find_facts(work).kept_bytes > 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
+from tensoropt.ops import registry
 from tensoropt.ops.calls import MICRO_AXIS, OperatorShard
 from tensoropt.ops.index_space import NONE, Operand, canonical, operand_placement
 from tensoropt.ops.layouts import PARTIAL, chunk
@@ -15,6 +16,7 @@ from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
 from tensoropt.sharding.discovery.check import Mismatch, check_choices
+from tensoropt.sharding.discovery.discover import discover
 
 
 @dataclass
@@ -82,8 +84,29 @@ def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
     return True
 
 
+def missing_splits(op: Operator, graph: OperatorGraph) -> Iterator[str]:
+    """What discovery can split and the operator's rule does not."""
+    space = registry.index_space(op, graph)
+    names = tuple(dict.fromkeys(op.inputs()))
+    if not space.known or not names:
+        return
+    cut = {
+        (operand.tensor, dim)
+        for operand in space.reads
+        for dim, loops in enumerate(operand.dims)
+        if any(space.dims[loop].splittable for loop in loops)
+    }
+    for split in discover(op, graph).splits:
+        if not any((names[i], d) in cut for i, d in enumerate(split.reads) if d is not None):
+            yield f"{op.target}: {split}"
+
+
 def check_graph(
-    graph: OperatorGraph | AtomGraph, parts: Sequence[int] = (2, 4), seed: int = 0, thorough: bool = False
+    graph: OperatorGraph | AtomGraph,
+    parts: Sequence[int] = (2, 4),
+    seed: int = 0,
+    thorough: bool = False,
+    seen: set[Any] | None = None,
 ) -> Report:
     """Check every operator of a graph once per signature, in every way its rule can split it.
 
@@ -91,9 +114,10 @@ def check_graph(
         parts: numbers of ranks tried where they divide; loops that may be uneven are cut unevenly as well.
         thorough: also two axes at once, nested on one loop and on two different ones. Kernels are
             always checked on two axes and on the micro-batch axis, because they see coordinates.
+        seen: signatures that were checked before, to which those of this graph are added.
     """
     atoms = graph if isinstance(graph, AtomGraph) else refine_graph(graph)
-    report, seen = Report(), set[Any]()
+    report, seen = Report(), set[Any]() if seen is None else seen
     for op in atoms.graph.operators:
         report.operators += 1
         space = atoms.spaces[op.name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -13,8 +12,7 @@ import torch.nn.functional as F
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples, Shape
 from tensoropt.ops.index_space import Builder, Opaque, alike
-from tensoropt.ops.kernels import ShardContext
-from tensoropt.ops.layouts import chunk
+from tensoropt.ops.kernels import ShardContext, start_of
 
 _MEAN_OF_BAG, _MAXIMUM = 1, 2
 """Modes of ``aten.embedding_bag``; 0 is the sum."""
@@ -78,8 +76,8 @@ def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
     if not axes:
         return call
     vocabulary = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[0]
-    step = chunk(vocabulary, prod(shard.mesh[a] for a in axes), 0)[1]
-    return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, step))
+    steps = shard.steps(vocabulary, axes)
+    return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, steps))
 
 
 def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
@@ -90,15 +88,15 @@ def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
     if not axes and not bags:
         return call
     vocabulary = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[0]
-    step = chunk(vocabulary, prod(shard.mesh[a] for a in axes), 0)[1]
-    return replace(call, function="kernels.embedding_bag", static=(axes, step))
+    steps = shard.steps(vocabulary, axes)
+    return replace(call, function="kernels.embedding_bag", static=(axes, steps))
 
 
 def _vocabulary_embedding(
     context: ShardContext,
     name: str,
     axes: tuple[int, ...],
-    step: int,
+    steps: tuple[int, ...],
     weight: torch.Tensor,
     index: torch.Tensor,
     padding_idx: int = -1,
@@ -107,11 +105,11 @@ def _vocabulary_embedding(
     """Return the rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
 
     Args:
-        axes, step: the shard holds the rows starting at ``coordinate(axes) * step``.
+        axes, steps: the axes that split the vocabulary, and how many rows each of their shards is apart.
         weight: ``[local vocabulary, hidden]``.
         index: any integer shape.
     """
-    start = context.coordinate(axes) * step
+    start = start_of(context, axes, steps)
     # Rows of other ranks are looked up as the nearest of ours, then zeroed, so that no size depends on
     # values.
     local = index - start
@@ -126,7 +124,7 @@ def _embedding_bag_kernel(
     context: ShardContext,
     name: str,
     axes: tuple[int, ...],
-    step: int,
+    steps: tuple[int, ...],
     weight: torch.Tensor,
     index: torch.Tensor,
     offsets: torch.Tensor,
@@ -141,7 +139,7 @@ def _embedding_bag_kernel(
     vocabulary split over ``axes`` (sums and means are then partial sums).
 
     Args:
-        axes, step: the shard holds the rows starting at ``coordinate(axes) * step``.
+        axes, steps: the axes that split the vocabulary, and how many rows each of their shards is apart.
         factors: per item, the factor that its row is multiplied with.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx
@@ -149,7 +147,7 @@ def _embedding_bag_kernel(
     if not axes:
         options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
         return bag(weight, index, offsets, *options)
-    local = index - context.coordinate(axes) * step
+    local = index - start_of(context, axes, steps)
     counted = torch.ones_like(index, dtype=weight.dtype)
     if padding_idx is not None and padding_idx >= 0:
         counted = (index != padding_idx).to(weight.dtype)

@@ -73,7 +73,7 @@ def gather(b: Builder) -> None:
     dim = b.arg(3 - where, "dim")
     if dim is None or not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
-    dim %= len(shape)
+    dim %= max(len(shape), 1)
     labels: list[Loops] = [
         b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
     ]
@@ -87,7 +87,7 @@ def gather(b: Builder) -> None:
 def index_select(b: Builder) -> None:
     """All dims split except the one that is looked up; the index splits."""
     shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % len(shape)
+    dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     rows = b.loop("index", b.tensor(b.arg(2)).shape[0])
     b.read(b.arg(0), labels)

@@ -24,8 +24,7 @@ from tensoropt.ops.calls import (
     Shape,
 )
 from tensoropt.ops.index_space import Builder, Opaque, alike
-from tensoropt.ops.kernels import ShardContext
-from tensoropt.ops.layouts import chunk
+from tensoropt.ops.kernels import ShardContext, start_of
 from tensoropt.ops.overloads import resolve_overload
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -158,7 +157,6 @@ def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
         rows = target.elements // target.shape[1]
         return _summed(call, 3, rows) if shard.argument(3, "reduction", _MEAN) == _MEAN else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
-    step = chunk(tensor.shape[1], prod(shard.mesh[a] for a in class_axes), 0)[1]
     collectives: tuple[InnerCollective, ...] = ()
     if class_axes:
         rows = prod(size for dim, size in enumerate(shard.read_shape(0)) if dim != 1)
@@ -168,7 +166,7 @@ def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
             InnerCollective("all_reduce", class_axes, 2 * row_bytes),
         )
     collectives += _mass_collective(shard, row_axes)
-    static = (row_axes, class_axes, step, tensor.shape[1])
+    static = (row_axes, class_axes, shard.steps(tensor.shape[1], class_axes), tensor.shape[1])
     return LocalCall("loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
 
 
@@ -232,7 +230,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor | None,
         context: ShardContext,
         axes: tuple[int, ...],
-        step: int,
+        steps: tuple[int, ...],
         classes: int,
         ignore_index: int,
         smoothing: float,
@@ -241,7 +239,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         # The maximum over all classes keeps exponentials in range, whichever rank has it.
         top = context.all_reduce(logits.amax(1), axes, "max")
         shifted = logits - top.unsqueeze(1)
-        start = context.coordinate(axes) * step
+        start = start_of(context, axes, steps)
         valid = target != ignore_index
         inside = (target >= start) & (target < start + local)
         # Targets of other ranks look up any row of this one; `inside` zeroes the results.
@@ -284,7 +282,7 @@ def cross_entropy_kernel(
     name: str,
     row_axes: tuple[int, ...],
     class_axes: tuple[int, ...],
-    step: int,
+    steps: tuple[int, ...],
     classes: int,
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -296,15 +294,14 @@ def cross_entropy_kernel(
     """Return the cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
 
     Args:
-        step, classes: the shard holds the classes starting at ``coordinate(class_axes) * step``, out of
-            ``classes``.
+        steps, classes: how many classes the shards of each axis are apart, out of ``classes``.
         logits: ``[rows, local classes, ...]``.
         target: the class of each row.
         weight: the weights of all classes, whole.
     """
     if class_axes:
         losses = _SplitCrossEntropy.apply(
-            *(logits, target, weight, context, class_axes, step, classes, ignore_index, label_smoothing)
+            *(logits, target, weight, context, class_axes, steps, classes, ignore_index, label_smoothing)
         )
         summed = losses if _REDUCTIONS[reduction] == "none" else losses.sum()
     else:

@@ -81,7 +81,7 @@ def _moved_within_dims(b: Builder) -> None:
 def diff(b: Builder) -> None:
     """Neighbours along one dim, with the values prepended and appended to it."""
     shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(2, "dim", -1) % len(shape)
+    dim = b.arg(2, "dim", -1) % max(len(shape), 1)
     labels: list[Loops] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
     for value in (b.arg(0), b.arg(3, "prepend"), b.arg(4, "append")):
         b.read(value, labels)
@@ -104,7 +104,7 @@ def repeat_interleave(b: Builder) -> None:
     if dim is None:
         copies = [(*loops, copy)]
     else:
-        copies[dim % len(shape)] = (loops[dim % len(shape)], copy)
+        copies[dim % max(len(shape), 1)] = (loops[dim % max(len(shape), 1)], copy)
     b.read(b.arg(0), loops)
     b.write(copies)
     b.linear = True
@@ -113,7 +113,7 @@ def repeat_interleave(b: Builder) -> None:
 def gated(b: Builder) -> None:
     """One half of a dim times the sigmoid of the other half: the position within a half is the inner loop."""
     shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1, "dim", -1) % len(shape)
+    dim = b.arg(1, "dim", -1) % max(len(shape), 1)
     halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     before, after = list(labels), list(labels)
@@ -127,7 +127,7 @@ def gated(b: Builder) -> None:
 def _windows(b: Builder) -> None:
     """Overlapping windows of one dim, which stays whole."""
     shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % len(shape)
+    dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.write([*labels, None])

@@ -15,7 +15,7 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
     if dims is None or dims == [] or dims == ():
         reduced = set(range(len(shape)))
     else:
-        reduced = {d % len(shape) for d in (dims if isinstance(dims, Sequence) else [dims])}
+        reduced = {d % max(len(shape), 1) for d in (dims if isinstance(dims, Sequence) else [dims])}
     labels: list[Loops] = [
         b.loop(f"d{i}", s, splittable=contracted or i not in reduced) for i, s in enumerate(shape)
     ]
@@ -51,7 +51,7 @@ def _dim_reduction(b: Builder) -> None:
     """The dim that is reduced or ordered stays whole, because results of its parts do not add up."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
-        dim = b.arg(_ORDERING[b.op.target], "dim", -1) % len(shape)
+        dim = b.arg(_ORDERING[b.op.target], "dim", -1) % max(len(shape), 1)
         labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
         b.read(b.arg(0), labels)
         for i in range(len(b.op.outputs)):
@@ -77,7 +77,7 @@ def _cosine_similarity(b: Builder) -> None:
     shape = b.tensor(b.arg(0)).shape
     if b.tensor(b.arg(1)).shape != shape:
         raise Opaque(b.op.name)
-    dim = b.arg(2, "dim", 1) % len(shape)
+    dim = b.arg(2, "dim", 1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.read(b.arg(1), labels)

@@ -11,7 +11,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 def _along_one_dim(b: Builder) -> None:
     """All dims split except the one along which the operator runs."""
     shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % len(shape)
+    dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.write(labels)
@@ -25,7 +25,7 @@ def _fourier(b: Builder) -> None:
     shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
     if dims is None:
         raise Opaque(b.op.name)
-    touched = {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    touched = {d % max(len(shape), 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
     labels: list[Loops] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.write(labels)

@@ -14,7 +14,7 @@ def scatter(b: Builder) -> None:
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
-    dim = b.arg(1) % len(shape)
+    dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [
         b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
     ]
@@ -38,7 +38,7 @@ def index_add(b: Builder) -> None:
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
-    dim, adds = b.arg(1) % len(shape), "add" in b.op.target
+    dim, adds = b.arg(1) % max(len(shape), 1), "add" in b.op.target
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     rows = b.loop("index", b.tensor(b.arg(2)).shape[0], splittable=adds)
     b.read(b.arg(0), labels, added=adds)
@@ -87,7 +87,7 @@ def _scatter_into_slice(b: Builder) -> None:
     """The written dim stays whole; base and source are added up, each where it is visible."""
     shape = b.tensor(b.arg(0)).shape
     narrow = b.op.target == "aten.slice_scatter.default"
-    dim = b.arg(2, "dim", 0) % len(shape)
+    dim = b.arg(2, "dim", 0) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.read(b.arg(1), labels if narrow else labels[:dim] + labels[dim + 1 :])

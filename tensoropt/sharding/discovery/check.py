@@ -76,7 +76,9 @@ def shard(
             start, length = chunk(flat.shape[code], mesh[axis], at[axis])
             flat = flat.narrow(code, start, length)
     sizes = iter(flat.shape)
-    return flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms]).contiguous()
+    # A copy: what reads beyond a piece (by strides) would find the whole there.
+    piece = flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms])
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 def difference(

@@ -48,6 +48,9 @@ all different, so that a mix-up of dims shows."""
 _LARGEST_PROBE = 1 << 17
 """The most elements of an operand for which the operator is run at its own sizes, to limit the time; the
 number is an assumption."""
+_MOST_PARTS = 64
+"""The most parts in which a loop is tried: the small sizes come to single elements, an operator's own may be
+thousands. The number is an assumption."""
 
 
 @dataclass(frozen=True)
@@ -540,7 +543,9 @@ def _pieces(
     probe: _ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
     # Equal pieces only: whether a dim may be cut unevenly is not tested.
-    parts = next(p for p in range(2, size + 1) if size % p == 0)
+    parts = _fewest_and_most(size)[0]
+    if parts > _MOST_PARTS:
+        return None
     cut = {
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
         for t, d in zip(probe.operands, reads, strict=True)
@@ -548,7 +553,12 @@ def _pieces(
     results = []
     for part in range(parts):
         try:
-            results.append(probe.run({n: v[part].contiguous() for n, v in cut.items()}))
+            # Copies: what reads beyond a piece (by strides) would find the whole there.
+            results.append(
+                probe.run(
+                    {n: torch.clone(v[part], memory_format=torch.contiguous_format) for n, v in cut.items()}
+                )
+            )
         except Exception:  # an unknown operator may raise anything; then this is no way to cut it
             return None
     return results if all(len(r) == len(probe.outputs) for r in results) else None
@@ -611,9 +621,9 @@ def _holds(
     for loop in range(first, len(splits)):
         size = space.dims[loop].size
         # Axis 0 is the micro-batch axis, which these tries leave alone.
-        tries += [((NONE, loop), (1, parts)) for parts in {_smallest_factor(size), size}]
+        tries += [((NONE, loop), (1, parts)) for parts in set(_fewest_and_most(size))]
         tries += [
-            ((NONE, loop, other), (1, _smallest_factor(size), _smallest_factor(space.dims[other].size)))
+            ((NONE, loop, other), (1, *(_fewest_and_most(space.dims[i].size)[0] for i in (loop, other))))
             for other in range(loop)
         ]
     try:
@@ -627,8 +637,10 @@ def _holds(
         return False
 
 
-def _smallest_factor(size: int) -> int:
-    return next(p for p in range(2, size + 1) if size % p == 0)
+def _fewest_and_most(size: int) -> tuple[int, int]:
+    """Return the fewest and the most equal parts in which a loop is tried."""
+    fewest = next(p for p in range(2, size + 1) if size % p == 0)
+    return fewest, max((p for p in range(2, min(size, _MOST_PARTS) + 1) if size % p == 0), default=fewest)
 
 
 def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:

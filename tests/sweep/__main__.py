@@ -1,0 +1,229 @@
+"""All samples of all of PyTorch's operators.
+
+``python -m tests.sweep`` runs what is not known yet, ``--write`` puts the table into the README of ``ops``.
+Each operator's samples run in a fork, with a limit of time: a sample that ends its process is a finding. What
+is found goes to a file of lines, and a run that was killed goes on behind the last of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensoropt.errors import MeasurementError
+from tensoropt.ops.registry import spec_of
+from tensoropt.ranks.worker_process import call_in_fork
+from tests.sweep.operators import Found, Seen, check_sample, name_of, operators, samples
+
+ROOT = Path(__file__).parents[2]
+STATE = ROOT / "out" / "sweep" / "operators.jsonl"
+README = ROOT / "tensoropt" / "ops" / "README.md"
+MOST = 8
+"""The samples of an operator, from its first to its last."""
+MOST_NARROW = 2
+"""Of those in bfloat16."""
+LIMIT_S = 120.0
+BEGIN = "<!-- begin sweep: made by `python -m tests.sweep --write` -->"
+END = "<!-- end sweep -->"
+WHOLE: dict[str, str] = {}
+"""Why operators are offered no split, where discovery's own words do not say it."""
+LEFT_OUT: dict[str, str] = {}
+"""Why rules do not offer what discovery finds."""
+Key = tuple[str, str, int]
+
+
+def keys_of(info: Any) -> Iterator[tuple[torch.dtype, int]]:
+    """The precisions in which an operator has samples, and how many are taken of each."""
+    if torch.float32 in info.dtypes or not info.dtypes:
+        yield torch.float32, MOST
+    elif info.dtypes:
+        yield max(info.dtypes, key=lambda d: (d == torch.int64, str(d))), MOST
+    if torch.bfloat16 in info.dtypes:
+        yield torch.bfloat16, MOST_NARROW
+
+
+def run(info: Any, known: set[Key], every: int = 1) -> list[tuple[Key, Any]]:
+    """What is found of an operator's samples that are not known; of ``every`` so many, one."""
+    found, seen = [], Seen()
+    for dtype, most in keys_of(info):
+        name = str(dtype).removeprefix("torch.")
+        try:
+            drawn = samples(info, dtype, most)
+        except Exception as error:
+            refused = f"PyTorch makes no sample on this machine: {type(error).__name__}"
+            found.append(((name_of(info), name, 0), asdict(Found(refused=refused))))
+            continue
+        for number, sample in list(drawn.items())[min(every // 2, len(drawn) - 1) :: every]:
+            key = name_of(info), name, number
+            if key not in known:
+                begin = time.perf_counter()
+                record = asdict(check_sample(info, sample, number, seen, compare=dtype != torch.bfloat16))
+                found.append((key, record | {"seconds": round(time.perf_counter() - begin, 2)}))
+    return found
+
+
+def alone(info: Any, known: set[Key]) -> Iterator[tuple[Key, Any]]:
+    """The same one by one, as one of them ends its process."""
+    keys = [
+        (name_of(info), str(dtype).removeprefix("torch."), number)
+        for dtype, most in keys_of(info)
+        for number in call_in_fork(lambda dtype=dtype, most=most: list(samples(info, dtype, most)), LIMIT_S)
+    ]
+    for key in keys:
+        if key not in known:
+            try:
+                yield from call_in_fork(lambda key=key: run(info, set(keys) - {key}), LIMIT_S)
+            except MeasurementError as error:
+                yield key, asdict(Found(incorrect=[f"{info.name}: {error}"]))
+
+
+def known_records() -> dict[Key, Any]:
+    if not STATE.exists():
+        return {}
+    lines = (json.loads(line) for line in STATE.read_text().splitlines())
+    return {tuple(line["key"]): line["found"] for line in lines}
+
+
+def sweep(names: str) -> None:
+    """Run what is not known of the operators whose names match."""
+    STATE.parent.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    known = set(known_records())
+    every_operator = [info for info in operators() if re.fullmatch(names, name_of(info))]
+    # One sample of each operator first, then a few: what most of them show is known soon.
+    with STATE.open("a") as file:
+        for every, info in itertools.product((MOST, 3, 1), every_operator):
+            try:
+                found = call_in_fork(partial(run, info, known, every), LIMIT_S)
+            except MeasurementError:
+                found = list(alone(info, known))
+            for key, record in found:
+                known.add(key)
+                file.write(json.dumps({"key": key, "found": record}) + "\n")
+                for line in record["incorrect"]:
+                    print(*key, line, flush=True)
+            file.flush()
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def core_operators() -> set[str]:
+    """The overloads that PyTorch calls core: what any exported program can be brought down to."""
+    names = (
+        name.split("::")[1].split(".")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name[:6] == "aten::"
+    )
+    overloads = [(base, (*rest, "default")[0]) for base, *rest in names]
+    found = ((f"aten.{b}.{o}", getattr(getattr(torch.ops.aten, b), o, None)) for b, o in overloads)
+    return {name for name, op in found if op is not None and torch.Tag.core in op.tags}
+
+
+def kind_of(message: str) -> str:
+    """A message without what differs from case to case."""
+    message = re.sub(r"`[^`]*`|'[^']*'|\([^)]*\)|held\.\w+", "…", message.removeprefix("CaptureError: "))
+    return re.split(r"[;:] ", re.sub(r"\d+", "n", message))[0][:110]
+
+
+def table() -> str:
+    """The sweep in Markdown."""
+    records = known_records()
+    every = list(records.values())
+    of = defaultdict(Counter)
+    missing, refused = defaultdict(set), defaultdict(list)
+    for key, record in records.items():
+        for target, (calls, loops) in record["targets"].items():
+            of[target].update(calls=calls, loops=loops, split=loops > 0)
+        for target, reason in record["missing"].items():
+            missing[target].add(reason)
+        if record["refused"]:
+            refused[kind_of(record["refused"])].append(key[0])
+    whole = {target for target, counts in of.items() if not counts["loops"]}
+    ruled = {target for target in of if spec_of(target).rule is not None}
+    reasons = defaultdict(list)
+    for target in sorted(whole):
+        said = {kind_of(r) for r in missing[target] if not r.startswith("discovery splits")}
+        reasons[WHOLE.get(target) or "; ".join(sorted(said)) or "has a rule that offers none"].append(target)
+    left_out = {
+        target: next(r for r in why if r.startswith("discovery splits"))
+        for target, why in sorted(missing.items())
+        if any(r.startswith("discovery splits") for r in why) and target not in LEFT_OUT
+    }
+    incorrect = [line for record in every for line in record["incorrect"]]
+    found = len(of) - len(ruled) - len(whole - ruled)
+    lines = [
+        f"{len(records)} samples of {len({key[0] for key in records})} of PyTorch's operators became "
+        f"{len(of)} overloads: {len(ruled)} have a rule, {found} are split by discovery, {len(whole)} are "
+        f"offered no split in any sample. Incorrect: {len(incorrect)}.",
+        "",
+        "| offered no split | operators |",
+        "|---|---|",
+        *(f"| {why} | {names(found)} |" for why, found in sorted(reasons.items())),
+        "",
+        "| missing: a split that discovery finds and the rule does not offer | operators |",
+        "|---|---|",
+        *(f"| {why} | {names(found)} |" for why, found in grouped(LEFT_OUT, missing)),
+        *(f"| not looked at yet: {why} | {names([target])} |" for target, why in left_out.items()),
+        "",
+        "| refused | samples | of |",
+        "|---|---|---|",
+        *(
+            f"| {why} | {len(found)} | {names(sorted(set(found)))} |"
+            for why, found in sorted(refused.items(), key=lambda item: -len(item[1]))
+        ),
+        "",
+        f"No sample contains these core operators: {names(sorted(core_operators() - set(of)), 1000)}.",
+    ]
+    return "\n".join(lines)
+
+
+def grouped(reasons: Mapping[str, str], missing: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The operators of each reason, of those for which discovery found a split."""
+    found = defaultdict(list)
+    for target, why in reasons.items():
+        if any(r.startswith("discovery splits") for r in missing[target]):
+            found[why].append(target)
+    return sorted(found.items())
+
+
+def names(targets: Sequence[str], most: int = 12) -> str:
+    shown = [f"`{t.removeprefix('aten.').removesuffix('.default')}`" for t in targets[:most]]
+    return ", ".join(shown) + (f" and {len(targets) - most} more" if len(targets) > most else "")
+
+
+def write() -> None:
+    """Put the table between its marks in the README."""
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--names", default=".*", help="run only operators whose names match")
+    parser.add_argument("--again", help="forget what was found where a line matches, and run it again")
+    parser.add_argument("--write", action="store_true", help="write the table into the README")
+    arguments = parser.parse_args()
+    if arguments.again:
+        lines = STATE.read_text().splitlines(keepends=True)
+        STATE.write_text("".join(line for line in lines if not re.search(arguments.again, line)))
+    if arguments.write:
+        write()
+    else:
+        sweep(arguments.names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,447 @@
+"""Random programs under random strategies, on ranks that are threads, beside the unsplit model.
+
+The widest net for what no single rule can get wrong: atoms that views disagree about, partial sums that
+travel too far, hubs, tied weights, writes in place, buffers, constants that are added up. A statement draws
+itself from its own seed and the value before it, so that a program that fails is shrunk by leaving statements
+out.
+
+``python -m tests.sweep.programs 2000`` runs so many, and counts what capture refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tensoropt.capture import capture
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.errors import CaptureError, MeasurementError
+from tensoropt.ranks.worker_process import call_in_fork
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import MicroBatchRefused
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.engine.threads import largest_differences, step
+
+MESHES = ((1, 2), (1, 3), (1, 2, 2), (2, 2))
+BATCH, TOKENS = 4, 12
+LENGTH = 9
+FAR = 1e-9
+"""In float64."""
+LARGEST = 4096
+LIMIT_S = 120.0
+Step = Callable[["Program", torch.Tensor], torch.Tensor]
+
+
+class Program(nn.Module):
+    """A chain of random statements; values along the way are kept, some are added, joined or lost later."""
+
+    def __init__(self, seeds: Sequence[int]):
+        super().__init__()
+        self.weights, self.steps = nn.ParameterDict(), list[Step]()
+        torch.manual_seed(0)
+        x, tokens = inputs()
+        self.begin(tokens)
+        for number, seed in enumerate(seeds):
+            self.rng = random.Random(seed)
+            move = self.rng.choice(MOVES) if number else linear
+            if (drawn := move(self, x)) is not None:
+                self.steps.append(drawn)
+                x = drawn(self, x)
+                self.past.append(x)
+        for buffer in self.buffers():
+            buffer.fill_(0.5)
+
+    def begin(self, tokens: torch.Tensor) -> None:
+        self.past: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
+        self.tokens = tokens
+
+    def weight(self, *shape: int) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights[name] = nn.Parameter(torch.randn(shape, dtype=torch.float64) * 0.4)
+        return name
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        self.begin(tokens)
+        for statement in self.steps:
+            x = statement(self, x)
+            self.past.append(x)
+        return x.square().mean() + sum(self.losses)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, 6, 8, dtype=torch.float64, generator=made)
+    return x, torch.randint(0, TOKENS, (BATCH, 6), generator=made)
+
+
+Move = Callable[[Program, torch.Tensor], "Step | None"]
+
+
+def linear(c: Program, x: torch.Tensor) -> Step | None:
+    out = c.rng.choice([6, 8, 12])
+    w, b = c.weight(out, x.shape[-1]), c.weight(out) if c.rng.random() < 0.7 else None
+    return lambda m, v: F.linear(v, m.weights[w], m.weights[b] if b else None)
+
+
+def tied(c: Program, x: torch.Tensor) -> Step | None:
+    """A weight that an earlier statement has, as it is or transposed."""
+    like = [
+        (n, w.dim() == 2 and w.shape[1] == x.shape[-1])
+        for n, w in c.weights.items()
+        if x.shape[-1] in w.shape
+    ]
+    like = [(n, straight) for n, straight in like if c.weights[n].dim() == 2]
+    if not like:
+        return None
+    name, straight = c.rng.choice(like)
+    return lambda m, v: v @ (m.weights[name].T if straight else m.weights[name])
+
+
+def pointwise(c: Program, x: torch.Tensor) -> Step | None:
+    function = c.rng.choice([torch.tanh, F.gelu, F.silu, lambda v: v * 0.5, lambda v: v + 0.3, torch.sigmoid])
+    return lambda m, v: function(v)
+
+
+def gated(c: Program, x: torch.Tensor) -> Step | None:
+    return c.rng.choice(
+        [
+            lambda m, v: torch.where(v > 0.1, torch.tanh(v), 0.2 * v),
+            lambda m, v: v.masked_fill(v.detach() < 0, 0.5),
+            lambda m, v: v.clamp(min=-1.0, max=2.0),
+        ]
+    )
+
+
+def scale(c: Program, x: torch.Tensor) -> Step | None:
+    w = c.weight(x.shape[-1])
+    return lambda m, v: v * m.weights[w]
+
+
+def permute(c: Program, x: torch.Tensor) -> Step | None:
+    order = list(range(1, x.dim()))
+    c.rng.shuffle(order)
+    return lambda m, v: v.permute(0, *order)
+
+
+def factor(c: Program, x: torch.Tensor) -> Step | None:
+    dim, by = c.rng.randrange(1, x.dim()), c.rng.choice([2, 3, 4])
+    if x.dim() > 4 or x.shape[dim] % by or x.shape[dim] == by:
+        return None
+    return lambda m, v: v.unflatten(dim, (by, -1))
+
+
+def merge(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() < 4:
+        return None
+    dim = c.rng.randrange(1, x.dim() - 1)
+    return lambda m, v: v.flatten(dim, dim + 1)
+
+
+def reduce(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() < 4:
+        return None
+    dim, keep = c.rng.randrange(1 - x.dim(), 0), c.rng.random() < 0.3
+    function = c.rng.choice([torch.mean, torch.sum, torch.amax, torch.logsumexp, torch.var])
+    return lambda m, v: function(v, dim=dim, keepdim=keep) * 0.4
+
+
+def along(c: Program, x: torch.Tensor) -> Step | None:
+    dim = c.rng.randrange(1, x.dim())
+    function = c.rng.choice(
+        [
+            lambda v: torch.softmax(v, dim) * 3.0,
+            lambda v: torch.cumsum(v, dim) * 0.3,
+            lambda v: torch.log_softmax(v, dim) * 0.3,
+            lambda v: torch.sort(v, dim).values,
+            lambda v: torch.flip(v, (dim,)),
+            lambda v: torch.roll(v, 1, dim),
+            lambda v: F.normalize(v, dim=dim),
+        ]
+    )
+    return lambda m, v: function(v)
+
+
+def norm(c: Program, x: torch.Tensor) -> Step | None:
+    w, b = c.weight(x.shape[-1]), c.weight(x.shape[-1])
+    return lambda m, v: F.layer_norm(v, v.shape[-1:], m.weights[w], m.weights[b])
+
+
+def add_past(c: Program, x: torch.Tensor) -> Step | None:
+    like = [i for i, p in enumerate(c.past[:-1]) if p.shape == x.shape]
+    if not like:
+        return None
+    index = c.rng.choice(like)
+    return lambda m, v: v + m.past[index]
+
+
+def split_apart(c: Program, x: torch.Tensor) -> Step | None:
+    parts = c.rng.choice([2, 4])
+    if x.shape[-1] % parts or x.shape[-1] // parts < 2:
+        return None
+    return lambda m, v: torch.stack(v.chunk(parts, -1), 1).prod(1)
+
+
+def join(c: Program, x: torch.Tensor) -> Step | None:
+    if x.numel() > LARGEST:
+        return None
+    dim = c.rng.randrange(1, x.dim())
+    return lambda m, v: torch.cat([v, torch.tanh(v)], dim)
+
+
+def cut(c: Program, x: torch.Tensor) -> Step | None:
+    dim = c.rng.randrange(1, x.dim())
+    if x.shape[dim] < 4:
+        return None
+    start = c.rng.choice([0, 1, x.shape[dim] // 2])
+    return lambda m, v: v.narrow(dim, start, v.shape[dim] // 2)
+
+
+def product(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() < 3 or x.numel() > LARGEST:
+        return None
+    return lambda m, v: (v @ v.transpose(-1, -2)) * 0.2
+
+
+def attention(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() < 3 or x.numel() > LARGEST:
+        return None
+    causal = c.rng.random() < 0.5
+    return lambda m, v: F.scaled_dot_product_attention(v, torch.tanh(v), v, is_causal=causal)
+
+
+def convolution(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() != 3:
+        return None
+    out = c.rng.choice([4, 6])
+    w, b = c.weight(out, x.shape[1], 3), c.weight(out)
+    return lambda m, v: F.conv1d(v, m.weights[w], m.weights[b], padding=1)
+
+
+def biased_product(c: Program, x: torch.Tensor) -> Step | None:
+    """A product to which a constant is added (position biases of attention)."""
+    if x.dim() != 3:
+        return None
+    w = c.weight(x.shape[0], x.shape[2], 8)
+    return lambda m, v: torch.baddbmm(
+        torch.arange(8, dtype=v.dtype).expand(v.shape[0], v.shape[1], 8), v, m.weights[w], beta=0.1, alpha=0.5
+    )
+
+
+def wide(c: Program, x: torch.Tensor) -> Step | None:
+    if x.dim() > 3:
+        return None
+    return lambda m, v: v.unsqueeze(1).expand(v.shape[0], 2, *v.shape[1:])
+
+
+def written(c: Program, x: torch.Tensor) -> Step | None:
+    """A write in place: to all of a copy, or to a view of it."""
+    dim, kind = c.rng.randrange(1, x.dim()), c.rng.randrange(4)
+
+    def run(m: Program, v: torch.Tensor) -> torch.Tensor:
+        copy = v * 1.0
+        part = copy.narrow(dim, 0, max(copy.shape[dim] // 2, 1))
+        if kind == 0:
+            copy.mul_(0.5).add_(0.1)
+        elif kind == 1:
+            part.mul_(0.3)
+        elif kind == 2:
+            part.copy_(torch.tanh(v.narrow(dim, v.shape[dim] - part.shape[dim], part.shape[dim])))
+        else:
+            copy.select(dim, -1).zero_()
+        return copy
+
+    return run
+
+
+def picked(c: Program, x: torch.Tensor) -> Step | None:
+    """A gather: of fixed places, of places that values decide, or the largest."""
+    dim, kind = c.rng.randrange(1, x.dim()), c.rng.randrange(4)
+    size = x.shape[dim]
+    places = [c.rng.randrange(size) for _ in range(4)]
+    if kind == 0:
+        return lambda m, v: v.index_select(dim, torch.tensor(places))
+    if kind == 1:
+        return lambda m, v: torch.take_along_dim(v, v.argsort(dim), dim)
+    if kind == 2 and size > 2:
+        return lambda m, v: v.topk(2, dim).values
+    where = (slice(None),) * dim + (places,)
+    return lambda m, v: v[where]
+
+
+def embedded(c: Program, x: torch.Tensor) -> Step | None:
+    """A lookup of the tokens, and a scatter of its rows."""
+    if x.dim() != 3 or x.shape[1] != 6:
+        return None
+    w, adds = c.weight(TOKENS, x.shape[2]), c.rng.random() < 0.5
+    if adds:
+        return lambda m, v: v + F.embedding(m.tokens, m.weights[w])
+    return lambda m, v: v.scatter_add(1, (m.tokens % 6).unsqueeze(-1).expand_as(v), torch.tanh(v))
+
+
+def buffered(c: Program, x: torch.Tensor) -> Step | None:
+    """A buffer that is read, and changed by some."""
+    name, changes, size = f"b{len(list(c.buffers()))}", c.rng.random() < 0.5, x.shape[-1]
+    c.register_buffer(name, torch.full((size,), 0.5, dtype=x.dtype))
+
+    def run(m: Program, v: torch.Tensor) -> torch.Tensor:
+        buffer = m.get_buffer(name)
+        result = v * buffer
+        if changes:
+            buffer.mul_(0.9).add_(v.detach().flatten(0, -2).mean(0), alpha=0.1)
+        return result
+
+    return run
+
+
+def turned(c: Program, x: torch.Tensor) -> Step | None:
+    """Complex numbers: a rotation of pairs, or a transform and back."""
+    if x.shape[-1] % 2 or x.numel() > LARGEST:
+        return None
+    if c.rng.random() < 0.4:
+        return lambda m, v: torch.fft.irfft(torch.fft.rfft(v) * 0.5, v.shape[-1])
+    half = x.shape[-1] // 2
+
+    def run(m: Program, v: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(v.unflatten(-1, (half, 2)).contiguous())
+        angles = torch.arange(half, dtype=v.dtype)
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+    return run
+
+
+def lost(c: Program, x: torch.Tensor) -> Step | None:
+    """One more loss of what is there."""
+    kind, classes = c.rng.randrange(3), x.shape[-1]
+
+    def run(m: Program, v: torch.Tensor) -> torch.Tensor:
+        rows = v.flatten(0, -2)
+        if kind == 0:
+            targets = torch.arange(rows.shape[0]) % classes
+            m.losses.append(0.3 * F.cross_entropy(rows, targets))
+        elif kind == 1:
+            m.losses.append(F.mse_loss(v, torch.zeros_like(v)))
+        else:
+            m.losses.append(v.abs().mean() * 0.1)
+        return v
+
+    return run
+
+
+MOVES: tuple[Move, ...] = (
+    *(linear, linear, pointwise, scale, permute, factor, factor, merge, reduce, reduce, along, along, norm),
+    *(add_past, add_past, split_apart, join, cut, product, attention, convolution, biased_product, wide),
+    *(tied, gated, written, written, picked, picked, embedded, buffered, turned, lost),
+)
+
+
+def seeds_of(program: int) -> list[int]:
+    return [program * 1000 + i for i in range(LENGTH)]
+
+
+def refusal(seeds: Sequence[int], choice: int, count: int = 1) -> str:
+    """Run a program with some strategies on each mesh; return why capture refuses it, if it does.
+
+    Args:
+        choice: the seed of the strategies.
+
+    Raises:
+        AssertionError: a strategy computes something else.
+    """
+    model, given = Program(seeds), inputs()
+    try:
+        captured = capture(model, given)
+    except CaptureError as error:
+        return str(error)
+    graph: GroupGraph = group_operators(refine_graph(captured.graph))
+    values = {name: value.detach().clone() for name, value in model_values(captured).items()}
+    engine = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    loss, gradients = step(engine, given)
+    wanted = model(*given)
+    assert abs(loss - float(wanted)) <= 1e-9 * max(1.0, abs(loss)), (
+        f"unsplit: {loss} instead of {float(wanted)}"
+    )
+    whole = loss, gradients | engine.buffers
+    rng = random.Random(choice)
+    for mesh in MESHES:
+        try:
+            micro = micro_strategies(graph, mesh[0])
+        except MicroBatchRefused:
+            continue
+        for _ in range(count):
+            strategy = random_strategy(graph, mesh, micro, rng)
+            far, gradient, worst = largest_differences(strategy, values, given, whole)
+            chosen = {n: c.labels for n, c in strategy.configurations.items()}
+            assert max(far, gradient) < FAR, f"{mesh}: loss {far:.1e}, {worst} {gradient:.1e}: {chosen}"
+    return ""
+
+
+def failure(seeds: Sequence[int], choice: int) -> str:
+    """What is wrong with a program; empty if nothing is."""
+    try:
+        refusal(seeds, choice)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def shrunk(seeds: Sequence[int], fails: Callable[[Sequence[int]], str]) -> list[int]:
+    """The statements without which it does not fail."""
+    left = list(seeds)
+    for seed in reversed(seeds):
+        fewer = [s for s in left if s != seed]
+        if fails(fewer):
+            left = fewer
+    return left
+
+
+def described(seeds: Sequence[int], choice: int) -> str:
+    """A failing program as few statements as fail, under one of some strategies."""
+
+    def fails(some: Sequence[int]) -> str:
+        return next((why for c in range(choice, choice + 6) if (why := failure(some, c))), "")
+
+    left = shrunk(seeds, fails)
+    lines = [statement.__qualname__ for statement in Program(left).steps]
+    return json.dumps({"seeds": left, "statements": lines, "why": fails(left)[:1500]})
+
+
+def main() -> None:
+    from tests.sweep.__main__ import kind_of
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    begin, _, end = sys.argv[1].rpartition(":")
+    refused, wrong = Counter[str](), 0
+    programs = range(int(begin or 0), int(end))
+    for program in programs:
+        if program % 100 == 0:
+            print(program, dict(refused), flush=True)
+        seeds = seeds_of(program)
+        try:
+            why = call_in_fork(lambda seeds=seeds, choice=program: refusal(seeds, choice), LIMIT_S)
+            refused[kind_of(why)] += 1
+        except MeasurementError as error:
+            wrong += 1
+            print(program, error, flush=True)
+            try:
+                print(call_in_fork(lambda s=seeds, c=program: described(s, c), 4 * LIMIT_S), flush=True)
+            except MeasurementError as lost:
+                print(lost, flush=True)
+    print(f"{len(programs)} programs, {wrong} wrong, {refused.pop('', 0)} right, refused: {dict(refused)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Random programs: they compute what the model does under any strategy, and one that does not is shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.sweep.programs import failure, refusal, seeds_of, shrunk
+
+QUICK, PARTS = 40, 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_strategies_compute_what_the_model_does(part: int) -> None:
+    refused = [refusal(seeds_of(program), program) for program in range(QUICK)[part::PARTS]]
+    # What PyTorch's own backward refuses: a buffer that is read, and changed in place.
+    assert all("the model's own backward" in why for why in refused if why)
+    assert refused.count("") > len(refused) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_more_strategies_compute_what_the_model_does(part: int) -> None:
+    for program in range(2000 + part, 2200, 20):
+        refusal(seeds_of(program), program)
+
+
+def test_a_wrong_step_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum whose ranks forget each other."""
+    monkeypatch.setattr("tests.engine.threads.all_reduce", lambda value, *args, **more: None)
+    monkeypatch.setattr("tests.engine.threads.DIST.all_reduce", lambda value, *args, **more: None)
+    seeds = seeds_of(1)
+
+    def fails(some: Sequence[int]) -> str:
+        return next((why for choice in range(3) if (why := failure(some, choice))), "")
+
+    assert fails(seeds)
+    left = shrunk(seeds, fails)
+    assert fails(left)
+    assert len(left) < 4

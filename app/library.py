@@ -182,7 +182,7 @@ class Entry:
 
     @property
     def identity(self) -> str:
-        """The identity that stays the same whichever folder a dashboard was started with: labels are kept by
+        """The identity that stays the same whichever folder a dashboard was started with: names are kept by
         it."""
         return str(self.folder.resolve()) if self.origin == "opened" else self.key
 
@@ -220,7 +220,7 @@ class Library:
         self._opened = opened
         self._index = _Index()
         self.labels = Labels()
-        """People's labels of them; :func:`.server.create_app` keeps the labels beside the jobs."""
+        """People's names of them; :func:`.server.create_app` keeps these beside the jobs."""
         self._recent = Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(

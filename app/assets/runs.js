@@ -285,10 +285,6 @@ window.dash_clientside = window.dash_clientside || {};
     }, "open");
   };
   const functions = (window.dashAgGridFunctions = window.dashAgGridFunctions || {});
-  functions.runStyle = (number) => {
-    const dash = Object.keys(DASHES)[Math.floor(number / COLOURS.length) % 4];
-    return COLOURS[number % COLOURS.length] + (dash === "solid" ? "" : ", " + dash);
-  };
   // Names that are alike say nothing where there is no room for the columns that tell them apart; nor does a folder's
   // name alone, which is all that tells some apart.
   functions.runName = (params) => {

@@ -15,7 +15,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one scheme; ``kinds`` of memory, ``series`` for configurations."""
+    """The colours of one scheme; ``kinds`` of memory, ``series`` for families of plans."""
 
     surface: str
     ink: str
@@ -38,7 +38,7 @@ LIGHT = Palette(
         "parameters": "#0b4f8a", "gradients": "#4a90c8", "optimizer": "#00785c", "kept": "#c05600",
         "transient": "#a2457f",
     },
-    series=("#0b5fa5", "#c05600", "#00785c", "#a2457f", "#4a90c8", "#8a6d00", "#5b4bb3", "#5f6b76"),
+    series=("#0b5fa5", "#c05600", "#00785c", "#a2457f", "#4a90c8", "#8a6d00", "#5b4bb3"),
 )  # fmt: skip
 DARK = Palette(
     surface="#1a222b", ink="#e6ecf2", muted="#a3b1bf", grid="#2f3b47", accent="#6cb6ff", select="#ff9e5e",
@@ -47,7 +47,7 @@ DARK = Palette(
         "parameters": "#3d86cf", "gradients": "#9bcbf7", "optimizer": "#2bc49b", "kept": "#f0a04b",
         "transient": "#e08fc0",
     },
-    series=("#6cb6ff", "#f0a04b", "#2bc49b", "#e08fc0", "#b6dbff", "#e3cf57", "#a99cf5", "#9aa7b3"),
+    series=("#6cb6ff", "#f0a04b", "#2bc49b", "#e08fc0", "#b6dbff", "#e3cf57", "#a99cf5"),
 )  # fmt: skip
 
 

@@ -31,15 +31,6 @@ def ring(x: Iterable[Any], y: Iterable[Any], words: list[str], colour: str, size
     }  # fmt: skip
 
 
-def bars(events: Iterable[Any], lane: str, x: list[float], base: list[float], **more: Any) -> Json:
-    """Return events as bars in the rows of their lanes; ``lane`` stands before a row's name."""
-    events = list(events)
-    return {
-        "type": "bar", "orientation": "h", "x": x, "base": base, "y": [f"{lane}{e.lane}" for e in events],
-        "text": [e.name for e in events], "textposition": "none", **more,
-    }  # fmt: skip
-
-
 def font(colour: str) -> Json:
     """Return the font of words in a plot."""
     return {"color": colour, "size": 12}

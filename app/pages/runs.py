@@ -1,4 +1,4 @@
-"""The runs page: all explorations in one plot and one table, named, tagged, shown and hidden."""
+"""The runs page: all explorations in one plot and one table, named, shown and hidden."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from dash import html, no_update
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
-from ..figures.palette import DASHES, RUN_COLOURS, run_style
+from ..figures.palette import run_style
 from ..figures.runs import runs_figure
-from ..labels import LabelError
 from ..views import runs as view
 from ..views.units import Units
 from . import parts
@@ -23,8 +22,6 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-_CHOICES = len(RUN_COLOURS) * len(DASHES)
-"""The number of styles that the table offers: every colour with every dash."""
 _ROW_PX, _HEAD_PX, _MOST_ROWS = 32, 54, 14
 """Sizes of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
 _LOCALE = {
@@ -103,20 +100,12 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
     def number(field: str, name: str, width: int, fmt: str = ",.4~r") -> dict[str, Any]:
         return parts.numbers(field, name, width, parts.D3.format(fmt), filter="agNumberColumnFilter")
 
-    editor = {
-        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(_CHOICES))},
-        "valueFormatter": {"function": "runStyle(params.value)"},
-    }  # fmt: skip
     return [
-        {
-            "field": "style", "headerName": "colour", "width": 84, "cellRenderer": "RunSwatch",
-            "editable": True, "headerTooltip": "Double-click or Enter changes it", **editor,
-        },
+        {"field": "style", "headerName": "colour", "width": 84, "cellRenderer": "RunSwatch"},
         words("name", "name", 230, editable=True, headerTooltip="Double-click or Enter changes it",
               tooltipField="fault", valueFormatter={"function": "runName(params)"}),
         {"field": "open", "headerName": "", "width": 66, "cellRenderer": "RunLink", "sortable": False,
          "valueGetter": {"function": "'open'"}},
-        words("tags", "tags", 120, editable=True, headerTooltip="Separated by commas; Enter changes them"),
         number("memory", f"leanest, {size}", 118),
         number("time", f"fastest, {time}", 118),
         words("model", "model", 110),
@@ -153,7 +142,7 @@ def _table() -> Any:
     return parts.panel(
         parts.row(
             parts.search(
-                "runs-search", "search names, tags, models …", "Search the runs", 240, value="",
+                "runs-search", "search names, models …", "Search the runs", 240, value="",
                 debounce=False,
             ),
             parts.row(*shown, names="tight"),
@@ -167,10 +156,9 @@ def _table() -> Any:
             eventListeners={"cellKeyDown": ["openRun(params)"]},
         ),
         parts.hint(
-            "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
-            "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
-            "empty name restores the exploration's own. Colours repeat after six, with another dash and "
-            "marks.",
+            "The box at a row's left shows or hides the run. A name is changed in the table (double-click, ",
+            "or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an empty one restores the ",
+            "exploration's own. Colours repeat after six, with another dash and marks.",
         ),
         title="All explorations",
     )  # fmt: skip
@@ -260,41 +248,30 @@ def _name_plans(context: Context, key: Any) -> Any:
 @CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
 def _edit(context: Context, changes: Any) -> Any:
     said = ""
-    kind = "info"
     for change in changes if isinstance(changes, list) else [changes]:
         try:
-            said = _edited(context, change) or said
+            _renamed(context, change)
         except TensorOptError as error:
-            said, kind = str(error), "error"
+            said = str(error)
     # Not counted: two edits that follow each other quickly would both be the same number.
-    return uuid4().hex, parts.note(said, kind)
+    return uuid4().hex, parts.note(said, "error")
 
 
 def _look(style: int | None) -> tuple[int, str, str] | None:
     return None if style is None else run_style(style)
 
 
-def _edited(context: Context, change: Any) -> str:
-    """Apply one cell's change; return a remark on it.
+def _renamed(context: Context, change: Any) -> None:
+    """Apply one cell's change.
 
     Raises:
         TensorOptError: it cannot be applied; the message says why.
     """
-    if not isinstance(change, Mapping):
-        return ""
+    if not isinstance(change, Mapping) or change.get("colId") != "name":
+        return
     entry = context.library.entry(str(change.get("rowId", "")))
-    labels, field = context.library.labels, change.get("colId")
-    value, before = change.get("value"), change.get("oldValue")
-    text = "" if value is None else str(value)
-    if field == "name":
-        # The table shows the exploration's own title where it has no name: typed again, it is no name.
-        own = view.own_title(context.library, entry)
-        seen = "" if str(before) == own else str(before or "")
-        return labels.rename(entry.identity, "" if text.strip() == own else text, seen)
-    if field == "tags":
-        labels.retag(entry.identity, text, str(before or ""))
-    elif field == "style":
-        if not text.isascii() or not text.isdigit() or len(text) > 6:
-            raise LabelError("there is no such colour")
-        labels.restyle(entry.identity, int(text))
-    return ""
+    text = str(change.get("value") or "").strip()
+    # The table shows the exploration's own title where it has no name: typed again, it is no name.
+    context.library.labels.rename(
+        entry.identity, "" if text == view.own_title(context.library, entry) else text
+    )

@@ -7,7 +7,6 @@ plan (:mod:`tensoropt.report.detail`), as pictures need them.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PLACE_AXES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
-from tensoropt.report.step_parts import Share, kind_of
+from tensoropt.report.step_parts import Share
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -46,30 +45,6 @@ class OperatorRow:
     communication_s: float | None = None
     kept_bytes: float | None = None
     copies_s: float | None = None
-
-
-def tail(module: str) -> str:
-    """Return the last parts of a module's path, with the number of its layer if that is among them."""
-    parts = module.split(".")
-    numbered = [i for i, part in enumerate(parts) if part[0:1].isdigit()]
-    start = max(numbered[-1] - 1, 0) if numbered else max(len(parts) - 2, 0)
-    return ".".join(parts[start:])
-
-
-def labels(rows: Iterable[Any]) -> dict[str, str]:
-    """Return a short name for each operator: its module's, ``h.0.mlp.c_fc``, or what it computes where the
-    module has more, ``add h.0``."""
-    rows = list(rows)
-    alone = Counter(row.module for row in rows)
-    outer = {row.module.rpartition(".")[0] for row in rows}
-    named = {}
-    for row in rows:
-        if row.module and alone[row.module] == 1 and row.module not in outer:
-            named[row.group] = tail(row.module)
-        else:
-            where = tail(row.module) if "." in row.module else ""  # the root says nothing of where it is
-            named[row.group] = f"{kind_of(row.group)} {where}".strip()
-    return named
 
 
 _LOOP_WORDS = {

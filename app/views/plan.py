@@ -1,14 +1,8 @@
-"""The plan page as data: memory by kind, the step's time, lanes of the timeline, owners.
-
-Streams of a device, links and the stages of a pipeline have a lane each. Owners are those of the memory at
-one moment.
-"""
+"""The plan page as data: memory by kind, the step's time, owners of the memory at one moment."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,64 +10,14 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
 from tensoropt.plan.kinds import devices_words
 from tensoropt.report.owners import MomentOwners, PointOwners
-from tensoropt.report.step_parts import operator_words, part_rows
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent
+from tensoropt.report.step_parts import part_rows
+from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.units import format_bytes
 
 from ..state import View
 from .frontier import FrontierData
-from .operators import labels
 from .point import KIND_TITLES, PROCESS, sizes_of
 from .units import Units, percent, plural
-
-
-def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    """Return the events in the order of the rows in which they are drawn."""
-    return sorted(events, key=lambda e: _place(e.lane))
-
-
-def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
-    """Return a sort key: devices before links; numbers in words are compared as numbers."""
-    words = re.findall(r"\d+|[^\d\s]+", lane)
-    parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in words)
-    return lane.startswith("link"), parts
-
-
-@dataclass(frozen=True)
-class Bars:
-    """What the timeline says of its events, beside their seconds.
-
-    Attributes:
-        names: the names on the bars, in the order of the events.
-        words: for each operator, what it computes and where, and the part of the step that it belongs to.
-    """
-
-    names: tuple[str, ...]
-    words: Mapping[str, str]
-
-
-def bars_of(detail: Any, events: Sequence[TimelineEvent]) -> Bars:
-    """Return names for the events of a detail: operators by their modules, as among the parts of the step."""
-    short = labels(detail.operators)
-    part_of = {row: part for part in detail.parts for row in part.groups}
-    words = {}
-    for row in detail.operators:
-        part = part_of.get(row.group)
-        share = f"<br>of {part.words} of the step" if part is not None else ""
-        words[row.group] = operator_words(row) + share
-    return Bars(tuple(_bar_name(event, short.get(event.group, "")) for event in events), words)
-
-
-def _bar_name(event: TimelineEvent, label: str) -> str:
-    """Return what stands on a bar: what is computed, or what is done for it; the phase is the bar's
-    colour."""
-    if not label:
-        return event.name
-    if event.name in (event.group, f"{event.phase} {event.group}"):
-        return label
-    name = re.sub(rf"\b{re.escape(event.group)}(?!\w)", label, event.name)
-    return name if label in name else f"{name}, {label}"
-
 
 _NO_OPERATOR = "no single operator"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ class Run:
         curve: its points; None if they have not been read yet.
         title: what it is called in the table.
         label: the same, made distinct from all others.
-        tags: the tags that a person gave it.
         style: the number of its colour, dash and symbol; None if it cannot be read.
         model: what people call the model.
         made: when its file was written, seconds since the epoch; None if the file is gone.
@@ -45,7 +45,6 @@ class Run:
     curve: Costs | None
     title: str
     label: str
-    tags: tuple[str, ...]
     style: int | None
     model: str
     made: float | None
@@ -89,7 +88,7 @@ def title_of(library: Library, entry: Entry) -> str:
     """Return a person's name for it, otherwise ``gpt2 on dgx-h100``; the folder's name, and that it is
     damaged, if its file cannot be read."""
     head = library.head_of(entry)
-    name = library.labels.of(entry.identity).name
+    name = library.labels.name(entry.identity)
     if name:
         return f"{name} (cannot be read)" if head.fault else name
     return own_title(library, entry)
@@ -144,20 +143,18 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
 def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
     """Return all explorations, as the header lists them; without their curves if these are not needed."""
     titles = titles_of(library)
-    # An exploration that cannot be drawn needs no colour.
-    library.labels.give_styles(e.identity for e in titles if not library.head_of(e).fault)
-    runs = []
+    runs, styles = [], count()
     for entry, label in titles.items():
-        head, label_of = library.head_of(entry), library.labels.of(entry.identity)
+        head = library.head_of(entry)
         runs.append(
             Run(
                 entry,
                 head,
                 library.costs_of(entry) if curves else None,
-                label_of.name or own_title(library, entry),
+                library.labels.name(entry.identity) or own_title(library, entry),
                 label,
-                label_of.tags,
-                None if head.fault else label_of.style,
+                # An exploration that cannot be drawn needs no colour.
+                None if head.fault else next(styles),
                 "" if head.fault else library.model_name(head.source),
                 _made(entry),
             )
@@ -202,7 +199,6 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
     return {
         "id": run.key,
         "name": run.title,
-        "tags": ", ".join(run.tags),
         "style": run.style,
         # What distinguishes it from others with its title, for screens that have no room for columns.
         "apart": run.label.removeprefix(run.title).strip(" ·"),

@@ -228,11 +228,6 @@ def _title(kind: str, module: str, count: int) -> str:
     return f"{words} ({count} ×)" if count > 1 else words
 
 
-def operator_words(row: OperatorRow) -> str:
-    """Return what an operator computes, and where: ``linear transformer.h.0.mlp.c_fc``."""
-    return _title(kind_of(row.group), row.module, 1)
-
-
 # -- the parts of a step --------------------------------------------------------------------------------
 
 

@@ -6,17 +6,15 @@ from typing import Any
 
 from dash import html
 
-from ..parts import halves, heading, hint, panel, plot, stack
+from ..parts import aria, halves, heading, hint, panel, plot, stack
 from ..wiring import Callbacks
-from . import callbacks, operators, owners, timeline
+from . import callbacks, operators, owners
 from .owners import owners_panel
-from .timeline import timed, timeline_panel
 
 CALLBACKS = Callbacks(
     callbacks.CALLBACKS,
     operators.CALLBACKS,
     owners.CALLBACKS,
-    timeline.CALLBACKS,
 )
 
 
@@ -24,7 +22,8 @@ _FIRST = "The plan is being simulated, operator by operator: some seconds for a 
 
 
 def layout() -> Any:
-    curve = timed(plot("plan-curve", 270), "Memory during the step")
+    label = "Memory during the step; the table beside it says whose it is."
+    curve = html.Div(plot("plan-curve", 270), role="group", **aria(label=label))
     return html.Div(
         [
             heading("Plan", "How the chosen point splits the model, and where its memory and time go."),
@@ -38,7 +37,6 @@ def layout() -> Any:
                 stack(
                     panel(html.Div(id="plan-parts"), title="What the step goes into"),
                     halves(panel(curve, title="Memory during the step"), owners_panel()),
-                    timeline_panel(plot("plan-timeline", 270)),
                     id="plan-time",
                 ),
                 html.Div(id="plan-note"),

@@ -11,11 +11,12 @@ from tensoropt.plan.kinds import PlanKind
 from tensoropt.report.step_parts import remedies
 
 from ...context import Context
-from ...figures.timeline import memory_figure, timeline_figure, timeline_height
+from ...downloads import address
+from ...figures.memory import memory_figure
 from ...state import View
 from ...views.frontier import FrontierData
 from ...views.operators import changed_operators, curve_of, recomputation_difference
-from ...views.plan import Bar, Segment, bars_of, device_bars, in_rows, memory_bar, step_bar, step_rows
+from ...views.plan import Bar, Segment, device_bars, memory_bar, step_bar, step_rows
 from ...views.point import point_card
 from ...views.units import plural
 from ..frontier.look import missed
@@ -57,14 +58,14 @@ def _words(context: Context, pick: Any) -> Any:
         _headline(context, data, view, detail),
         [*_bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
         _bar(step_bar(data, view.point)),
-        None if detail is None else _parts(data, detail),
+        None if detail is None else _parts(data, view, detail),
         note(about_rows(data.exploration.all_points[view.point].kind, why)),
         difference(data, view),
     )
 
 
 @CALLBACKS.answer(
-    sets="plan-curve.figure plan-timeline.figure plan-timeline.style plan-time.style",
+    sets="plan-curve.figure plan-time.style",
     when="plan-pick.data scheme.data",
     given="page.data",
 )
@@ -72,26 +73,28 @@ def _figures(context: Context, pick: Any, scheme: Any, page: Any) -> Any:
     data, view, point = point_shown(context, pick, page, "plan")
     detail, _ = context.detail_or_why(data, point)
     if detail is None:
-        return no_update, no_update, no_update, {"display": "none"}
+        return no_update, {"display": "none"}
     times, kinds = curve_of(detail)
     limit = data.limit_bytes(view)
-    curve = memory_figure(times, kinds, limit, data.units, str(scheme))
-    events = in_rows(detail.timeline)
-    timeline = timeline_figure(events, data.units, str(scheme), bars_of(detail, events))
-    return curve, timeline, {"height": f"{timeline_height(timeline)}px"}, {}
+    return memory_figure(times, kinds, limit, data.units, str(scheme)), {}
 
 
 def about_rows(kind: PlanKind, why: str) -> str:
     """Say why costs of single operators are not shown, or whose they are; "" if they are every device's."""
     if why:
-        return f"Timelines and the costs of single operators are not shown: {why}"
-    return kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
+        return f"What the step goes into, and what single operators cost, is not shown: {why}"
+    return kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Trace: {kind.lanes}."
 
 
-def _parts(data: FrontierData, detail: Any) -> Any:
-    """Return what the step goes into, and what would make kernels fewer."""
+def _parts(data: FrontierData, view: View, detail: Any) -> Any:
+    """Return what the step goes into, what would make kernels fewer, and the way to the whole of it."""
     table = plain_table(["", "", "share"], step_rows(detail, data.units), numbers=(1, 2))
-    return [table, *map(hint, remedies(detail.parts))]
+    trace = html.A(
+        "The step as a trace for ui.perfetto.dev",
+        href=address(view.exploration, "trace.json", view.point),
+        download="trace.json",
+    )
+    return [table, *map(hint, remedies(detail.parts)), html.P(trace)]
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

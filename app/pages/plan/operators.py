@@ -77,7 +77,7 @@ def _draw(context: Context, pick: Any, page: Any, columns: Any, options: Any) ->
 
 
 CALLBACKS.in_browser(
-    "timeline.filterOwners",
+    "plan.filter",
     sets="operators.dashGridOptions",
     when="operator-search.value",
     given="operators.dashGridOptions",

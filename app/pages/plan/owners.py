@@ -104,17 +104,18 @@ def _show(context: Context, pick: Any, clicked: Any, *rest: Any) -> Any:
 
 
 CALLBACKS.in_browser(
-    "timeline.filterOwners",
+    "plan.filter",
     sets="+owners.dashGridOptions",
     when="owners-search.value",
     given="owners.dashGridOptions",
 )
-# A row, or an event of the timeline, leads to its operator.
-for _function, _source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "plan-timeline.clickData")):
-    CALLBACKS.in_browser(
-        f"timeline.{_function}", sets="+operators.selectedRows +operators.scrollTo", when=_source,
-        given="operators.rowData",
-    )  # fmt: skip
+# A row leads to its operator.
+CALLBACKS.in_browser(
+    "plan.follow",
+    sets="operators.selectedRows operators.scrollTo",
+    when="owners.selectedRows",
+    given="operators.rowData",
+)
 
 
 def _clicked(data: Any) -> int | None:

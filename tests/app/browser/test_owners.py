@@ -1,4 +1,4 @@
-"""The memory curve's owners, the timeline's search and keys, under a person's hands."""
+"""The memory curve's owners, under a person's hands."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-RANGE = "document.querySelector('#plan-timeline .js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
-
 
 @pytest.fixture
 def page(site: Any, opened: Callable[..., Any]) -> Any:
     """The ready-made frontier's leanest plan."""
     page = opened(site.url("plan", "x=gpt2-dgx-h100&point=1"))
     page.wait_for_selector("#owners .ag-center-cols-container .ag-row")
-    page.wait_for_selector("#plan-timeline .nsewdrag", state="attached")
+    page.wait_for_selector("#plan-curve .nsewdrag", state="attached")
     return page
 
 
@@ -47,37 +45,3 @@ def test_owners_are_those_of_the_peak_until_the_curve_is_clicked(page: Any) -> N
     # A row leads to its operator in the table.
     page.click("#owners .ag-center-cols-container .ag-row >> nth=0")
     page.wait_for_selector("#operators .ag-row-selected")
-
-
-@pytest.mark.slow
-def test_the_timeline_is_searched_and_moved_by_keys(page: Any) -> None:
-    page.fill("#timeline-search", "layer_norm_2")
-    page.wait_for_function("document.getElementById('timeline-found').innerText.includes('events')")
-    whole = page.evaluate(RANGE)
-    page.press("#timeline-search", "Enter")
-    page.wait_for_function("document.getElementById('timeline-found').innerText.startsWith('1 of ')")
-    assert page.evaluate(RANGE)[1] < whole[1] / 10
-    # From hit to hit by buttons and, over the plot, by n and N.
-    found = "document.getElementById('timeline-found').innerText.startsWith('{} of ')"
-    page.click("#timeline-after")
-    page.wait_for_function(found.format(2))
-    page.locator(".timed").nth(1).focus()
-    page.keyboard.press("n")
-    page.wait_for_function(found.format(3))
-    page.keyboard.press("Shift+N")
-    page.wait_for_function(found.format(2))
-    # What is wide enough has its name on it.
-    named = "document.querySelector('#plan-timeline .js-plotly-plot').layout.annotations.map(a => a.text)"
-    page.wait_for_function(f"{named}.some(text => text.startsWith('h.'))")
-    page.keyboard.press("0")
-    page.keyboard.press("w")
-    page.keyboard.press("d")
-    start, end = page.evaluate(RANGE)
-    assert 0 < start < end
-    assert (end - start) < (whole[1] - whole[0]) * 0.75
-    # Both plots move together.
-    assert page.evaluate(RANGE.replace("plan-timeline", "plan-curve")) == [start, end]
-    # Letters in a field are letters.
-    page.focus("#timeline-search")
-    page.keyboard.type("wasd")
-    assert page.evaluate(RANGE) == [start, end]

@@ -29,6 +29,10 @@ def test_operators_are_searched_and_add_up_to_what_stands_in_large_type(page: An
     assert all("attn.c_proj" in text for text in page.locator(f"{ROWS} [col-id='module']").all_inner_texts())
     page.fill("#operator-search", "")
     page.wait_for_function(f"document.querySelectorAll('{ROWS}').length > 12")
+    assert "waiting for NVLink" in page.inner_text("#plan-parts")
+    trace = page.get_attribute("#plan-parts a", "href")
+    assert trace == "/download/gpt2-dgx-h100/trace.json?point=1"
+    assert page.request.get(page.url.partition("/plan")[0] + trace).json()["traceEvents"]
     memory = page.inner_text("#plan-headline .big strong >> nth=0").split()[0]
     assert memory in page.evaluate(SUMMED)
     assert "h.0–11" in page.inner_text("#plan-difference")

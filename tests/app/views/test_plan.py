@@ -1,7 +1,5 @@
 """The plan page as data.
 
-The rows of a timeline.
-
 Whose memory: the rows that a person sees, and the words above them.
 """
 
@@ -13,7 +11,6 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.plan import (
     device_bars,
-    in_rows,
     memory_bar,
     moment,
     moment_words,
@@ -26,23 +23,7 @@ from tensoropt_app.views.point import point_card
 from tensoropt_app.views.units import Unit, Units
 
 from tensoropt.report.owners import PointOwners
-from tensoropt.simulate.recording import MemoryAt, OwnerRow, TimelineEvent
-
-
-def event(lane: str, group: str = "") -> TimelineEvent:
-    return TimelineEvent("work", lane, 0.0, 1.0, "forward", group)
-
-
-def test_devices_come_before_links_and_by_their_numbers():
-    lanes = ["link 0", "stage 11", "stage 2", "device 10", "device 2", "compute"]
-    assert [e.lane for e in in_rows(list(map(event, lanes)))] == [
-        "compute", "device 2", "device 10", "stage 2", "stage 11", "link 0"
-    ]  # fmt: skip
-
-
-def test_operators_of_a_device_stay_in_one_row():
-    assert [e.lane for e in in_rows([event("compute", "a"), event("compute", "b")])] == ["compute"] * 2
-
+from tensoropt.simulate.recording import MemoryAt, OwnerRow
 
 UNITS = Units(Unit("MiB", 2.0**20), Unit("ms", 1e-3))
 WEIGHT = OwnerRow("linear", "weight", "parameter", "parameters", 2.0**20, 0.0, None, "", "")

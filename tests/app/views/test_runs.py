@@ -39,11 +39,10 @@ def library(tmp_path: Path) -> Library:
 
 def test_rows_say_what_each_is_of(library: Library) -> None:
     library.labels.rename(library.entry("opened-a").identity, "mine")
-    library.labels.retag(library.entry("opened-a").identity, "x, y")
     found = runs_of(library)
     first, second, broken = table_rows(found, common_units(found))
     assert {
-        "id": "opened-a", "name": "mine", "tags": "x, y", "style": 0, "model": "gpt2-tiny",
+        "id": "opened-a", "name": "mine", "style": 0, "model": "gpt2-tiny",
         "cluster": "dgx-h100", "devices": 8, "dtype": "float32", "batch": 32,
          "mode": "train", "optimizer": "adam", "points": 8,
         "memory": 10.0, "time": 100.0, "origin": "opened", "fault": "",

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.hosts import Network, detected_hosts, host_count, taken_alike, together
+from tensoropt.cluster.hosts import Network, detected_hosts, taken_alike, together
 from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
 from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
-from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.errors import ClusterError, TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
@@ -73,34 +73,32 @@ def measure_links(
     return fits
 
 
-def detect(hosts: str = "", network: str = "") -> Cluster:
+def detect(hosts: int | None = None, network: str = "") -> Cluster:
     """Return this host, or all hosts of a job, as a cluster.
 
     In a job that torchrun started, one process of each host says what its host has. Otherwise all hosts are
     taken to be like this one, which the cluster's ``source`` says.
 
     Args:
-        hosts: how many there are: a number, ``slurm`` or the path of a hostfile; by default those of SLURM's
-            job, or this one.
+        hosts: how many there are; by default those of the job, or this one.
         network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``; by default what this host's cards
             report.
 
     Raises:
-        ClusterError: the hosts cannot be counted, no card says how fast it is, or hosts do not go together.
+        ClusterError: there are no hosts, no card says how fast it is, or hosts do not go together.
     """
     local = load_cluster("local")
-    if not hosts and in_job():
+    if hosts is not None and hosts < 1:
+        raise ClusterError(f"{hosts} hosts are none; give at least 1")
+    if hosts is None and in_job():
         found = [
             (Cluster.from_dict(data), between)
             for data, between in gathered_from_hosts(lambda: (local.to_dict(), network_between(network)))
         ]
         return together([cluster for cluster, _ in found], min((net for _, net in found), key=_speed))
-    number, who, slots = host_count(hosts)
-    if slots is not None:
-        local = local.subset(slots)
-    if number == 1:
+    if hosts is None or hosts == 1:
         return local
-    return taken_alike(together([local] * number, network_between(network)), number, who)
+    return taken_alike(together([local] * hosts, network_between(network)), hosts)
 
 
 def _speed(between: Network) -> float:

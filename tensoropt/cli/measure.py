@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 
 
@@ -28,7 +28,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     host = verb.add_argument_group("host")
     host.add_argument(
         "--hosts",
-        default="",
+        type=WHOLE,
         metavar="N",
         help="how many hosts like this one; under torchrun, with one process per host, each says what it has",
     )

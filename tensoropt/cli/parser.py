@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
     """Run a verb in the first process of a job, if it may measure there; the others serve it."""
-    if VERBS[options.verb].measures and "WORLD_SIZE" in os.environ:
+    # What each host has is asked of all of them at once.
+    together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
+    if together and "WORLD_SIZE" in os.environ:
         from tensoropt.ranks.hosts import run_in_job
 
         try:

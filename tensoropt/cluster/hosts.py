@@ -1,15 +1,13 @@
 """Several hosts as one cluster: how many a job has, the network between them, and what each of them has.
 
-Hosts are counted by a hostfile or by SLURM, and are then taken to be like this one; or the processes of a job
-say what their own hosts have (:func:`tensoropt.detect` under ``torchrun``). The network is what this host's
-cards report to the kernel.
+A number of hosts is taken to be like this one, or the processes of a job say what their own hosts have
+(:func:`tensoropt.detect` under ``torchrun``). The network is what this host's cards report to the kernel.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +18,9 @@ from tensoropt.cluster.quantities import BANDWIDTH
 from tensoropt.errors import ClusterError
 
 _SYSTEM = Path("/sys/class")
-_SLURM = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 _LATENCIES = {"InfiniBand": "IB-400G", "Ethernet": "Ethernet-100G", "RoCE": "IB-400G"}
 """The links of the catalogue whose latency is that of cards: RoCE moves memory as InfiniBand does."""
 _BITS = 8
-_FORMAT = "HOST, HOST slots=8 or HOST:8, a line each"
 
 
 class Network(NamedTuple):
@@ -32,71 +28,6 @@ class Network(NamedTuple):
 
     link: Link
     cards: int
-
-
-class Hosts(NamedTuple):
-    """How many hosts a job has, who says so, and the devices to take of each; None for all."""
-
-    number: int
-    who: str
-    slots: int | None = None
-
-
-def host_count(hosts: str = "") -> Hosts:
-    """Return how many hosts a job has.
-
-    Args:
-        hosts: a number, the path of a hostfile, or ``slurm``; by default SLURM's job, or this host alone.
-
-    Raises:
-        ClusterError: it is none of them, the file is damaged, or this is no SLURM job.
-    """
-    if re.fullmatch(r"\d+", hosts):
-        if int(hosts) < 1:
-            raise ClusterError(f"--hosts {hosts} are no hosts; give at least 1")
-        return Hosts(int(hosts), "--hosts")
-    for name in _SLURM if hosts in ("", "slurm") else ():
-        if os.environ.get(name, "").isdigit():
-            return Hosts(int(os.environ[name]), name)
-    if hosts == "slurm":
-        raise ClusterError(
-            f"--hosts slurm, but {_SLURM[0]} is not set; run it inside a job (salloc, sbatch), or give the "
-            "number of hosts"
-        )
-    if not hosts:
-        return Hosts(1, "this host alone")
-    slots = _hostfile(Path(hosts))
-    return Hosts(len(slots), hosts, next(iter(slots.values())))
-
-
-def _hostfile(path: Path) -> Mapping[str, int | None]:
-    """Return the slots of each host, None where none are given; formats of Open MPI, DeepSpeed and MPICH."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(
-            f"--hosts '{path}' is no number and no readable hostfile ({error}); give the number of hosts, "
-            f"slurm, or a file with {_FORMAT}"
-        ) from None
-    found: dict[str, int | None] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        match = re.fullmatch(r"(?P<host>[\w.\-]+)(?::(?P<a>\d+)|\s+(?:max_)?slots\s*=\s*(?P<b>\d+).*)?", text)
-        if match is None:
-            raise ClusterError(f"line {number} of hostfile '{path}' is '{text}'; write {_FORMAT}")
-        slots = match["a"] or match["b"]
-        found[match["host"]] = int(slots) if slots else None
-    if not found:
-        raise ClusterError(f"hostfile '{path}' names no host; write {_FORMAT}")
-    if len(set(found.values())) > 1:
-        several = ", ".join(f"{host} {slots or 'without slots'}" for host, slots in found.items())
-        raise ClusterError(
-            f"the hosts of '{path}' have different slots ({several}); hosts of one cluster have equally many "
-            "devices, so leave out the others"
-        )
-    return found
 
 
 def network(text: str = "") -> Network:
@@ -225,10 +156,10 @@ _ALIKE = "this host, for"
 """How the sources begin of clusters of several hosts."""
 
 
-def taken_alike(cluster: Cluster, number: int, who: str) -> Cluster:
+def taken_alike(cluster: Cluster, number: int) -> Cluster:
     """Return the cluster of a number of hosts of which only this one was looked at, with that in its
     source."""
-    return replace(cluster, source=f"{_ALIKE} {number} hosts ({who}) that are taken to be alike")
+    return replace(cluster, source=f"{_ALIKE} {number} hosts that are taken to be alike")
 
 
 def detected_hosts(cluster: Cluster) -> int:

@@ -49,8 +49,8 @@ MORE_GROUPS = 400
 """The same for those in ``MORE_...``; an assumption."""
 PARALLEL = 1.5
 """The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
-equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D,
-NASNet and two towers 1.6 to 3."""
+equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D
+and two towers 1.6 to 3."""
 MOST_LIMITS = 5
 """The number of points within whose memory heuristics run; an assumption."""
 SHARE, LEAST_S = 0.1, 3.0

@@ -1,13 +1,11 @@
-"""Networks with large branches: AmoebaNet-D and NASNet-A, two-tower retrieval, CLIP.
+"""Networks with large branches: AmoebaNet-D, two-tower retrieval, CLIP.
 
-- AmoebaNet-D and NASNet-A are made of searched cells, whose states are sums of two operations on earlier
-  states; every cell reads the outputs of the two cells before it. They take ``x (batch, channels, size,
-  size)`` and ``labels (batch,)`` and return the mean cross entropy.
+- AmoebaNet-D is made of searched cells, whose states are sums of two operations on earlier states; every cell
+  reads the outputs of the two cells before it. It takes ``x (batch, channels, size, size)`` and ``labels
+  (batch,)`` and returns the mean cross entropy.
 - AmoebaNet's evolution paper's figure and its released TensorFlow code disagree about which states a normal
   cell concatenates; the code's choice is used, because GPipe's parameter counts are said to come out only
   with it (comment in torchgpipe's benchmark).
-- NASNet-A follows the released TensorFlow code (``slim/nets/nasnet``), without auxiliary head and dropped
-  paths.
 - The two-tower model and CLIP have a tower for each kind of input. The towers meet in the products of all
   pairs of a batch, of which a sample's own is to be the largest: the mean over a batch is not one of samples.
 """
@@ -29,7 +27,6 @@ from tensoropt.zoo.registry import Recipe, images, register, require_at_least, r
 _AMOEBA = (
     "Real et al., Regularized Evolution, AAAI 2019; sizes (layers, filters) of Huang et al. (GPipe), 2019"
 )
-_NASNET = "Zoph et al., Learning Transferable Architectures, CVPR 2018 (figure 4; NASNet-A (6 @ 4032))"
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,6 @@ _AMOEBA_REDUCTION = _Cell(
      (2, "max3"), (3, "same"), (1, "max2"), (2, "average"), (3, "conv1")),
     (4, 5, 6),
 )  # fmt: skip
-_NASNET_NORMAL = _Cell(
-    ((0, "separable5"), (1, "separable3"), (1, "separable5"), (1, "separable3"), (0, "average"),
-     (1, "same"), (1, "average"), (1, "average"), (0, "separable3"), (0, "same")),
-    (1, 2, 3, 4, 5, 6),
-)  # fmt: skip
-_NASNET_REDUCTION = _Cell(
-    ((0, "separable5"), (1, "separable7"), (0, "max3"), (1, "separable7"), (0, "average"),
-     (1, "separable5"), (3, "same"), (2, "average"), (2, "separable3"), (0, "max3")),
-    (3, 4, 5, 6),
-)  # fmt: skip
 
 
 class Active(nn.Module):
@@ -77,21 +64,6 @@ class Active(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.convolution(F.relu(x)))
-
-
-class Separable(nn.Module):
-    """ReLU, convolution of each channel alone, 1x1 convolution over channels, batch norm."""
-
-    def __init__(self, channels: int, kernel: int, stride: int = 1) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(
-            channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False
-        )
-        self.pointwise = nn.Conv2d(channels, channels, 1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.pointwise(self.depthwise(F.relu(x))))
 
 
 class Halve(nn.Module):
@@ -126,16 +98,13 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
             return nn.Sequential(
                 Active(c, narrow), Active(narrow, narrow, (3, 3), (stride, stride)), Active(narrow, c)
             )
-        case "conv7":
+        case _:  # conv7
             return nn.Sequential(
                 Active(c, narrow),
                 Active(narrow, narrow, (1, 7), (1, stride)),
                 Active(narrow, narrow, (7, 1), (stride, 1)),
                 Active(narrow, c),
             )
-        case _:
-            kernel = int(kind.removeprefix("separable"))
-            return nn.Sequential(Separable(c, kernel, stride), Separable(c, kernel))
 
 
 class SearchedCell(nn.Module):
@@ -228,32 +197,6 @@ def _amoebanet_d(
     require_at_least(8, "the narrowest convolution has an eighth of them", filters=filters)
     require_multiple(32, "the stem and four reductions halve it", image=image)
     return AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}
-
-
-class NasNet(SearchedCells):
-    """NASNet-A; ``filters`` are the channels of the first run of cells, a sixth of what a cell gives."""
-
-    def __init__(self, layers: int, filters: int, stem: int, classes: int) -> None:
-        widths = (filters // 4, filters // 2, filters)
-        unpadded = nn.Sequential(nn.Conv2d(3, stem, 3, 2, bias=False), nn.BatchNorm2d(stem))
-        super().__init__(_NASNET_NORMAL, _NASNET_REDUCTION, unpadded, stem, widths, layers, classes)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = F.relu(self.features(self.stem(x)))
-        return F.cross_entropy(self.classifier(x.mean((2, 3))), labels)
-
-
-@register(
-    "nasnet-tiny", paper=_NASNET, size="laptop", batch=4, layers=3, filters=8, stem=8, image=64, classes=10
-)
-@register("nasnet", paper=_NASNET, size="paper", batch=64)
-def _nasnet(
-    batch: int, layers: int = 18, filters: int = 168, stem: int = 96, image: int = 331, classes: int = 1000
-) -> Recipe:
-    """NASNet-A, an image classifier of searched cells with separable convolutions."""
-    require_at_least(4, "the first reduction has a fourth of them", filters=filters)
-    require_at_least(3, "the stem's convolution has no padding", image=image)
-    return NasNet(layers, filters, stem, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
 _TOWERS = "Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019 (figure 2)"

@@ -1,4 +1,4 @@
-"""Hosts: counted by files and SLURM, joined into one cluster, with the network that their cards report."""
+"""Hosts: joined into one cluster, with the network that their cards report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tensoropt
 from tensoropt.cluster import hosts as module
 from tensoropt.cluster import link, load_cluster
 from tensoropt.cluster.files import save_cluster
-from tensoropt.cluster.hosts import Network, host_count, network, together
+from tensoropt.cluster.hosts import Network, network, together
 from tensoropt.errors import ClusterError
 
 
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch):
-    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,46 +35,6 @@ def card(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_text(content + "\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("node1\nnode2\n", 2),
-        ("# mine\nnode1 slots=8\nnode2 slots=8 max_slots=16  # the other\n\n", 2),
-        ("10.0.0.1:4\n10.0.0.2:4\n10.0.0.3:4", 3),
-    ],
-)
-def test_hostfiles(text: str, hosts: int, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text(text)
-    assert host_count(str(tmp_path / "hosts"))[:2] == (hosts, str(tmp_path / "hosts"))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("node1 8 gpus", "line 1 of hostfile .* is 'node1 8 gpus'; write HOST"),
-        ("# nothing\n", "names no host"),
-        ("a slots=8\nb slots=4", "different slots .a 8, b 4."),
-    ],
-)
-def test_damaged_hostfiles(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text(text)
-    with pytest.raises(ClusterError, match=says):
-        host_count(str(tmp_path / "hosts"))
-
-
-def test_hosts_of_slurm_by_number_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert host_count() == (1, "this host alone", None)
-    assert host_count("3") == (3, "--hosts", None)
-    with pytest.raises(ClusterError, match="run it inside a job"):
-        host_count("slurm")
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
-    assert host_count() == host_count("slurm") == (4, "SLURM_JOB_NUM_NODES", None)
-    with pytest.raises(ClusterError, match="at least 1"):
-        host_count("0")
-    with pytest.raises(ClusterError, match="no number and no readable hostfile"):
-        host_count(str(tmp_path / "absent"))
 
 
 def test_a_network_in_words() -> None:
@@ -135,23 +95,31 @@ def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path: Path) -> None:
         together([a, b.subset(4)], Network(link("IB-200G"), 4))
 
 
-def test_hosts_like_this_one_are_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    here, found = load_cluster("local"), tensoropt.detect(network="IB-400G")
+def test_hosts_like_this_one_are_said_to_be() -> None:
+    here, found = load_cluster("local"), tensoropt.detect(2, network="IB-400G")
     assert found.device_count == 2 * here.device_count
     assert found.levels[0].link.name == "IB-400G"
-    assert "SLURM_JOB_NUM_NODES" in found.source
-    assert "that are taken to be alike" in found.source
-    assert tensoropt.detect("1") == here
-    (tmp_path / "hosts").write_text("a slots=1\nb slots=1")
-    assert tensoropt.detect(str(tmp_path / "hosts"), "IB-400G").device_count == 2
+    assert "2 hosts that are taken to be alike" in found.source
+    assert tensoropt.detect(1) == here
+    with pytest.raises(ClusterError, match="at least 1"):
+        tensoropt.detect(0)
 
 
 @pytest.mark.distributed
 def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
     """Two processes that are the first ones of their hosts, and one that is not."""
     file = tmp_path / "cluster.json"
-    words = [sys.executable, "-m", "tensoropt", "detect", "--network", "2xIB-200G", "--out", str(file)]
+    words = [
+        sys.executable,
+        "-m",
+        "tensoropt",
+        "measure",
+        "host",
+        "--network",
+        "2xIB-200G",
+        "--out",
+        str(file),
+    ]
     job = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
     ranks = [
         subprocess.Popen(

@@ -48,7 +48,7 @@ MORE = (
 LAPTOP = (
     "amoebanet-d-tiny", "bert-tiny", "clip-tiny", "deeplab-v3-tiny", "gnmt-tiny", "gpt-mini",
     "gpt-mini-dropout", "gpt2-tiny", "gpt2-tiny-dropout", "inception-v3-tiny", "lenet", "llama-tiny",
-    "lstm-lm-tiny", "mixtral-tiny", "mlp", "moe-mini", "nasnet-tiny", "resnet-tiny", "rnn-lm-tiny",
+    "lstm-lm-tiny", "mixtral-tiny", "mlp", "moe-mini", "resnet-tiny", "rnn-lm-tiny",
     "transformer-tiny", "two-tower-tiny", "unet-tiny", "vgg11-tiny", "wide-resnet-tiny",
 )  # fmt: skip
 FAMILIES = ("albert", "gpt_neox", "t5", "convnext")

@@ -151,7 +151,7 @@ def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tm
         costs = CostSource(TWO, store, Settings(measure="never"), None)
         assert costs.timings.links(TWO.meshes()[0]) is None
     assert detected_hosts(TWO) == 2
-    assert detected_hosts(taken_alike(TWO, 2, "--hosts")) == 2
+    assert detected_hosts(taken_alike(TWO, 2)) == 2
     one, two = TWO.subset(1), TWO.subset(2)  # of the first host
     assert [detected_hosts(of) for of in (load_cluster("cpu:2"), load_cluster("dgx-h100[2]"), one, two)] == [
         1
@@ -169,7 +169,7 @@ def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     hosts = JobHosts([load_cluster("cpu:2")] * 2, None, ())  # type: ignore[arg-type]
     hosts.check(TWO)
     others = together([load_cluster("dgx-h100")] * 2, network("8xIB-400G"))
-    with pytest.raises(ClusterError, match=r"2 hosts of this job .*detect --out"):
+    with pytest.raises(ClusterError, match=r"2 hosts of this job .*measure host --out"):
         hosts.check(others)
 
 

@@ -62,7 +62,7 @@ ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]
 BRANCHING = [name for name in vars(branching) if name.startswith("build")]
 CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
 BRANCHING_ZOO = (
-    "inception-v3-tiny", "amoebanet-d-tiny", "deeplab-v3-tiny", "unet-tiny", "nasnet-tiny", "two-tower-tiny",
+    "inception-v3-tiny", "amoebanet-d-tiny", "deeplab-v3-tiny", "unet-tiny", "two-tower-tiny",
     "clip-tiny",
 )  # fmt: skip
 """Models with branches, also on clusters other than those of all models."""

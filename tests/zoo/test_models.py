@@ -46,7 +46,6 @@ COUNTS = {
     "resnet200": 64.674,
     "inception-v3": 23.835,
     "deeplab-v3": 58.625,
-    "nasnet": 88.753,
     "clip": 151.277,
     "unet": 31.04,
     "transformer-base": 63.08,

@@ -53,11 +53,11 @@ from tensoropt.units import format_seconds
 from tests.benchmarks.machine import Results, described, rows_described
 from tests.planners.placed.placements import places, random_problem
 
-PAPER = ("inception-v3", "amoebanet-d", "deeplab-v3", "unet", "nasnet", "two-tower", "clip")
+PAPER = ("inception-v3", "amoebanet-d", "deeplab-v3", "unet", "two-tower", "clip")
 MODELS = (*(f"{name}-tiny" for name in PAPER), *PAPER)
 CLUSTERS = ("dgx-a100[2]", "dgx-a100[4]", "netsplit-paper", "local:2")
 """``local:2`` is priced from data sheets, too: this is about plans, not about this machine."""
-BATCHES = {"inception-v3": 16, "amoebanet-d": 16, "nasnet": 16}
+BATCHES = {"inception-v3": 16, "amoebanet-d": 16}
 """Batches that fit clusters whose devices together have 24 GiB; else the zoo's own."""
 SLOW = ("flexflow", "ilp", "pesto", "netsplit", "netsplit_shared")
 """Planners that are run only if named: they take minutes for a model of the zoo at laptop size."""

@@ -14,8 +14,8 @@ from tensoropt.exploration.answer import answer
 from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, dequantised
 from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model, with_lora, with_sequence
+from tensoropt.report.owners import point_owners
 from tensoropt.report.table import summary_lines
-from tensoropt.saved import owners
 from tensoropt.zoo.lora import Lora, adapters_words, with_adapters
 
 pytest.importorskip("peft")
@@ -185,7 +185,7 @@ def test_names_and_memory_are_those_of_bytes() -> None:
     rest = sum(p.numel() for p in plain.parameters()) - linear - norms
     assert found.model.parameters == linear + norms + rest + found.model.trained
     whole = next(i for i, name in enumerate(found.names) if name.startswith("DP 2 · LoRA"))
-    stored = owners(found, whole + 1).at.parameters
+    stored = point_owners(found, whole).at().at.parameters
     assert stored == linear * (0.5 + 4 / 64) + 2 * rest + 4 * (norms + found.model.trained)
 
 
@@ -212,7 +212,7 @@ def test_memory_is_that_of_frozen_weights_and_of_adapters_that_are_trained(
     """Two bytes for each frozen weight, sixteen for each that Adam trains in mixed precision; four for
     those of norms, which are multiplied in float32."""
     whole = [i for i, name in enumerate(explored.names) if name.startswith("DP 2 · LoRA")]
-    at = owners(explored, whole[0] + 1).at
+    at = point_owners(explored, whole[0]).at().at
     adapters = explored.model.trained
     norms = (2 * 2 + 1) * 64
     frozen = explored.model.parameters - adapters - norms

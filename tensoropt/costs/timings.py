@@ -114,7 +114,7 @@ class CostContext:
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
-FACTS = "facts-13"
+FACTS = "facts-14"
 """The version of fact records; facts with another version are determined anew."""
 _FACTS_AT_ONCE = 256
 """The number of workloads whose facts are determined between saves: one or two seconds; an assumption."""

@@ -235,44 +235,52 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
 
 
 _RNN_BATCH, _RNN_STEPS = 8, (32, 64)
-"""The sizes at which a recurrent layer's workspace is looked at, which is large enough there that its pages
-of 4 KiB do not matter, and grows with the product of both."""
+"""The sizes from which a recurrent layer's workspace is extrapolated: it is large enough there that the pages
+of 4 KiB of its parts do not matter, and grows with the product of both. A smaller one is really made."""
 
 
 @cache
-def _rnn_workspace(
-    inputs: int, weights: tuple[tuple[int, ...], ...], dtype: torch.dtype, settings: tuple[Any, ...]
-) -> tuple[float, float]:
-    """Return the bytes that oneDNN's recurrent layer keeps of a sample for backward, in each step and before
-    the first: a real run tells, where the fake kernel makes an empty tensor.
+def _rnn_kept(
+    steps: int,
+    batch: int,
+    inputs: int,
+    weights: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    settings: tuple[Any, ...],
+) -> int:
+    """Return the bytes that oneDNN's recurrent layer keeps for backward: a real run tells, where the fake
+    kernel makes an empty tensor.
 
     Args:
         weights: their shapes.
         settings: the call's arguments behind the states.
     """
-    hidden = weights[1][-1]
-
-    def kept(steps: int) -> int:
-        x = torch.zeros(steps, _RNN_BATCH, inputs, dtype=dtype)
-        state = torch.zeros(1, _RNN_BATCH, hidden, dtype=dtype)
+    with unset_fake_temporarily():
+        x, state = (
+            torch.zeros(*sizes, dtype=dtype) for sizes in ((steps, batch, inputs), (1, batch, weights[1][-1]))
+        )
         made = [torch.zeros(shape, dtype=dtype) for shape in weights]
         return int(aten.mkldnn_rnn_layer(x, *made, state, state, *settings)[3].untyped_storage().nbytes())
 
+
+def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
+    """Return the bytes that a recurrent layer (:func:`_rnn_kept`) keeps, at any size."""
     few, more = _RNN_STEPS
-    with unset_fake_temporarily():
-        least = kept(few) / _RNN_BATCH
-        per_step = (kept(more) / _RNN_BATCH - least) / (more - few)
-    return per_step, least - few * per_step
+    if steps * batch <= more * _RNN_BATCH:
+        return _rnn_kept(steps, batch, *layer)
+    least = _rnn_kept(few, _RNN_BATCH, *layer)
+    per_step = (_rnn_kept(more, _RNN_BATCH, *layer) - least) / (more - few)
+    return round(batch / _RNN_BATCH * (least + (steps - few) * per_step))
 
 
 def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
     """Return the results of a recurrent layer with the workspace that the CPU's kernel fills in training."""
-    x, weights = args[0], tuple(tuple(weight.shape) for weight in args[1:5])
     if not torch.is_grad_enabled():
         return result
+    x, weights = args[0], tuple(tuple(weight.shape) for weight in args[1:5])
     settings = tuple(tuple(a) if isinstance(a, list) else a for a in args[7:])
-    per_step, before = _rnn_workspace(x.shape[-1], weights, x.dtype, settings)
-    return (*result[:3], result[3].new_empty(round(x.shape[1] * (x.shape[0] * per_step + before))))
+    kept = _rnn_workspace(x.shape[0], x.shape[1], x.shape[-1], weights, x.dtype, settings)
+    return (*result[:3], result[3].new_empty(kept))
 
 
 class KernelStorages(TorchDispatchMode):

@@ -170,8 +170,8 @@ def _memory_unlike(strategy: ParallelStrategy, predicted: Prediction, findings: 
             lines.setdefault(
                 rank // size,
                 f"rank {rank} may have 3 % more bytes in tensors than predicted, and had {tracked} where "
-                f"{expected[rank // size]:.0f} were predicted: an operator keeps or needs more than its fake "
-                "kernel says; count on what was tracked, and report the model",
+                f"{expected[rank // size]:.0f} were predicted; count on what was tracked, and report the "
+                "model (one cause: an operator that keeps more than its fake kernel says)",
             )
     return list(lines.values())
 

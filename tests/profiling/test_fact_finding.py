@@ -126,9 +126,15 @@ def test_a_storage_in_the_place_of_one_that_is_gone_is_another():
     assert probe._made_at(8) == 0
 
 
-@pytest.mark.parametrize(("steps", "batch", "inputs", "hidden"), [(24, 6, 16, 32), (40, 3, 70, 50)])
-def test_recurrent_layers_keep_their_real_workspace(steps: int, batch: int, inputs: int, hidden: int):
-    """The fake kernel makes an empty one, where the real one is most of what the layer keeps."""
+@pytest.mark.parametrize(
+    ("steps", "batch", "inputs", "hidden", "off"),
+    [(24, 6, 16, 32, 0.0), (16, 1, 64, 64, 0.0), (40, 3, 70, 50, 0.0), (48, 30, 70, 50, 0.02)],
+)
+def test_recurrent_layers_keep_their_real_workspace(
+    steps: int, batch: int, inputs: int, hidden: int, off: float
+):
+    """The fake kernel makes an empty one, where the real one is most of what the layer keeps. Where it is
+    small, whole pages count: one sample of 16 steps keeps a third more than its share of eight."""
     gates = 4 * hidden
     weights = [torch.zeros(s) for s in ((gates, inputs), (gates, hidden), (gates,), (gates,))]
     call = (torch.zeros(steps, batch, inputs), *weights, *torch.zeros(2, 1, batch, hidden))
@@ -138,4 +144,4 @@ def test_recurrent_layers_keep_their_real_workspace(steps: int, batch: int, inpu
         fake = torch.ops.aten.mkldnn_rnn_layer(*call, *settings)[3].untyped_storage().nbytes()
         with torch.no_grad():
             assert torch.ops.aten.mkldnn_rnn_layer(*call, *settings)[3].untyped_storage().nbytes() == 0
-    assert fake == pytest.approx(real, rel=0.05)
+    assert fake == pytest.approx(real, rel=off)

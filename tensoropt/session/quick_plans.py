@@ -51,7 +51,7 @@ relative to the efforts of others; assumptions, of which only the remaining time
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
-    frontier.
+    frontier. Who is interrupted (Ctrl-C) leaves out the others, and the report names them.
 
     If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
     """
@@ -71,12 +71,20 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
         asking, whole_s = _Asking(task, most_s), quick_plans_s(len(searched.problem.graph.groups))
         efforts = [*(float(entry.options.get("seconds", _EFFORT_S)) for entry in entries), _WITHIN_S]
-        for number, entry in enumerate(entries):
-            session.remaining.expect(_STAGE, whole_s * sum(efforts[number:]) / sum(efforts))
-            session.report(_STAGE, number, len(entries), entry.name)
-            asking.ask(entry)
-        session.remaining.expect(_STAGE, whole_s * _WITHIN_S / sum(efforts))
-        points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+        waiting = list(entries)
+        try:
+            for number, entry in enumerate(entries):
+                session.remaining.expect(_STAGE, whole_s * sum(efforts[number:]) / sum(efforts))
+                session.report(_STAGE, number, len(entries), entry.name)
+                asking.ask(entry)
+                del waiting[0]
+            session.remaining.expect(_STAGE, whole_s * _WITHIN_S / sum(efforts))
+            points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+            stopped = []
+        except KeyboardInterrupt:
+            entries = entries[: len(entries) - len(waiting)]
+            points, left_out = _asked_within_points(session, searched, exploration, asking, ())
+            stopped = [entry.name for entry in waiting] or ["heuristics within the memory of points"]
         left_out += asking.notes()
         session.remaining.expect(_STAGE, 0.0)
     tried = asking.tried(entries)
@@ -87,6 +95,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
     notes = [*kernels, *_notes(tried, refusals), *left_out]
     noted = exploration.noted(notes, seconds=seconds, tried=tried)
+    if stopped:
+        noted = noted.noted([], interrupted=stopped)
     others = certified(searched.spaces, asking.baselines())
     kept = replace(noted, spaces=task.base.spaces, points=points, others=others)
     return only_used_spaces(kept)

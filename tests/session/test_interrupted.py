@@ -17,10 +17,9 @@ from tensoropt.processes import finished_when_interrupted
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.spaces import SpaceSearch
 
-
 QUICK = (
-    "explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--anew", "--pipelines", "never", "--placements", "never",
-    "--micro-batches", "1,2",
+    "explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--anew", "--pipelines", "never",
+    "--placements", "never", "--micro-batches", "1,2",
 )  # fmt: skip
 
 
@@ -74,6 +73,7 @@ def test_the_second_interruption_ends_what_the_first_one_did_not():
     with finished_when_interrupted() as held:
         os.kill(os.getpid(), signal.SIGINT)
     assert held
-    with pytest.raises(KeyboardInterrupt), finished_when_interrupted():
+    with finished_when_interrupted() as held:
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

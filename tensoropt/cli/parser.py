@@ -89,8 +89,9 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         return code
     except BrokenPipeError:  # the reader (head, less) has seen enough
         return _EXIT_OK
-    except KeyboardInterrupt:
-        return _failed(options, progress, "interrupted; what was saved or timed is kept", _EXIT_INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        words = str(stop) or "interrupted; what was saved or timed is kept"
+        return _failed(options, progress, words, _EXIT_INTERRUPTED)
     except TensorOptError as error:
         return _failed(options, progress, sentence(error), _EXIT_INPUT)
     except OSError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from math import prod, sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -29,10 +29,10 @@ def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
     Raises:
         PlanError: this machine lacks the memory.
     """
-    places = [
+    places: list[tuple[dict[str, Any], str]] = [
         (held, name)
         for module in model.modules()
-        for held in (module._parameters, module._buffers, vars(module))
+        for held in cast("list[dict[str, Any]]", [module._parameters, module._buffers, vars(module)])
         for name, value in held.items()
         if isinstance(value, torch.Tensor) and _has_none(value)
     ]

@@ -204,14 +204,14 @@ def wants_pipelines(session: Session) -> bool:
     """Return whether to search for pipelines: if they are requested or pinned, or if published jobs have
     them."""
     settings = session.settings
-    if (pin := _pinned(settings)) is not None:
+    if (pin := pinned_pipeline(settings)) is not None:
         return pin.stages > 1
     # With several kinds of devices, all other plans run at the pace of the slowest.
     promising = len(session.cluster.levels) > 1 or len(session.cluster.device_kinds) > 1
     return settings.pipelines == "always" or (settings.pipelines == "auto" and promising)
 
 
-def _pinned(settings: Settings) -> PipelinePin | None:
+def pinned_pipeline(settings: Settings) -> PipelinePin | None:
     return settings.constraints.pipeline if settings.constraints is not None else None
 
 
@@ -222,7 +222,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     Raises:
         ConstraintError: there is no pipeline that fits the pin.
     """
-    pinned = _pinned(session.settings) is not None
+    pinned = pinned_pipeline(session.settings) is not None
     finder = _Finder(session, searched, () if pinned else exploration.points)
     if reason := finder.refusal():
         if pinned:
@@ -263,7 +263,7 @@ class _Finder:
         self.graph: GroupGraph = searched.problem.graph
         self.cutter = Cutter(self.graph)
         self.settings = session.settings
-        self.pin = _pinned(self.settings)
+        self.pin = pinned_pipeline(self.settings)
         self.closely = self.pin is not None or self.settings.pipelines == "always"
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs

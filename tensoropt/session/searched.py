@@ -49,6 +49,7 @@ class Searched:
             costs in addition, in words.
         refusal: why no sharded plan is allowed; "" if they are.
         parallelism: the model's FLOPs over those of its longest chain of groups.
+        interrupted: what was left out because the search was interrupted (Ctrl-C), in words.
     """
 
     problem: Problem
@@ -60,6 +61,7 @@ class Searched:
     notes: tuple[str, ...]
     refusal: str = ""
     parallelism: float = 1.0
+    interrupted: tuple[str, ...] = ()
 
 
 def search(session: Session, problem: Problem) -> Searched:
@@ -98,13 +100,14 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             note=session.note,
         )
-        spaces, refined = None, tuple[str, ...]()
+        spaces, refined, interrupted = None, tuple[str, ...](), tuple[str, ...]()
         if not refusal and settings.space == ANY_SPACE:
             kept = KeptFrontiers()
             if session.keep:
                 kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)
             narrow, wide = apart(problem.graph, meshes, counts, left)
-            spaces, refined = _searched(session, SpaceTables(problem, costs, regions), narrow, wide, kept)
+            tables = SpaceTables(problem, costs, regions)
+            spaces, refined, interrupted = _searched(session, tables, narrow, wide, kept)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
@@ -130,6 +133,7 @@ def search(session: Session, problem: Problem) -> Searched:
         (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
         refusal,
         beside,
+        interrupted,
     )
 
 
@@ -166,8 +170,9 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 
 def _searched(
     session: Session, tables: SpaceTables, narrow: Offered, wide: Offered, kept: KeptFrontiers
-) -> tuple[SpaceSearch, tuple[str, ...]]:
-    """Search and simulate the spaces; return them, and what was left out, in words."""
+) -> tuple[SpaceSearch, tuple[str, ...], tuple[str, ...]]:
+    """Search and simulate the spaces; return them, what was left out, and what was because of an
+    interruption, in words."""
     refused: tuple[str, ...] = ()
     try:
         spaces = _search(session, tables, narrow, wide, kept)
@@ -180,8 +185,16 @@ def _searched(
     # The name under which saved explorations keep these seconds.
     with session.clock.stage("judge"), not_searched_for_garbage():
         spaces.simulate()
-    refined = refine(session, tables, spaces, wide)
-    return spaces, (*refused, *spaces.notes, *refined)
+    interrupted = [f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts"]
+    refined: tuple[str, ...] = ()
+    if spaces.interrupted:
+        interrupted += [f"{len(wide)} of meshes with more axes"] * bool(wide)
+    else:
+        try:
+            refined, interrupted = refine(session, tables, spaces, wide), []
+        except KeyboardInterrupt:
+            interrupted = ["meshes with more axes"]
+    return spaces, (*refused, *spaces.notes, *refined), tuple(interrupted)
 
 
 def _search(

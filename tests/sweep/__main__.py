@@ -35,7 +35,14 @@ BEGIN = "<!-- begin sweep: made by `python -m tests.sweep --write` -->"
 END = "<!-- end sweep -->"
 WHOLE: dict[str, str] = {}
 """Why operators are offered no split, where discovery's own words do not say it."""
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT = {
+    "aten.adaptive_avg_pool1d.default": "only where one position is left",
+    "aten.avg_pool2d.default": "only along dims whose windows are one element",
+    "aten.cdist.default": "only of orders that are sums",
+    "aten.diff.default": "only of order 0, which changes nothing",
+    "aten.flip.default": "only of no dim at all",
+    "aten.linalg_vector_norm.default": "only of orders that are sums",
+}
 """Why rules do not offer what discovery finds."""
 Key = tuple[str, str, int]
 
@@ -81,6 +88,9 @@ def sweep(names: str) -> None:
         for every, info in itertools.product((MOST, 3, 1), wanted):
             for dtype, most in keys_of(info):
                 name = str(dtype).removeprefix("torch.")
+                had = sum(key[:2] == (name_of(info), name) for key in known)
+                if had >= len(range(every // 2, most, every)) > 0:
+                    continue  # drawing samples takes a while
                 try:
                     drawn = samples(info, dtype, most)
                 except Exception as error:

@@ -122,7 +122,7 @@ def weighted(output: Any) -> torch.Tensor:
     total = torch.zeros(())
     for value in tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            parts = torch.view_as_real(value) if value.is_complex() else value
+            parts = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             weights = torch.linspace(0.5, 1.5, max(parts.numel(), 1))[: parts.numel()]
             total = total + (parts.float() * weights.reshape(parts.shape)).sum()
     return total

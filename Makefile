@@ -16,7 +16,7 @@ OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-gpu test-nojit test-oldest dist lint clean \
-	bench mutants notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
+	bench mutants sweep notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +46,9 @@ bench: $(STAMP) ## all benchmarks into tests/benchmarks/results, on an idle mach
 
 mutants: $(STAMP) ## change the source in one place at a time: does a test notice? Hours (ARGS="--resume", --quick)
 	nice $(BIN)/python -m tests.mutants --workers $(WORKERS) $(ARGS)
+
+sweep: $(STAMP) ## the samples of PyTorch's own operators, split in every way: hours, goes on where it stopped (ARGS=--write)
+	nice $(BIN)/python -W ignore -m tests.sweep $(ARGS)
 
 notebooks: $(STAMP) ## run the notebooks and keep what they print
 	$(BIN)/python -m tests.notebooks.execute $(ARGS)

@@ -227,6 +227,7 @@ def _bags(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Se
 _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     aten.col2im.default: _columns,
     aten.mse_loss.default: _reduced,
+    aten.smooth_l1_loss.default: _reduced,
     aten.soft_margin_loss.default: _reduced,
     aten._embedding_bag.default: _bags,
     aten._embedding_bag_forward_only.default: _bags,

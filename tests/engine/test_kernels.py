@@ -68,6 +68,12 @@ def test_dropout_scales_and_differentiates() -> None:
     assert torch.allclose(x.grad, kept / 0.75)
 
 
+def test_dropout_of_everything():
+    x = torch.ones(8, requires_grad=True)
+    dropout_kernel(SingleDevice(), "layer", ((8, 1, 8, ()),), x, 1.0).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(8))
+
+
 @pytest.mark.distributed
 def test_split_losses_and_norms(ranks: RankPool) -> None:
     for found in ranks.run(part_jobs.kernels_on_ranks):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.sweep.programs import failure, refusal, seeds_of, shrunk
@@ -30,12 +28,8 @@ def test_a_wrong_step_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     """A sum whose ranks forget each other."""
     monkeypatch.setattr("tests.engine.threads.all_reduce", lambda value, *args, **more: None)
     monkeypatch.setattr("tests.engine.threads.DIST.all_reduce", lambda value, *args, **more: None)
-    seeds = seeds_of(1)
-
-    def fails(some: Sequence[int]) -> str:
-        return next((why for choice in range(3) if (why := failure(some, choice))), "")
-
-    assert fails(seeds)
-    left = shrunk(seeds, fails)
-    assert fails(left)
+    choices, seeds = range(3), seeds_of(1)
+    assert failure(seeds, choices)
+    left = shrunk(seeds, choices)
+    assert failure(left, choices)
     assert len(left) < 4

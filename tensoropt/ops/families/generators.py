@@ -276,7 +276,7 @@ def dropout_kernel(
     if p == 0.0:
         return x
     mask = keep_mask(context, name, p, tuple(x.shape), pieces, x.device)
-    return _MaskedScale.apply(x, mask, 1.0 / (1.0 - p))
+    return _MaskedScale.apply(x, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
 def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:

@@ -485,8 +485,15 @@ def _unsteady(probe: _ProbeOperator) -> str:
 # -- search ---------------------------------------------------------------------------------------
 
 
+def _is_constant(probe: _ProbeOperator) -> bool:
+    """Return whether other operands give the same (a loss of targets that are 1 or -1, for random ones)."""
+    first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
+    return all(_equal(a, b, 0.0) for a, b in zip(first, other, strict=True))
+
+
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     first = probes[0]
+    constant = _is_constant(first)
     loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
@@ -500,6 +507,9 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                 # A dim of an output also belongs to only one loop.
                 if cut & written:
                     continue
+                # What is always the same also adds up, and is equal on all parts: only its shape tells.
+                if constant and len(cut) < len(split.writes):
+                    continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
                 if all(_holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
@@ -509,9 +519,8 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                     break
     # A few samples prove that a partial sum passes a function's own backward only if nothing in it may depend
     # on the size of a value.
-    linear = not first.op.target.startswith(f"{FUNCTIONS}.") and all(
-        t.dtype in FLOATING for t in first.operands
-    )
+    own = first.op.target.startswith(f"{FUNCTIONS}.")
+    linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
     linear = linear and all(_holds(probe, (), True) for probe in probes)
     return Discovery(tuple(loops), linear)
 

@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.errors import MeasurementError
@@ -366,6 +367,22 @@ def test_what_reads_beyond_a_piece_is_not_split():
     graph = capture(model, (torch.randn(16),), loss=torch.sum).graph
     (op,) = [op for op in graph.operators if op.target == "aten.as_strided.default"]
     assert discover(op, graph).splits == ()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_what_random_operands_do_not_show_is_not_split(reduction):
+    """A loss of targets that are 1 or -1 is 0 for all others, on a part as on the whole."""
+
+    def call(m, x, y, target):
+        return F.cosine_embedding_loss(x * m.w, y, target, reduction=reduction)
+
+    operands = torch.randn(4, 6), torch.randn(4, 6), torch.ones(4)
+    graph = capture(Call(call, w=(6,)), operands, loss=torch.sum).graph
+    (op,) = [op for op in graph.operators if op.target == "aten.cosine_embedding_loss.default"]
+    found = discover(op, graph)
+    assert not found.linear
+    assert all(split.writes == (0,) for split in found.splits)
+    assert bool(found.splits) == (reduction == "none")
 
 
 def test_a_loop_of_thousands_is_not_tried_in_single_elements():

@@ -27,9 +27,6 @@ from .record import Job
 from .request import MOST_RANKS, Hardware
 from .uploads import ClusterFile, Uploads
 
-_VERBS = ("explore", "compare")
-"""The verbs whose command lines the form can express."""
-
 
 @dataclass(frozen=True)
 class Refill:
@@ -46,7 +43,7 @@ class Refill:
 
 def can_refill(job: Job) -> bool:
     """Return whether the form can express a job."""
-    return job.question is not None or job.arguments[:1] in {(verb,) for verb in _VERBS}
+    return job.question is not None or job.arguments[:1] == ("explore",)
 
 
 def question_of_job(job: Job) -> Question:
@@ -61,7 +58,7 @@ def question_of_job(job: Job) -> Question:
 def question_of_words(words: Sequence[str]) -> Question:
     """Return the question in a command line, which is all that an earlier version's jobs keep; errors as in
     :func:`question_of_job`."""
-    if not words or words[0] not in _VERBS:
+    if list(words[:1]) != ["explore"]:
         raise RequestError("the form starts explorations; start this job again where its result is shown")
     try:
         question: Question = question_option(parser().parse_args(list(words)))

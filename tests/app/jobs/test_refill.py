@@ -138,7 +138,8 @@ def test_what_the_form_cannot_be_is_said(uploads: Uploads, words: list[str], sai
 def test_what_the_form_has_no_field_for_is_named(uploads: Uploads) -> None:
     words = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--out", "x", "--headroom", "5%", "--anew"]
     assert set(refill(question_of_words(words), uploads).said) == {"--headroom 5%", "--anew"}
-    words = ["compare", "zoo:mlp", "--cluster", "dgx-h100", "--memory", "8GiB,24GiB"]
+    words = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--planners", "all", "--memory", "8GiB,24GiB"]
+    words += ["--out", "x"]
     found = refill(question_of_words(words), uploads)
     assert found.said == ("--memory 8GiB,24GiB",)
     assert len(found.fields["planners"]) > 10

@@ -77,7 +77,7 @@ def test_every_value_that_the_form_offers_is_one_of_the_command_lines(tmp_path: 
 def test_planners_make_it_a_comparison(tmp_path: Path) -> None:
     found = words(tmp_path, planners=["zero", "megatron"])
     options = parser().parse_args(found)
-    assert (options.verb, options.planners) == ("compare", "zero,megatron")
+    assert (options.verb, options.planners) == ("explore", "zero,megatron")
 
 
 def test_numbers_of_devices_make_it_a_profile(tmp_path: Path) -> None:

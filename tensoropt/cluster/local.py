@@ -83,6 +83,14 @@ def available_cores() -> tuple[int, ...]:
     return tuple(chosen.values())
 
 
+def most_ranks() -> int:
+    """Return the most processes that this machine may run at once.
+
+    Ranks that share a core are slow but right. Both numbers are assumptions.
+    """
+    return max(16, 2 * len(available_cores()))
+
+
 def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...] | None:
     """Return the cores of each rank, the same for measuring and for running; None if there are too few.
 

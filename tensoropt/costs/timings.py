@@ -18,6 +18,7 @@ import torch
 
 from tensoropt.cluster import Cluster, Mesh, host_seconds
 from tensoropt.cluster.hosts import detected_hosts
+from tensoropt.cluster.local import most_ranks
 from tensoropt.console import about
 from tensoropt.costs.compute import (
     MOST_SAMPLES,
@@ -383,7 +384,9 @@ class Timings:
             known = load_links(on.cluster, mesh, on.store)
             return known if known.collectives else None
         if on.pool is None:
-            return load_links(on.cluster, mesh, on.store) if has_local_cores(on.cluster) else None
+            # Links of more ranks than run here were never timed, and their pairs are many.
+            timed = has_local_cores(on.cluster) and mesh.size <= most_ranks()
+            return load_links(on.cluster, mesh, on.store) if timed else None
         fits = measure_links(on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress)
         self.failed.update(fits.failed)
         return fits

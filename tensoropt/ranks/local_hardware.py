@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from tensoropt.cluster import Cluster, gpu_rank_cores, named_kind, pin_rank, rank_cores
+from tensoropt.cluster import Cluster, available_cores, gpu_rank_cores, named_kind, pin_rank, rank_cores
 from tensoropt.cluster.hosts import detected_hosts
-from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE
+from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.errors import ClusterError
 from tensoropt.ranks.hosts import job_hosts
 from tensoropt.ranks.pool import RankPool
 
@@ -161,7 +162,7 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
             slowest of them.
 
     Raises:
-        ClusterError: the job has other hosts than the cluster.
+        ClusterError: the job has other hosts than the cluster, or the ranks are too many for this machine.
     """
     if (hosts := job_hosts()) is not None and detected_hosts(cluster) > 1:
         hosts.check(cluster)
@@ -170,4 +171,10 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
         of_type = "gloo" if cluster.device_type == "cpu" else "nccl"
         return RankPool(cluster.device_count, backend=of_type, hosts=hosts)
     backend = local_backend(cluster)
+    if backend == "gloo" and cluster.device_count > most_ranks():
+        raise ClusterError(
+            f"{cluster.name} would be timed on {cluster.device_count:,} processes, and the "
+            f"{len(available_cores())} cores here run at most {most_ranks()}; take fewer, or "
+            '--measure never (in Python measure="never"), which estimates them'
+        )
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tensoropt.cluster import Mesh, available_cores
+from tensoropt.cluster.local import most_ranks
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
@@ -102,14 +103,14 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             return Place("cuda", f"run on {devices} GPUs of this machine")
         what = "GPUs" if device_type == "cuda" else "devices"
         missing = f"{devices} {what} of {name} are not here" + (f" ({gpus} are)" if gpus else "")
-    elif devices <= _most_ranks():
+    elif devices <= most_ranks():
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     else:
         missing = f"{devices} ranks are too many for the {len(available_cores())} cores here"
     return Place(
         "fake",
         f"{missing}, so this was checked on fake ranks: nothing was computed, sent or timed"
-        + ("; --ranks runs it on CPU ranks instead" if devices <= _most_ranks() else ""),
+        + ("; --ranks runs it on CPU ranks instead" if devices <= most_ranks() else ""),
     )
 
 
@@ -122,21 +123,13 @@ def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
     return " and ".join(cluster.device_types), cluster.name
 
 
-def _most_ranks() -> int:
-    """Return the most processes that this machine may run at once.
-
-    Ranks that share a core are slow but right. Both numbers are assumptions.
-    """
-    return max(16, 2 * len(available_cores()))
-
-
 def _check_room(devices: int) -> None:
     """Refuse clusters whose ranks this machine could only pretend to run."""
-    if devices > _most_ranks():
+    if devices > most_ranks():
         cores = len(available_cores())
         raise TensorOptError(
             f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
-            f"or a plan for at most {_most_ranks()} devices, for example --cluster cpu:{cores}"
+            f"or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
         )
 
 

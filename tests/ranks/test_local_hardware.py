@@ -9,6 +9,7 @@ import torch
 
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.nvml import gpu_cluster
+from tensoropt.errors import ClusterError
 from tensoropt.ranks import local_hardware
 from tensoropt.ranks.local_hardware import has_local_links, local_backend, local_notes, local_pool
 from tests.cluster.fake_nvml import dgx_h100
@@ -25,6 +26,10 @@ def box(monkeypatch):
 def test_cpu_ranks_are_always_here():
     assert local_backend(load_cluster("local:3")) == "gloo"
     assert local_pool(load_cluster("local:3")).world_size == 3
+    with pytest.raises(
+        ClusterError, match=r"local:99999 would be timed on 99,999 processes, .*--measure never"
+    ):
+        local_pool(load_cluster("local:99999"))
 
 
 def test_gpus_of_this_machine(box, monkeypatch):

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -132,9 +133,13 @@ class OperatorShard:
         """Return the axes that split any of these loops."""
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
-    def steps(self, size: int, axes: Sequence[int]) -> tuple[int, ...]:
-        """Return how far apart the shards of each axis begin in a loop of this size that the axes cut, one
-        after the other (:func:`tensoropt.ops.kernels.start_of`)."""
+    def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
+        """Return how far apart shards of a loop of this size begin that axes cut one after the other; for
+        each axis where nested shards are unequal (:func:`tensoropt.ops.kernels.start_of`).
+        """
+        parts = prod(self.mesh[axis] for axis in axes)
+        if len(axes) < 2 or size % parts == 0:
+            return chunk(size, parts, 0)[1]
         steps = []
         for axis in axes:
             size = chunk(size, self.mesh[axis], 0)[1]

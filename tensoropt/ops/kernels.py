@@ -73,8 +73,11 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
     return received
 
 
-def start_of(context: ShardContext, axes: Sequence[int], steps: Sequence[int]) -> int:
-    """Return where a rank's shard of a loop begins, given how far apart the shards of each axis are."""
+def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
+    """Return where a rank's shard of a loop begins, given how far apart shards are: all alike, or those of
+    each axis."""
+    if isinstance(steps, int):
+        return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
 
 

@@ -29,7 +29,6 @@ from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.sharding.zigzag import contiguous_note
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.caching_allocator import replayed, step_requests
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates, overlap_of
 from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
@@ -108,11 +107,10 @@ class Evaluation:
         *,
         additive: tuple[float, float],
         planner: str = "frontier",
-        allocator: Mapping[str, float] | None = None,
     ) -> Point:
         """Return strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
 
-        ``additive``: the search's memory and time. ``allocator``: as :meth:`allocator` tells, if known.
+        ``additive``: the search's memory and time.
         """
         p = self.metrics
         of_source = p.sources[row]
@@ -126,7 +124,6 @@ class Evaluation:
             additive_time_s=additive[1],
             memory=p.memory[row],
             terms=named_terms(p.terms[row].tolist()),
-            allocator=self.allocator(row) if allocator is None else allocator,
             space=number,
             choice=tuple(int(self.choices[n][row]) for n in names),
             options=tuple(
@@ -137,12 +134,6 @@ class Evaluation:
             sources=shares,
             planner=planner,
         )
-
-    def allocator(self, row: int) -> dict[str, float]:
-        """Return the peaks of PyTorch's allocator in one strategy
-        (:mod:`tensoropt.simulate.caching_allocator`).
-        """
-        return replayed(lambda: step_requests(self.batch, row), named_terms(self.metrics.terms[row].tolist()))
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return the step of one strategy with the time of everything that happens in it."""

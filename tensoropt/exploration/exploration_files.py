@@ -181,6 +181,7 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
     fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
     fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
     record = record_of({name: fields.pop(name, None) for name in ("placed", "pipeline")})
+    fields.pop("allocator", None)  # its peaks, which points no longer have
     return Point.of(**fields, record=record)
 
 

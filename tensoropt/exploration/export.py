@@ -14,14 +14,14 @@ from __future__ import annotations
 import csv
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow, figure_rows
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.files import written_whole
-from tensoropt.plan.figures import FIGURES, Figure
+from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan, StagePlan
 from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
@@ -198,7 +198,7 @@ def _write_points(
         points = [(name, index) for name, found in explorations.items() for index in range(len(found.points))]
     rated = {name: RatesOf(found) for name, found in explorations.items()}
     rows = [(name, FigureRow(explorations[name], index, rated[name])) for name, index in points]
-    columns = _figures_of(row for _, row in rows)
+    columns = FIGURES
     header = [f.name for f in columns] + (["exploration", "cluster", "batch"] if of_several else [])
     cells = []
     for name, row in rows:
@@ -208,16 +208,10 @@ def _write_points(
     write_rows(path, header, cells)
 
 
-def _figures_of(rows: Iterable[FigureRow]) -> list[Figure]:
-    """Return the figures that are columns of these rows."""
-    used = {name for row in rows for name in row.point.figures}
-    return [figure for figure in FIGURES if not figure.sparse or figure.name in used]
-
-
 def frontier_data(exploration: Findings) -> dict[str, list[Any]]:
     """Return the columns of :func:`write_frontier_csv` as plain values, None for what is unknown."""
     rows = list(figure_rows(exploration, range(len(exploration.points))))
-    return {figure.name: [figure.plain(row) for row in rows] for figure in _figures_of(rows)}
+    return {figure.name: [figure.plain(row) for row in rows] for figure in FIGURES}
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:

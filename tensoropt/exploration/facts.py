@@ -86,7 +86,6 @@ def _point_facts(point: Point) -> dict[str, Fact]:
     found = [
         Fact("memory per device", point.memory_bytes, BYTES.words),
         Fact("memory", _memory_words(point)),
-        *_allocator(point.allocator),
         Fact("time per step", point.time_s, SECONDS.words),
         Fact("time", _time_words(point)),
         *_host(point),
@@ -160,17 +159,6 @@ def _memory_words(of: Point | Predicted) -> str:
     kinds = of.memory if isinstance(of.memory, Mapping) else dict(zip(MEMORY_KINDS, of.memory, strict=True))
     parts = {**kinds, **of.terms}
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
-
-
-def _allocator(peaks: Mapping[str, float]) -> list[Fact]:
-    if not peaks:
-        return []
-    size = {name: format_bytes(number) for name, number in peaks.items()}
-    words = (
-        f"{size['requested']} asked for, {size['allocated']} in blocks, {size['reserved']} reserved "
-        f"({size['reserved_expandable']} with expandable segments)"
-    )
-    return [Fact("allocator", words)]
 
 
 def host_words(step: TwoQueues) -> str:
@@ -292,7 +280,6 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
         Fact("cut before", ", ".join(plan.info.begins)),
         Fact("memory per device", step.memory_bytes, BYTES.words),
         Fact("", _memory_words(step)),
-        *_allocator(step.allocator),
         Fact("time per step", step.time_s, SECONDS.words),
         Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
         *_host(step),

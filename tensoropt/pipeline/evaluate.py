@@ -16,7 +16,6 @@ from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
-from tensoropt.pipeline.requests import place_requests
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
 from tensoropt.pipeline.timing import (
     ScheduleTimes,
@@ -30,7 +29,6 @@ from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
@@ -118,17 +116,6 @@ class PipelineEvaluation:
         """Return the owners of the bytes of :meth:`memory_curve`."""
         return owned_by_place(
             self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
-        )
-
-    def allocator(self) -> dict[str, float]:
-        """Return the peaks of PyTorch's allocator on a rank of the fullest place
-        (:mod:`tensoropt.simulate.caching_allocator`)."""
-        place = self.fullest
-        return replayed(
-            lambda: place_requests(
-                self.strategy, self.stages, place, self._fullest_actions()[0], self.capability
-            ),
-            self.terms[place],
         )
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:

@@ -141,8 +141,7 @@ def pipelined_point(
     additive: tuple[float, float] | None = None,
     planner: str = "frontier",
 ) -> Point:
-    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it. What PyTorch's
-    allocator takes is left to :meth:`~tensoropt.pipeline.evaluate.PipelineEvaluation.allocator`.
+    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it.
 
     Args:
         additive: the memory and time that a search summed; by default the simulated ones.

@@ -21,7 +21,6 @@ from tensoropt.errors import PlanError
 from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
-from tensoropt.placement.requests import device_requests
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
@@ -31,7 +30,6 @@ from tensoropt.plan.space import Space
 from tensoropt.plan.spent import Spent
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, TimelineEvent
 from tensoropt.simulate.timeline import Timeline, joined, length_s
@@ -191,8 +189,7 @@ def placed_point(
     graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
 ) -> Point:
     """Return a simulated placement as a point of space ``space``, with its planner's remarks. The point
-    carries its plan, by which it is identified; what PyTorch's allocator takes is left to
-    :func:`placed_allocator`.
+    carries its plan, by which it is identified.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``communication_s`` is the
         time in which some message to or from it is under way, ``exposed_s`` the part of it for which the
@@ -222,15 +219,6 @@ def placed_point(
         terms=dict(simulated.problem.devices.terms),
         space=space,
         planner=planner,
-    )
-
-
-def placed_allocator(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
-    """Return the peaks of PyTorch's allocator on the fullest device
-    (:mod:`tensoropt.simulate.caching_allocator`)."""
-    return replayed(
-        lambda: device_requests(simulated, fullest(simulated), graph.prices.optimizer),
-        simulated.problem.devices.terms,
     )
 
 

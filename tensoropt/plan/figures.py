@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.costs.process_memory import TERMS
-from tensoropt.simulate.recording import ALLOCATOR, MEMORY_KINDS
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.types import SOURCES
 from tensoropt.units import format_bytes, format_number, format_seconds
 
@@ -57,7 +57,6 @@ class Figure:
         default: the value of a point without it; NaN if that means unknown.
         listed: whether it has a line of its own in ``choose`` and in tooltips, and a column in the page's
             table; the others are worked into sentences.
-        sparse: whether a CSV leaves out its column if no point has it.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Figure:
     part: tuple[str, str] | None = None
     default: float = math.nan
     listed: bool = False
-    sparse: bool = False
 
     def value(self, row: Any) -> Any:
         """Return the figure of a row; None where it is unknown or does not apply."""
@@ -96,7 +94,6 @@ def _parts(
     about: str,
     *,
     default: float = 0.0,
-    sparse: bool = False,
 ) -> list[Figure]:
     """Return the figures of a breakdown; ``{}`` in their names and descriptions stands for the name of a
     part.
@@ -109,7 +106,6 @@ def _parts(
             about.format(part.replace("_", " ")),
             part=(breakdown, part),
             default=default,
-            sparse=sparse,
         )
         for part in parts
     ]
@@ -152,8 +148,6 @@ FURTHER = (
     Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
            lambda row: " ".join(row.point.stages.begins) or None),
     Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
-    *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
-            "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),
     Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
     Figure("needs_bytes", BYTES, "needs", "What it needs of a device: tensors, process, driver, allocator.",
            lambda row: row.needs),

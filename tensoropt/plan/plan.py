@@ -26,6 +26,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 
 from tensoropt.cluster import Cluster
@@ -424,10 +425,9 @@ class Predicted(_Strict):
 
     ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
     ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
-    names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``allocator`` holds
-    peaks of PyTorch's allocator where these are counted (:mod:`tensoropt.simulate.caching_allocator`).
-    ``communication_s`` is all of it, ``exposed_s`` what is waited for. ``host_s`` is what issuing all of it
-    takes the host, where that is not the device.
+    names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``communication_s``
+    is all of it, ``exposed_s`` what is waited for. ``host_s`` is what issuing all of it takes the host, where
+    that is not the device.
     """
 
     memory_bytes: float
@@ -442,11 +442,16 @@ class Predicted(_Strict):
     host_s: float = 0.0
     memory: dict[str, float] = {}
     terms: dict[str, float] = {}
-    allocator: dict[str, float] = {}
     sources: dict[str, float] = {}
     collectives: tuple[CollectiveCount, ...] = ()
     exact: bool = True
     gap: float | None = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_went(cls, data: Any) -> Any:
+        """Leave out what files of earlier versions have: peaks of PyTorch's allocator."""
+        return {k: v for k, v in data.items() if k != "allocator"} if isinstance(data, dict) else data
 
     @property
     def tensor_bytes(self) -> float:

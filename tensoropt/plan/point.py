@@ -111,12 +111,6 @@ class Point(Shown):
         """The share of all seconds except idle ones that each source of figures accounts for."""
         return self._parts("sources")
 
-    @property
-    def allocator(self) -> dict[str, float]:
-        """Peaks of PyTorch's caching allocator, by the names of
-        :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty where only tensors count."""
-        return self._parts("allocator")
-
     def _parts(self, breakdown: str) -> dict[str, float]:
         names = BREAKDOWNS[breakdown]
         return {part: self.figures[name] for part, name in names.items() if name in self.figures}

@@ -36,7 +36,6 @@ def _predicted(point: Point) -> Predicted:
         **{name: figure for name, figure in figures.items() if figure is not None or name == "gap"},
         memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
         terms=point.terms,
-        allocator=point.allocator,
         sources=point.sources,
         collectives=tuple(
             CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives

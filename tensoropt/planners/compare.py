@@ -111,7 +111,7 @@ def compare(
 def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Compared, list[Point]]:
     start = time.perf_counter()
     try:
-        points = [each.replayed() for each in entry.points(task, limit, seed)]
+        points = entry.points(task, limit, seed)
     except TensorOptError as refusal:
         spent = time.perf_counter() - start
         return Compared(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []

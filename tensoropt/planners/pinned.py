@@ -592,7 +592,7 @@ def simulate_pinned_pipeline(
         ),
         key=lambda pipeline: pipeline.time_s,
     )
-    point = pipelined_point(best, mesh, space=0, planner="pinned").changed(allocator=best.allocator())
+    point = pipelined_point(best, mesh, space=0, planner="pinned")
     return PinnedPipelinePoint(point, best, mesh, (*pinning.notes, *composer.notes))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.evaluation.evaluate import CHUNK, Evaluator
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
-from tensoropt.placement.points import placed_allocator, placed_point
+from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
@@ -26,22 +25,10 @@ _NOTABLE = 0.05
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, with its planner's notes.
-
-    Attributes:
-        replay: what replays PyTorch's allocator for it, where the point is without that: methods find many
-            plans that others beat, and the replay takes longer than the rest of an answer.
-    """
+    """A simulated point, with its planner's notes."""
 
     point: Point
     notes: tuple[str, ...]
-    replay: Callable[[], Mapping[str, float]] | None = None
-
-    def replayed(self) -> SimulatedPoint:
-        """Return it with what PyTorch's allocator takes."""
-        if self.replay is None:
-            return self
-        return SimulatedPoint(self.point.changed(allocator=self.replay()), self.notes)
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
@@ -115,7 +102,6 @@ def best_pipelines(
                 planner=planner,
             ),
             notes,
-            evaluation.allocator,
         )
         for evaluation, mesh, notes in kept
     ]
@@ -147,7 +133,7 @@ def simulated_answer(
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
-    return SimulatedPoint(point, notes, partial(placed_allocator, graph, simulated))
+    return SimulatedPoint(point, notes)
 
 
 def best_placements(

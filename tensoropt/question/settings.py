@@ -382,8 +382,8 @@ class Settings:
     process_memory: Annotated[
         bool,
         Setting(
-            "count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: "
-            "estimates, never compared with a card; CPU ranks have none", "Process memory", COSTS,
+            "count what a process takes of a GPU beside tensors, too: estimates, never compared with a card; "
+            "CPU ranks have none", "Process memory", COSTS,
         ),
     ] = True  # fmt: skip
     pipelines: Annotated[

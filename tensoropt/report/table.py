@@ -129,7 +129,7 @@ def point_lines(row: FigureRow) -> list[str]:
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
         f"{named_facts['split by'].words}",
-        *fact_lines(named(named_facts, FIT, "memory", "allocator", "time", "host", *LISTED_NAMES)),
+        *fact_lines(named(named_facts, FIT, "memory", "time", "host", *LISTED_NAMES)),
     ]
 
 

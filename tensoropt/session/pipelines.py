@@ -45,7 +45,6 @@ from tensoropt.pipeline.stages import (
 )
 from tensoropt.pipeline.strategy import schedule_named
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.processes import spread
 from tensoropt.question.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.refining import best_counts, combining
@@ -223,7 +222,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         ConstraintError: there is no pipeline that fits the pin.
     """
     pinned = pinned_pipeline(session.settings) is not None
-    finder = _Finder(session, searched, () if pinned else exploration.points)
+    finder = _Finder(session, searched)
     if reason := finder.refusal():
         if pinned:
             raise ConstraintError(f"{finder.pin}: {reason}")
@@ -252,13 +251,9 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
 
 
 class _Finder:
-    """The search for pipelines of one problem on one cluster.
+    """The search for pipelines of one problem on one cluster."""
 
-    Args:
-        known: the points that pipelines have to beat.
-    """
-
-    def __init__(self, session: Session, searched: Searched, known: Sequence[Point]):
+    def __init__(self, session: Session, searched: Searched):
         self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
         self.cutter = Cutter(self.graph)
@@ -270,7 +265,6 @@ class _Finder:
         self.again = cheaper_to_duplicate(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
         self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
-        self._known = tuple(known)
         self._notes: dict[str, None] = {_HEURISTIC: None}
         self._refusals: dict[str, str] = {}
 
@@ -540,16 +534,8 @@ class _Finder:
         return self._as_points(reduce_points(found), mesh)
 
     def _as_points(self, found: Sequence[PipelineEvaluation], mesh: Mesh) -> list[Point]:
-        """Return pipelines as points; what PyTorch's allocator takes is replayed only of those that nothing
-        known beats, because a replay takes longer than a large model's composition."""
-        points = [pipelined_point(one, mesh, space=0) for one in found]
-        best = {id(point) for point in reduce_points([*self._known, *points])}
-        unbeaten = [number for number, point in enumerate(points) if id(point) in best]
-        replays = spread([found[number].allocator for number in unbeaten])
-        for number, allocator in zip(unbeaten, replays, strict=True):
-            points[number] = points[number].changed(allocator=allocator)
-        self._known = reduce_points([*self._known, *points])
-        return points
+        """Return pipelines as points."""
+        return [pipelined_point(one, mesh, space=0) for one in found]
 
     @property
     def _pinned_schedule(self) -> bool:

@@ -172,7 +172,7 @@ class _Asking:
             points = ()
         for p in points:
             if p.point.identity not in self.found:
-                self.found[p.point.identity] = p.replayed()
+                self.found[p.point.identity] = p
             own.append(self.found[p.point.identity].point)
         if entry.kind == "placed":
             self._placing_s += time.process_time() - start

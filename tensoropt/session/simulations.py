@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from tensoropt.evaluation.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
-from tensoropt.processes import spread
 from tensoropt.search import Staircase, TrackedFrontier
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.types import Floats, Indices
@@ -142,11 +141,8 @@ class SpaceSimulations:
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
             evaluation = self._evaluated(self.done.configurations[part], self.done.options[part])
-            replays = spread([partial(evaluation.allocator, row) for row in range(len(part))])
             for row, (memory, time_s) in enumerate(self.done.additive[part].tolist()):
-                found.append(
-                    evaluation.point(row, space, index, additive=(memory, time_s), allocator=replays[row])
-                )
+                found.append(evaluation.point(row, space, index, additive=(memory, time_s)))
         return found
 
     def _evaluated(self, configurations: _ChosenIndices, options: _ChosenIndices) -> Evaluation:

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
-ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
-"""The figures of a replay of PyTorch's allocator: the peaks of what was requested, what blocks occupied, and
-what was taken from the device, without and with expandable segments; in bytes."""
 COMPUTE = "compute"
 
 

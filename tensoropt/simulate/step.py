@@ -3,9 +3,8 @@
 It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
 schedule, with the work and the collectives that take place there, and each allocation with its name. The
 batched simulator adds the same effects up for many strategies at once. From here readers can say when
-everything happens (:mod:`tensoropt.simulate.clock`), whose memory is alive
-(:mod:`tensoropt.simulate.owners`), and what an allocator is asked for
-(:mod:`tensoropt.simulate.caching_allocator`).
+everything happens (:mod:`tensoropt.simulate.clock`), and whose memory is alive
+(:mod:`tensoropt.simulate.owners`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from math import prod
 
 import numpy as np
@@ -28,9 +27,7 @@ from tensoropt.costs.process_memory import (
     terms_of_collectives,
 )
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.figures import BREAKDOWNS
 from tensoropt.plan.kinds import SHARDED
-from tensoropt.simulate.recording import ALLOCATOR
 
 MIB = 2**20
 RECEIVING = 4 * MIB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
@@ -149,29 +146,16 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
             near = of.communicator["gpu"]
             sent = sum(near.bytes(k, prod(shape[a] for a in axes)) for axes, k in kinds.items())
             assert point.terms["communicators"] == sent
-        # The allocator serves the process's own blocks as well, and takes no less than it is asked for.
-        peaks = point.allocator
-        assert set(peaks) == set(ALLOCATOR)
-        assert peaks["requested"] == pytest.approx(point.tensor_bytes + sum(allocator_blocks(point.terms)))
-        assert peaks["requested"] <= peaks["allocated"] <= peaks["reserved"]
-        assert peaks["reserved_expandable"] % (2 * MIB) == 0
-        assert predicted.allocator == peaks
     memory = [point.memory_bytes for point in found.points]
     assert memory == sorted(memory)
     found.save(tmp_path)
     again = tensoropt.load(tmp_path)
     assert [p.terms for p in again.points] == [p.terms for p in found.points]
-    assert [p.allocator for p in again.points] == [p.allocator for p in found.points]
-    with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row[name] for row in rows for name in BREAKDOWNS["allocator"].values()] == [
-        str(round(p.allocator[name])) for p in found.points for name in ALLOCATOR
-    ]
 
 
 def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
     (cpu, *_), (gpu, *_) = (explored(name, process_memory=True).points for name in ("local:1", "dgx-h100[1]"))
-    assert cpu.terms == cpu.allocator == {}
+    assert cpu.terms == {}
     assert cpu.memory_bytes == cpu.tensor_bytes
     assert set(gpu.terms) == set(TERMS) - {"communicators", CONSTANTS}
     assert gpu.changed(terms={}).tensor_bytes == gpu.tensor_bytes
@@ -203,12 +187,11 @@ def test_constants_are_counted_everywhere(tmp_path):
 
 def test_on_request_tensors_alone_are_counted():
     for point in explored("dgx-h100[2]", process_memory=False).points:
-        assert point.terms == point.allocator == {}
+        assert point.terms == {}
         assert point.memory_bytes == point.tensor_bytes
     for point in explored("dgx-h100[2]").points:
         assert point.terms["context"] > 0
-        assert point.allocator["requested"] > 0
-    assert explored("cpu:2").points[0].terms == explored("cpu:2").points[0].allocator == {}
+    assert explored("cpu:2").points[0].terms == {}
 
 
 def test_a_point_is_told_with_what_its_exploration_counts():

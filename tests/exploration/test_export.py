@@ -136,7 +136,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
     for i, row in enumerate(rows):
         plan = exploration.plan(i)
         told = plan.predicted
-        assert list(row) == [figure.name for figure in FIGURES if not figure.sparse]
+        assert list(row) == [figure.name for figure in FIGURES]
         assert row["point"] == str(i + 1)
         assert row["mesh"] == plan.kind.mesh_words + "x".join(map(str, plan.mesh.shape))
         assert int(row["devices"]) == prod(plan.mesh.shape)

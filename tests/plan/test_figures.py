@@ -19,8 +19,8 @@ def test_every_figure_has_a_name_of_its_own_and_says_what_it_is() -> None:
 
 
 def test_a_point_has_what_it_was_made_with() -> None:
-    one = point(8.0, 1.0, 0, terms={"context": 3.0}, allocator={"requested": 5.0}, gap=None, host_s=2.0)
-    assert (one.context_bytes, one.allocator_requested_bytes, one.data_sheet_share) == (3.0, 5.0, 0.25)
+    one = point(8.0, 1.0, 0, terms={"context": 3.0}, gap=None, host_s=2.0)
+    assert (one.context_bytes, one.data_sheet_share) == (3.0, 0.25)
     assert (one.terms, one.memory, one.gap, one.host_s) == (
         {"context": 3.0},
         (4.0, 2.0, 1.0, 1.0, 0.0),
@@ -28,7 +28,6 @@ def test_a_point_has_what_it_was_made_with() -> None:
         2.0,
     )
     assert one.inputs_bytes == 0.0
-    assert one.allocator_reserved_bytes != one.allocator_reserved_bytes
     with pytest.raises(AttributeError, match="no figure 'houst_s'"):
         one.houst_s  # noqa: B018
     with pytest.raises(TypeError, match="no figure 'houst_s'"):
@@ -46,7 +45,7 @@ def test_json_has_every_figure_but_rates() -> None:
     (row,) = points_data(small_exploration(), [1])
     own = {figure.name for figure in FIGURES if figure.part is None} - {figure.name for figure in RATES}
     assert own | {"key"} | set(BREAKDOWNS) == set(row)
-    assert row["terms"] == row["allocator"] == {}
+    assert row["terms"] == {}
     assert row["sources"] == {"measured": 0.75, "data sheet": 0.25}
 
 

@@ -97,6 +97,7 @@ def test_plans_of_earlier_schemas_are_read_and_written_anew(
     stages, before = now.pop("stages"), was.pop(old)
     assert stages == before or {field: stages[field] for field in before} == before
     assert (now["model"].pop("trained"), now["model"].pop("adapters")) == (None, "")  # not known then
+    was["predicted"].pop("allocator", None)  # its peaks were in earlier versions' files
     assert now == {field: value for field, value in was.items() if field not in ("schema", "placed")}
 
 

@@ -40,7 +40,7 @@ def test_a_column_has_the_figure_of_every_point() -> None:
 
 def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
     odd = point(1.5, 0.5, 0, planner="zero", gap=None, exact=False, host_s=0.1, collectives=(),
-                terms={"context": 3.0, "inputs": 0.0}, sources={}, allocator={"requested": 7.0})  # fmt: skip
+                terms={"context": 3.0, "inputs": 0.0}, sources={})  # fmt: skip
     placed = point(2.5, 0.4, 0, choice=(), options=(), record=StagesRecord(StagesInfo()))
     found = replace(small_exploration(), others=(odd, placed))
     found.save(tmp_path)

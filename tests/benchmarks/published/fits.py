@@ -23,9 +23,8 @@ from tensoropt.costs.process_memory import TERMS, allocator_blocks
 from tensoropt.errors import TensorOptError
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.simulate.caching_allocator import RankRequests, Request
-from tensoropt.simulate.recording import ALLOCATOR
 from tests.benchmarks.machine import described
+from tests.benchmarks.published.caching_allocator import ALLOCATOR, RankRequests, Request
 from tests.benchmarks.published.memory import SAVED, error, lasting_kinds, requested, words_of
 from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of

@@ -31,14 +31,14 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import memory_of_actions
-from tensoropt.pipeline.requests import place_requests
 from tensoropt.pipeline.strategy import Action, place_actions
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.simulate.caching_allocator import RankRequests, Request, step_requests
 from tensoropt.simulate.step import lower
 from tests.benchmarks.machine import described
+from tests.benchmarks.published.caching_allocator import RankRequests, Request, step_requests
 from tests.benchmarks.published.decoder import Architecture
+from tests.benchmarks.published.place_requests import place_requests
 from tests.benchmarks.published.predict import Row, extended, open_store, simulate_run
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.simulate.caching_allocator import WORKSPACE, RankRequests, Request
 from tests.benchmarks.published import memory
+from tests.benchmarks.published.caching_allocator import WORKSPACE, RankRequests, Request
 from tests.benchmarks.published.decoder import Architecture, parameters_of
 from tests.benchmarks.published.memory import GIB, Measured, load_memory, markdown, measure, medians
 from tests.benchmarks.published.predict import simulate_run

@@ -19,14 +19,6 @@ from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.caching_allocator import (
-    MIB,
-    CachingAllocator,
-    RankRequests,
-    rounded_bytes,
-    segment_bytes,
-    step_requests,
-)
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.step import Instruction, NamedBytes, Step
@@ -34,6 +26,14 @@ from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
+from tests.benchmarks.published.caching_allocator import (
+    MIB,
+    CachingAllocator,
+    RankRequests,
+    rounded_bytes,
+    segment_bytes,
+    step_requests,
+)
 from tests.costs.models import facts_of
 from tests.execute import jobs
 from tests.naive import NaiveAllocator
@@ -151,7 +151,7 @@ class Requests(MemoryTracker):
 
 
 def opened_wide() -> CapturedModel:
-    return load_model(ModelSpec("tests.simulate.test_caching_allocator:wide", 0))
+    return load_model(ModelSpec("tests.benchmarks.published.test_caching_allocator:wide", 0))
 
 
 def check_against_a_real_step(

@@ -27,16 +27,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tensoropt.costs.process_memory import CONTEXT, allocator_blocks
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.collectives import reductions_of
-from tensoropt.simulate.recording import ALLOCATOR
 from tensoropt.simulate.step import Instruction, NamedBytes, Step, lower
+
+ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
+"""The figures of a replay of PyTorch's allocator: the peaks of what was requested, what blocks occupied, and
+what was taken from the device, without and with expandable segments; in bytes."""
 
 MIB = 2**20
 _LEAST_BYTES = 512
@@ -365,25 +367,6 @@ def _requested(
     left = ([named for named in of if named.name not in both] for of in (begins, ends))
     begun, ended = left
     return begun, ended
-
-
-def replayed(requests: Callable[[], RankRequests], terms: Mapping[str, float]) -> dict[str, float]:
-    """Return the allocator's peaks on a rank, including the process's own blocks.
-
-    The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty if process memory is not
-    counted.
-
-    Args:
-        requests: makes the rank's requests.
-        terms: the bytes that the process takes beside tensors, by name
-            (:mod:`tensoropt.costs.process_memory`).
-    """
-    if CONTEXT not in terms:
-        return {}
-    made, beside = requests(), allocator_blocks(terms)
-    native, grown = (made.replay(expandable=way, beside=beside) for way in (False, True))
-    figures = (native.requested, native.allocated, native.reserved, grown.reserved)
-    return dict(zip(ALLOCATOR, map(float, figures), strict=True))
 
 
 def stored_blocks(batch: Batch, row: int) -> tuple[list[int], list[int]]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import memory_of_actions
-from tensoropt.pipeline.requests import place_requests
 from tensoropt.pipeline.strategy import SCHEDULES, place_actions
-from tensoropt.simulate.recording import ALLOCATOR
 from tensoropt.verify.random_strategies import random_pipeline
+from tests.benchmarks.published.place_requests import place_requests
+from tests.benchmarks.published.test_caching_allocator import check_against_a_real_step, opened_wide
 from tests.costs.models import four, problem
 from tests.naive import reserved_by, signed_bytes
 from tests.pipeline.models import split_along_the_batch
 from tests.pipeline.test_evaluate import WEIGHT, evaluated, halves
-from tests.simulate.test_caching_allocator import check_against_a_real_step, opened_wide
 
 ROWS = 8 * 24 * 4
 """Bytes of what a layer makes of a micro-batch of 8 rows."""
@@ -108,12 +106,3 @@ def test_an_allocator_reserves_as_much_for_a_real_step(schedule: str) -> None:
     for place, actions in enumerate(place_actions(schedule, 2, per_place, 4)):
         requests = place_requests(strategy, found.stages, place, actions)
         check_against_a_real_step(requests, place, loaded, strategy)
-
-
-def test_what_the_allocator_takes_is_replayed_only_if_a_process_is_counted() -> None:
-    found = evaluated(halves("1f1b"))
-    assert found.allocator() == {}
-    terms = {"context": 5e8, "workspaces": 4096.0, "inputs": 100.0}
-    peaks = replace(found, terms=(terms, {})).allocator()
-    assert set(peaks) == set(ALLOCATOR)
-    assert peaks["requested"] == found.memory[0].sum() + 4096 + 100

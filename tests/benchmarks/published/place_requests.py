@@ -21,14 +21,14 @@ from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.pipeline.memory import memory_of_actions
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.profiling.cuda_kernels import Capability
-from tensoropt.simulate.caching_allocator import (
+from tensoropt.simulate.step import Instruction, lower
+from tests.benchmarks.published.caching_allocator import (
     WORKSPACE,
     RankRequests,
     Request,
     requests_of,
     stored_blocks,
 )
-from tensoropt.simulate.step import Instruction, lower
 
 
 def place_requests(

@@ -112,13 +112,6 @@ def run_place(exploration: Exploration, folder: str) -> str:
     )
 
 
-def beside_line(folder: str, planners: str, out: str = "") -> str:
-    """Return the command that runs planners beside a saved exploration; its default output is a folder next
-    to it."""
-    words = ["tensoropt", "recost", folder, "--planners", planners, "--only-beside"]
-    return shlex.join([*words, "--out", out or f"{folder.rstrip('/')}-beside"])
-
-
 def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
     """Return the line that chooses a point."""
     return (

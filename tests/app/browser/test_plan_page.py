@@ -19,22 +19,23 @@ def page(site: Any, opened: Callable[..., Any]) -> Any:
     """The ready-made frontier's leanest plan beside one of Megatron's."""
     page = opened(site.url("plan", "x=gpt2-dgx-h100&point=1&other=135"))
     page.wait_for_selector("#operators .ag-row")
+    page.wait_for_selector("#owners-moment:has-text('Peak')")
     return page
 
 
 @pytest.mark.slow
-def test_operators_are_searched_and_add_up_to_what_stands_in_large_type(page: Any) -> None:
+def test_operators_are_searched_and_add_up_to_the_peak(page: Any) -> None:
     page.fill("#operator-search", "attn.c_proj")
     page.wait_for_function(f"document.querySelectorAll('{ROWS}').length === 12")
     assert all("attn.c_proj" in text for text in page.locator(f"{ROWS} [col-id='module']").all_inner_texts())
     page.fill("#operator-search", "")
     page.wait_for_function(f"document.querySelectorAll('{ROWS}').length > 12")
-    assert "waiting for NVLink" in page.inner_text("#plan-parts")
+    assert "waiting for gpu links (NVLink4)" in page.inner_text("#plan-parts")
     trace = page.get_attribute("#plan-parts a", "href")
     assert trace == "/download/gpt2-dgx-h100/trace.json?point=1"
     assert page.request.get(page.url.partition("/plan")[0] + trace).json()["traceEvents"]
-    memory = page.inner_text("#plan-headline .big strong >> nth=0").split()[0]
-    assert memory in page.evaluate(SUMMED)
+    peak = page.inner_text("#owners-moment").partition(": ")[2].split()[0]
+    assert peak in page.evaluate(SUMMED)
     assert "h.0–11" in page.inner_text("#plan-difference")
 
 

@@ -132,6 +132,7 @@ def test_names_stay(runs: Site, opened: Callable[..., Any]) -> None:
     assert again.inner_text("#runs-said").startswith("One run")
     kept = json.loads((runs.jobs.root / "labels.json").read_text())["runs"]
     assert list(kept.values()) == [{"name": "plain <b>"}]
+    again.fill("#runs-search", "")
     edited(again, "opened-a", "name", " ")
     reads(again, "opened-a", "name", "gpt2-tiny on dgx-h100")
 

@@ -41,6 +41,8 @@ _RENAMES = frozenset(
     }
 )
 """Calls whose result equals their first argument in a functional graph."""
+_LYING = frozenset({"aten.view_as_complex.default", "aten.view.dtype", "aten.as_strided.default"})
+"""Calls that read memory as it lies, for which a copy is more than another name."""
 _MAYBE_RENAMES = frozenset(
     {
         VIEW,
@@ -307,7 +309,7 @@ class Converter:
         if not isinstance(source, torch.fx.Node) or source in self.folder:
             return False
         if target in _RENAMES:
-            return True
+            return not any(str(reader.target) in _LYING for reader in node.users)
         if target == "aten.detach.default":
             # A detach of a tensor with a gradient ends the gradient and is an operator; otherwise it only
             # renames.

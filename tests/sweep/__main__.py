@@ -89,7 +89,7 @@ def sweep(names: str) -> None:
             for dtype, most in keys_of(info):
                 name = str(dtype).removeprefix("torch.")
                 had = sum(key[:2] == (name_of(info), name) for key in known)
-                if had >= len(range(every // 2, most, every)) > 0:
+                if had >= max(1, len(range(every // 2, most, every))):
                     continue  # drawing samples takes a while
                 try:
                     drawn = samples(info, dtype, most)

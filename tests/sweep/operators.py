@@ -156,12 +156,19 @@ def name_of(info: Any) -> str:
 
 def samples(info: Any, dtype: torch.dtype, most: int) -> dict[int, Any]:
     """Some of an operator's samples by number, from the first to the last."""
-    torch.manual_seed(0)
-    with sized(), warnings.catch_warnings():
+
+    def drawn() -> list[Any]:
+        torch.manual_seed(0)
+        made = info.sample_inputs("cpu", dtype, requires_grad=info.supports_autograd)
+        return list(itertools.islice(made, 400))
+
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = list(
-            itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=info.supports_autograd), 400)
-        )
+        try:
+            with sized():
+                made = drawn()
+        except Exception:  # a few have their sizes written out
+            made = drawn()
     count = min(most, len(made))
     return {n: made[n] for n in (round(i * (len(made) - 1) / max(count - 1, 1)) for i in range(count))}
 
@@ -203,9 +210,6 @@ def check_sample(
             if learns
             else capture(model, model.inputs, mode="inference")
         )
-    except CaptureError as error:
-        return replace(found, refused=_first_line(error))
-    try:
         atoms = refine_graph(captured.graph)
         values = _values(atoms.graph, model_values(captured), model.inputs)
         _check_splits(found, replace(atoms, graph=replace(atoms.graph, constants=values)), seen.splits)
@@ -219,6 +223,8 @@ def check_sample(
         _check_memory(found, graph, learns, seen.works)
         if learns:
             _check_strategies(found, graph, model_values(captured), model.inputs, number)
+    except CaptureError as error:
+        return replace(found, refused=_first_line(error))
     except Exception as error:
         at = error.__traceback__
         while at is not None and at.tb_next is not None:

@@ -444,8 +444,17 @@ def _unsteady(probe: _ProbeOperator) -> str:
 
 def _is_constant(probe: _ProbeOperator) -> bool:
     """Return whether other operands give the same (a loss of targets that are 1 or -1, for random ones)."""
-    first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
+    try:
+        first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
+    except Exception:  # the operator's own, on operands that only some probes are like
+        return False
     return all(_equal(a, b, 0.0) for a, b in zip(first, other, strict=True))
+
+
+def _drops_nan(probe: _ProbeOperator) -> bool:
+    """Return whether NaN leaves nothing behind, as in sums without it: what is added to NaN does."""
+    made = probe.run({name: torch.full_like(value, torch.nan) for name, value in probe.values(0).items()})
+    return not any(bool(part.isnan().any()) for part in made)
 
 
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
@@ -478,7 +487,7 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     # on the size of a value.
     own = first.op.target.startswith(f"{FUNCTIONS}.")
     linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
-    linear = linear and all(_holds(probe, (), True) for probe in probes)
+    linear = linear and all(_holds(probe, (), True) for probe in probes) and not _drops_nan(first)
     return Discovery(tuple(loops), linear)
 
 

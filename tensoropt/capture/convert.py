@@ -41,8 +41,12 @@ _RENAMES = frozenset(
     }
 )
 """Calls whose result equals their first argument in a functional graph."""
-_LYING = frozenset({"aten.view_as_complex.default", "aten.view.dtype", "aten.as_strided.default"})
-"""Calls that read memory as it lies, for which a copy is more than another name."""
+_LYING = frozenset(
+    f"aten.{name}"
+    for name in ("view_as_complex.default", "view_as_real.default", "view.dtype", "as_strided.default")
+)
+"""Calls that read memory as it lies (a conjugate is a flag on it): a copy is more than another name for
+them."""
 _MAYBE_RENAMES = frozenset(
     {
         VIEW,

@@ -593,3 +593,10 @@ def test_a_copy_is_kept_for_what_reads_memory_as_it_lies(copy):
     graph = capture(Call(turned, w=(8,)), (torch.randn(4, 6, 8),)).graph
     assert [op.target for op in graph.operators].count("aten.clone.default") == 1
     assert not check_graph(graph).mismatches
+
+
+def test_a_conjugate_is_resolved_before_its_parts_are_viewed():
+    def conjugated(m, x):
+        return torch.view_as_real(torch.fft.rfft(x * m.w).conj().resolve_conj()).square().sum()
+
+    assert not check_graph(capture(Call(conjugated, w=(8,)), (torch.randn(4, 8),)).graph).mismatches

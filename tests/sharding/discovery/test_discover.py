@@ -326,11 +326,11 @@ def test_what_random_operands_do_not_show_is_not_split(reduction):
     assert bool(found.splits) == (reduction == "none")
 
 
-def test_a_sum_without_nan_passes_no_partial_sums():
-    graph = capture(
-        Call(lambda m, x: torch.nansum(x * m.w, 1), w=(6,)), (torch.randn(4, 6),), loss=torch.sum
-    ).graph
-    (op,) = [op for op in graph.operators if op.target == "aten.nansum.default"]
+@pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
+def test_what_leaves_out_nan_passes_no_partial_sums(function):
+    model = Call(lambda m, x: function(x * m.w, 1), w=(6,))
+    graph = capture(model, (torch.randn(4, 6),), loss=torch.sum).graph
+    (op,) = [op for op in graph.operators if "aten.nan" in op.target]
     found = discover(op, graph)
     assert len(found.splits) == 2
     assert not found.linear

@@ -41,6 +41,12 @@ _RENAMES = frozenset(
     }
 )
 """Calls whose result equals their first argument in a functional graph."""
+_LYING = frozenset(
+    f"aten.{name}"
+    for name in ("view_as_complex.default", "view_as_real.default", "view.dtype", "as_strided.default")
+)
+"""Calls that read memory as it lies (a conjugate is a flag on it): a copy is more than another name for
+them."""
 _MAYBE_RENAMES = frozenset(
     {
         VIEW,
@@ -307,7 +313,7 @@ class Converter:
         if not isinstance(source, torch.fx.Node) or source in self.folder:
             return False
         if target in _RENAMES:
-            return True
+            return not any(str(reader.target) in _LYING for reader in node.users)
         if target == "aten.detach.default":
             # A detach of a tensor with a gradient ends the gradient and is an operator; otherwise it only
             # renames.

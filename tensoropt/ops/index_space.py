@@ -44,6 +44,8 @@ class LoopDim:
             Only the first of them may be cut by itself, if any.
         small_parts: whether it may be cut into unequal shards however small, because its elements are
             samples, positions or heads, of which a shard can have one more than another.
+        blocks: whether the operator knows a part by where it begins, so that only the outermost atom may be
+            cut: parts of an inner one lie apart.
     """
 
     name: str
@@ -54,6 +56,7 @@ class LoopDim:
     along: tuple[int, ...] = ()
     aligned: bool = False
     small_parts: bool = False
+    blocks: bool = False
 
     def cut_together(self, dims: Sequence[LoopDim]) -> bool:
         """Return whether an axis may cut the loops that this one stands for, given all loops."""
@@ -233,6 +236,7 @@ class Builder:
         uneven: bool = False,
         growing: bool = False,
         small_parts: bool = False,
+        blocks: bool = False,
     ) -> int:
         """Add a loop to the nest; its name gets a number if another loop already has that name."""
         used = {loop.name for loop in self._loops}
@@ -241,7 +245,12 @@ class Builder:
             count += 1
             unique = f"{name}{count}"
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
-        dim = LoopDim(unique, size, splittable and size > 1, uneven, growing=growing, small_parts=small_parts)
+        dim = LoopDim(
+            *(unique, size, splittable and size > 1, uneven),
+            growing=growing,
+            small_parts=small_parts,
+            blocks=blocks,
+        )
         self._loops.append(dim)
         return len(self._loops) - 1
 

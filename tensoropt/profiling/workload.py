@@ -294,8 +294,15 @@ def on_fake_tensors(
         for mode in (FakeTensorMode(), *modes):
             stack.enter_context(mode)
         return use({name: random_tensor(spec) for name, spec, _ in work.inputs})
-    # Whole numbers may be indices, and 0 is always in range.
-    return use({name: random_tensor(replace(spec, high=1)) for name, spec, _ in work.inputs})
+    return use({name: _tame(random_tensor(replace(spec, high=1))) for name, spec, _ in work.inputs})
+
+
+def _tame(value: torch.Tensor) -> torch.Tensor:
+    """Return numbers between 0 and 1, which are in range for most that look at them (quantiles, windows);
+    whole numbers are 0 already, an index."""
+    if not value.is_floating_point():
+        return value
+    return value.detach().sigmoid().requires_grad_(value.requires_grad)
 
 
 def order_of(value: torch.Tensor) -> Order | None:

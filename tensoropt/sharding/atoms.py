@@ -186,7 +186,8 @@ class _Refinement:
                 uneven, growing = dim.uneven and len(sizes) == 1, dim.growing and i == 0
                 of_atom = replace(dim, name=label, size=size, uneven=uneven, growing=growing, along=())
                 # Parts of an inner atom are no blocks of the dim.
-                new_dims.append(replace(of_atom, splittable=dim.splittable and not (i and loop in in_blocks)))
+                apart = i > 0 and (dim.blocks or loop in in_blocks)
+                new_dims.append(replace(of_atom, splittable=dim.splittable and not apart))
         new_dims += _along_atoms(space, parts, new_dims)
 
         def operand(old: Operand) -> Operand:

@@ -579,3 +579,24 @@ def test_masks_are_folded_at_the_size_in_which_they_differ() -> None:
         found = capture(Masked(), (torch.empty(65536, 4096),))
     [mask] = [v for v in found.graph.constants.values() if v.dtype == torch.bool]
     assert mask.numel() <= 4096
+
+
+@pytest.mark.parametrize("copy", [torch.clone, torch.Tensor.contiguous], ids=["clone", "contiguous"])
+def test_a_copy_is_kept_for_what_reads_memory_as_it_lies(copy):
+    """Pairs of permuted numbers are no complex numbers until they are copied."""
+
+    def turned(m, x):
+        pairs = (x * m.w).permute(0, 2, 1).unflatten(-1, (3, 2)).contiguous()
+        pairs = copy(pairs, memory_format=torch.contiguous_format)
+        return torch.view_as_real(torch.view_as_complex(pairs) * 1j).square().sum()
+
+    graph = capture(Call(turned, w=(8,)), (torch.randn(4, 6, 8),)).graph
+    assert [op.target for op in graph.operators].count("aten.clone.default") == 1
+    assert not check_graph(graph).mismatches
+
+
+def test_a_conjugate_is_resolved_before_its_parts_are_viewed():
+    def conjugated(m, x):
+        return torch.view_as_real(torch.fft.rfft(x * m.w).conj().resolve_conj()).square().sum()
+
+    assert not check_graph(capture(Call(conjugated, w=(8,)), (torch.randn(4, 8),)).graph).mismatches

@@ -234,3 +234,25 @@ def test_placement_names():
         assert placement_code(placement_name(code)) == code
     with pytest.raises(ValueError, match="'S0' is not a placement"):
         placement_code("S0")
+
+
+@pytest.mark.parametrize("kind", ["lookup", "loss"])
+def test_what_is_found_by_its_place_is_cut_into_blocks_only(kind: str):
+    """A weight that is looked up, or makes the classes of a loss, and elsewhere a matrix whose dim is taken
+    apart: rows that lie apart have no beginning."""
+
+    def looked_up(m, x, index):
+        rows = torch.nn.functional.embedding(index, m.w)
+        return rows.sum(1) + (x @ m.w.T).unflatten(-1, (3, 4)).square().sum((1, 2)).unsqueeze(-1)
+
+    def compared(m, x, index):
+        scores = x @ m.w.T
+        apart = scores.unflatten(-1, (3, 4)).exp().sum((1, 2))
+        return torch.nn.functional.cross_entropy(scores, index[:, 0]) + apart
+
+    call = looked_up if kind == "lookup" else compared
+    graph = refined(call, torch.randn(4, 8), torch.randint(0, 12, (4, 5)), w=(12, 8))
+    wanted, loop = {"lookup": ("embedding", "vocabulary"), "loss": ("cross_entropy_loss", "classes")}[kind]
+    (op,) = [op for op in graph.graph.operators if op.target.startswith(f"aten.{wanted}.")]
+    cut = {dim.name: dim.splittable for dim in graph.spaces[op.name].dims}
+    assert (cut[f"{loop}.0"], cut[f"{loop}.1"]) == (True, False)

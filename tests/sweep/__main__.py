@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tensoropt.ops.registry import spec_of
-from tests.sweep.operators import Found, Seen, check_sample, name_of, operators, samples
+from tests.sweep.operators import SKIPPED, Found, Seen, check_sample, name_of, operators, samples
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "out" / "sweep" / "operators.jsonl"
@@ -89,7 +89,7 @@ def sweep(names: str) -> None:
             for dtype, most in keys_of(info):
                 name = str(dtype).removeprefix("torch.")
                 had = sum(key[:2] == (name_of(info), name) for key in known)
-                if had >= len(range(every // 2, most, every)) > 0:
+                if had >= max(1, len(range(every // 2, most, every))):
                     continue  # drawing samples takes a while
                 try:
                     drawn = samples(info, dtype, most)
@@ -126,8 +126,13 @@ def core_operators() -> set[str]:
 
 def kind_of(message: str) -> str:
     """A message without what differs from case to case."""
-    message = re.sub(r"`[^`]*`|'[^']*'|\([^)]*\)|held\.\w+", "…", message.removeprefix("CaptureError: "))
-    return re.split(r"[;:] ", re.sub(r"\d+", "n", message))[0][:110]
+    message = message.removeprefix("CaptureError: ")
+    place = (
+        r"(the model|Around) at \S+ \(.*?\) (?=(branches|calls|makes|counts) )|(?<=follow )Around at .*?\): "
+    )
+    message = re.sub(place, "the model ", message)
+    message = re.sub(r"`[^`]*`|'[^']*'|\([^)]*\)|held\.\w+", "…", message)
+    return re.split(r"[;:] |, which", re.sub(r"\d+", "n", message))[0][:110]
 
 
 def table() -> str:
@@ -176,6 +181,8 @@ def table() -> str:
             f"| {why} | {len(found)} | {names(sorted(set(found)))} |"
             for why, found in sorted(refused.items(), key=lambda item: -len(item[1]))
         ),
+        "",
+        *(f"Left out: `{name}`, {why}." for name, why in SKIPPED.items()),
         "",
         f"No sample contains these core operators: {names(sorted(core_operators() - set(of)), 1000)}.",
     ]

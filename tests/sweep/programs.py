@@ -252,7 +252,7 @@ def buffered(c: Program, x: torch.Tensor) -> Step | None:
 
     def run(m: Program, v: torch.Tensor) -> torch.Tensor:
         buffer = m.get_buffer(name)
-        result = v * buffer
+        result = v * (buffer.clone() if changes else buffer)  # PyTorch's backward wants the old values
         if changes:
             buffer.mul_(0.9).add_(v.detach().flatten(0, -2).mean(0), alpha=0.1)
         return result

@@ -12,9 +12,7 @@ QUICK, PARTS = 40, 8
 @pytest.mark.parametrize("part", range(PARTS))
 def test_strategies_compute_what_the_model_does(part: int) -> None:
     refused = [refusal(seeds_of(program), program) for program in range(QUICK)[part::PARTS]]
-    # What PyTorch's own backward refuses: a buffer that is read, and changed in place.
-    assert all("the model's own backward" in why for why in refused if why)
-    assert refused.count("") > len(refused) / 2
+    assert refused == [""] * len(refused)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def embedding(b: Builder) -> None:
     alone = not b.arg(3, "scale_grad_by_freq", False)
     rows = b.loops(b.tensor(index).shape, splittable=alone)
     # Vocabulary sizes are often odd numbers (GPT-2: 50,257), so uneven cuts are allowed.
-    v = b.loop("vocabulary", vocabulary, splittable=alone, uneven=True)
+    v = b.loop("vocabulary", vocabulary, splittable=alone, uneven=True, blocks=True)
     h = b.loop("hidden", hidden)
     b.read(w, [v, h])
     b.read(index, rows)
@@ -49,10 +49,10 @@ def embedding_bag(b: Builder) -> None:
     bags, items = b.output().shape[0], b.tensor(index).shape[0]
     alike = not last and _count_by(b, offsets, items // max(bags, 1)) and items % max(bags, 1) == 0
     # Scaling gradients by frequency counts over the whole batch, which no shard sees.
-    bag = b.loop("bag", bags, splittable=alike and not by_frequency)
+    bag = b.loop("bag", bags, splittable=alike and not by_frequency, blocks=True)
     item = b.loop("item", items // max(bags, 1), splittable=False)
     contracted = mode != _MAXIMUM and not by_frequency
-    v = b.loop("vocabulary", vocabulary, splittable=contracted, uneven=True)
+    v = b.loop("vocabulary", vocabulary, splittable=contracted, uneven=True, blocks=True)
     h = b.loop("hidden", hidden)
     b.read(w, [v if contracted else None, h])
     b.read(index, [(bag, item) if alike else None])

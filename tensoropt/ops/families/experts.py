@@ -29,8 +29,8 @@ def _grouped_mm(b: Builder) -> None:
     left, right = b.tensor(x).shape, b.tensor(w).shape
     if len(left) != 2 or len(right) != 3 or offs is None or b.arg(3, "bias") is not None:
         raise Opaque(b.op.name)
-    r, k = b.loop("rows", left[0]), b.loop("in_features", left[1])
-    e, n = b.loop("experts", right[0]), b.loop("out_features", right[2])
+    r, k = b.loop("rows", left[0], blocks=True), b.loop("in_features", left[1])
+    e, n = b.loop("experts", right[0], blocks=True), b.loop("out_features", right[2])
     b.read(x, [r, k])
     b.read(w, [e, k, n])
     # Whole on every rank, because the start of an expert's rows depends on all experts before it.

@@ -59,7 +59,7 @@ def _cross_entropy(b: Builder) -> None:
         b.read(target, [rows[0], None, *rows[1:]])
         b.write([] if reduction else rows)
         return
-    classes = b.loop("classes", shape[1], uneven=True)
+    classes = b.loop("classes", shape[1], uneven=True, blocks=True)
     b.read(logits, [rows[0], classes, *rows[1:]])
     b.read(target, rows)
     b.write([] if reduction else rows, synced=[classes])

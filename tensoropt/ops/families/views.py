@@ -78,7 +78,9 @@ def permute(b: Builder) -> None:
     """The loops of the operand, reordered."""
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
-    if b.op.target == "aten.permute.default":
+    if not shape:
+        pass  # a single number has the dims 0 and -1 for PyTorch
+    elif b.op.target == "aten.permute.default":
         order = [d % len(shape) for d in b.arg(1)]
     elif b.op.target == "aten.t.default":
         order.reverse()

@@ -487,8 +487,20 @@ def _unsteady(probe: _ProbeOperator) -> str:
 
 def _is_constant(probe: _ProbeOperator) -> bool:
     """Return whether other operands give the same (a loss of targets that are 1 or -1, for random ones)."""
-    first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
+    try:
+        first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
+    except Exception:  # the operator's own, on operands that only some probes are like
+        return False
     return all(_equal(a, b, 0.0) for a, b in zip(first, other, strict=True))
+
+
+def _drops_nan(probe: _ProbeOperator) -> bool:
+    """Return whether NaN in every other element leaves nothing behind, as in sums and means without it: what
+    is added to NaN is dropped with it."""
+    values = probe.values(0)
+    for value in values.values():
+        value.view(-1)[1::2] = torch.nan
+    return not any(bool(part.isnan().any()) for part in probe.run(values))
 
 
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
@@ -521,7 +533,7 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     # on the size of a value.
     own = first.op.target.startswith(f"{FUNCTIONS}.")
     linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
-    linear = linear and all(_holds(probe, (), True) for probe in probes)
+    linear = linear and all(_holds(probe, (), True) for probe in probes) and not _drops_nan(first)
     return Discovery(tuple(loops), linear)
 
 

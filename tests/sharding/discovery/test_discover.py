@@ -385,6 +385,16 @@ def test_what_random_operands_do_not_show_is_not_split(reduction):
     assert bool(found.splits) == (reduction == "none")
 
 
+@pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
+def test_what_leaves_out_nan_passes_no_partial_sums(function):
+    model = Call(lambda m, x: function(x * m.w, 1), w=(6,))
+    graph = capture(model, (torch.randn(4, 6),), loss=torch.sum).graph
+    (op,) = [op for op in graph.operators if "aten.nan" in op.target]
+    found = discover(op, graph)
+    assert len(found.splits) == 2
+    assert not found.linear
+
+
 def test_a_loop_of_thousands_is_not_tried_in_single_elements():
     graph = capture(
         Call(lambda m, x: torch.special.i0e(x * m.w), w=(5000,)), (torch.randn(2, 5000),), loss=torch.sum

@@ -499,13 +499,19 @@ def _drops_nan(probe: _ProbeOperator) -> bool:
     is added to NaN is dropped with it."""
     values = probe.values(0)
     for value in values.values():
-        value.view(-1)[1::2] = torch.nan
-    return not any(bool(part.isnan().any()) for part in probe.run(values))
+        value.view(-1)[::2] = torch.nan
+    try:
+        made = probe.run(values)
+    except Exception:  # the operator's own (decompositions refuse NaN): it may do anything with it
+        return True
+    return not any(bool(part.isnan().any()) for part in made)
 
 
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     first = probes[0]
     constant = _is_constant(first)
+    floats = all(t.dtype in FLOATING for t in first.operands)
+    drops_nan = floats and _drops_nan(first)
     loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
@@ -522,6 +528,9 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                 # What is always the same also adds up, and is equal on all parts: only its shape tells.
                 if constant and len(cut) < len(split.writes):
                     continue
+                # Parts with unequal numbers of NaN have means of unequal weights.
+                if drops_nan and _MEAN in split.writes:
+                    continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
                 if all(_holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
@@ -532,8 +541,8 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     # A few samples prove that a partial sum passes a function's own backward only if nothing in it may depend
     # on the size of a value.
     own = first.op.target.startswith(f"{FUNCTIONS}.")
-    linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
-    linear = linear and all(_holds(probe, (), True) for probe in probes) and not _drops_nan(first)
+    linear = not own and not constant and floats and not drops_nan
+    linear = linear and all(_holds(probe, (), True) for probe in probes)
     return Discovery(tuple(loops), linear)
 
 

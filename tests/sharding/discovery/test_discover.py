@@ -391,7 +391,8 @@ def test_what_leaves_out_nan_passes_no_partial_sums(function):
     graph = capture(model, (torch.randn(4, 6),), loss=torch.sum).graph
     (op,) = [op for op in graph.operators if "aten.nan" in op.target]
     found = discover(op, graph)
-    assert len(found.splits) == 2
+    # Parts of a row with unequal numbers of NaN have means of unequal weights.
+    assert len(found.splits) == (2 if function is torch.nansum else 1)
     assert not found.linear
 
 

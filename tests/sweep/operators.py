@@ -48,11 +48,9 @@ WITHIN = 0.03
 FAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
 """What the executor may be off in these precisions; samples are small numbers, some badly conditioned."""
 PARTS = (2, 3)
-_PIVOTS = "random pivots end the process of discovery"
 SKIPPED = {
     "as_strided.partial_views": "reads beside its tensor in a larger storage, of which no graph knows",
     "_segment_reduce.offsets": "PyTorch's own kernel ends the process on a sample",
-    **dict.fromkeys(("lu_solve", "lu_unpack", "linalg.lu_solve", "linalg.ldl_solve"), _PIVOTS),
 }
 """Operators that are left out, and why."""
 FEWEST_BYTES = 64

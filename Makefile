@@ -102,11 +102,12 @@ test-oldest: $(STAMP) ## the test suite with the oldest supported versions of ev
 dist: $(STAMP) ## wheel and source distribution, in dist/
 	$(BIN)/python -m build
 
-lint: $(STAMP) ## style, types, direction of imports
+lint: $(STAMP) ## style, types, direction of imports, weight
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.weight
 
 clean: ## remove what was built, .venv included
 	rm -rf .venv $(OLDEST) build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage*

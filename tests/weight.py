@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"package": "tensoropt", "app": "app", "tests": "tests"}
 """By its name in ``pyproject.toml`` the folder that is weighed."""
 SLACK = 200
-"""How many lines a limit may stay above what there is, so that it is lowered now and then and not each time."""
+"""How many lines a limit may stay above what there is, so that it is not lowered each time."""
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
@@ -33,7 +33,8 @@ def weight(text: str) -> tuple[int, int]:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         for part in node.body
-        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+        if isinstance(part.value.value, str)
         for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)
     }  # fmt: skip
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)

@@ -15,11 +15,10 @@ THERE = ("--cluster", "dgx-h100[2]", "--out", "out")
 ASKED = {
     "app": [("dashboard",)],
     "onnx": [("explore", "model.onnx", *THERE), ("verify", "model.onnx", "--random", "1", *THERE[:2])],
-    "solvers": [("compare", "zoo:mlp", *THERE, "--planners", "data_parallel,netsplit")],
+    "solvers": [("explore", "zoo:mlp", *THERE, "--planners", "data_parallel,netsplit")],
     "zoo": [
         ("explore", "zoo:gpt2-tiny", *THERE),
         ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2]),
-        ("demo", "--out", "out/demo"),
     ],
 }
 PACKAGES = {"app": "dash", "onnx": "onnx", "solvers": "ortools", "zoo": "transformers"}

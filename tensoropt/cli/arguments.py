@@ -463,7 +463,7 @@ def explored(
         if folder is not None:
             exploration.save(Path(folder))
         if stop is not None:
-            saved = f"; what was found is in {out}: tensoropt show {out}" if out else ""
+            saved = f"; what was found is in {out}: tensoropt choose {out}" if out else ""
             raise KeyboardInterrupt(f"{stop}{saved}")
         if refusal is not None:
             raise _nothing_fits(exploration, str(refusal), out)

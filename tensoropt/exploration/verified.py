@@ -3,10 +3,8 @@
 ``verified.json`` keeps what running a plan showed: ``tensoropt verify PLAN --save DIR`` writes it, the
 dashboard shows it.
 
-``changed.json`` names the exploration that this one was made from with one thing changed: ``tensoropt why DIR
---deep CHANGE --out DIR2`` writes it, so that the answer to a repeated question is found without opening
-anything else. ``tensoropt recost DIR --planners NAMES --only-beside --out DIR2`` does so too: if only
-planners differ, one exploration can be shown in place of the other.
+``changed.json`` names the exploration that this one was made from where only planners were added: if nothing
+else differs, one can be shown in place of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tensoropt.plan.point import FRONTIER, Point
 _CHANGED_SCHEMA = "tensoropt.changed/1"
 CHANGED = "changed.json"
 PLANNERS, COSTS = "planners", "costs"
-"""Keys of what ``recost --only-beside`` has made: with the same frontier, or with another one."""
+"""Keys of what planners were added to: with the same frontier, or with another one."""
 MOST_BYTES = 2**16
 """Of a file that is read; ours have a few hundred."""
 
@@ -41,7 +39,7 @@ class Changed:
 
     Attributes:
         of: the other's :func:`fingerprint`.
-        key: of the change, as ``--deep`` takes it; of planners beside it :data:`PLANNERS` or :data:`COSTS`.
+        key: :data:`PLANNERS` or :data:`COSTS`.
         title: the change in words.
     """
 

@@ -48,7 +48,7 @@ def test_what_was_found_is_saved(owner, name, count, missing, monkeypatch, tmp_p
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("tensoropt: error: interrupted; not searched: ")
     assert missing in said
-    assert said.endswith(f"what was found is in {tmp_path}/found: tensoropt show {tmp_path}/found")
+    assert said.endswith(f"what was found is in {tmp_path}/found: tensoropt choose {tmp_path}/found")
     found = load_exploration(tmp_path / "found")
     assert found.points
     assert any(note.startswith("interrupted: not searched: ") for note in found.report["notes"])

@@ -66,7 +66,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
     # A typed limit lies between two steps: the slider that shows it must not round it.
     if value <= 0 or (old is not None and abs(old / factor - value) < step / 2):
         return old
-    return float(f"{value:.6g}") * factor
+    return float(f"{value:.9g}") * factor
 
 
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
@@ -96,8 +96,9 @@ def _beyond(old: float | None, limits: tuple[float, float, float], factor: float
         return False
     low, high, step = limits
     at = old / factor
+    # Half a step: the slider's own least value, which is rounded, may lie a hair below its end.
     return (new is None and at >= high - step) or (
-        new is not None and at < low and abs(new / factor - low) < step
+        new is not None and at < low - step / 2 and abs(new / factor - low) < step
     )
 
 

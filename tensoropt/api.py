@@ -388,12 +388,12 @@ def _evaluated(
     if session.settings.space != ANY_SPACE:
         exploration = evaluate_launcher(session, searched, info)
     else:
-        with finished_when_interrupted() as held:
+        with finished_when_interrupted() as interrupted:
             exploration = evaluate_searched(session, searched, info)
         left = list(searched.interrupted)
         later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
         for what, add in (later | {"plans of planners": with_quick_plans}).items():
-            if not left and not held:
+            if not left and not interrupted:
                 try:
                     exploration = add(session, searched, exploration)
                     left += exploration.report.get("interrupted", ())

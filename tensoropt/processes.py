@@ -85,19 +85,19 @@ def garbage_sought_seldom() -> Iterator[None]:
 def finished_when_interrupted() -> Iterator[list[bool]]:
     """Let the block finish although a person interrupts it (Ctrl-C), which the list yielded then says; a
     second interruption ends it. Other threads than the main one are never interrupted."""
-    held: list[bool] = []
+    interrupted: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
-        yield held
+        yield interrupted
         return
     before = signal.getsignal(signal.SIGINT)
 
     def hold(number: int, frame: object) -> None:
-        held.append(True)
+        interrupted.append(True)
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, hold)
     try:
-        yield held
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -30,13 +30,13 @@ def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
         PlanError: this machine lacks the memory.
     """
     places: list[tuple[dict[str, Any], str]] = [
-        (held, name)
+        (owner, name)
         for module in model.modules()
-        for held in cast("list[dict[str, Any]]", [module._parameters, module._buffers, vars(module)])
-        for name, value in held.items()
+        for owner in cast("list[dict[str, Any]]", [module._parameters, module._buffers, vars(module)])
+        for name, value in owner.items()
         if isinstance(value, torch.Tensor) and _has_none(value)
     ]
-    without = {id(held[name]): held[name] for held, name in places}
+    without = {id(owner[name]): owner[name] for owner, name in places}
     needed = _COPIES * sum(value.nbytes for value in without.values())
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > free / _SHARE:
@@ -47,8 +47,8 @@ def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
         )
     generator = torch.Generator().manual_seed(seed)
     drawn = {number: _drawn(value, generator) for number, value in without.items()}
-    for held, name in places:
-        held[name] = drawn[id(held[name])]
+    for owner, name in places:
+        owner[name] = drawn[id(owner[name])]
     return pytree.tree_map_only(
         torch.Tensor, lambda value: _drawn(value, generator) if _has_none(value) else value, call
     )

@@ -253,7 +253,7 @@ class Engine(ABC, Generic[S]):
         training = self.training and torch.is_grad_enabled()
         # A plan has gradients of parameters only. Each rank would compute that of an input for its own part,
         # and gather parameters again for it.
-        inputs = tuple(value.detach() for value in inputs)
+        inputs = tuple(value.detach() if value.requires_grad else value for value in inputs)
         counted: Sequence[torch.Tensor] = inputs
         if self.share is not None and self.share.world > 1:
             if self.counts is not None:

@@ -46,7 +46,7 @@ def answer_of(
         ``file``.
     """
     plans = [
-        entry_of(strategy, predicted, found, judges_memory=place.keeps_as_predicted(strategy, device_type))
+        entry_of(strategy, predicted, found, compares_memory=place.keeps_as_predicted(strategy, device_type))
         for strategy, predicted, found in zip(strategies, predictions, findings, strict=True)
     ]
     faithful = module is None or module.ok
@@ -60,7 +60,7 @@ def answer_of(
 
 
 def entry_of(
-    strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, judges_memory: bool = True
+    strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, compares_memory: bool = True
 ) -> dict[str, Any]:
     """Return the answer about one strategy.
 
@@ -70,7 +70,7 @@ def entry_of(
     was not checked.
 
     Args:
-        judges_memory: whether the ranks' kernels keep what those of the predictions do.
+        compares_memory: whether the ranks' kernels keep what those of the predictions do.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
@@ -80,8 +80,8 @@ def entry_of(
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
     unlike = [] if findings.error else _unlike(strategy, predicted, findings)
     order_unlike = findings.ranks_unlike
-    judges_memory = judges_memory and not findings.error and bool(findings.memory_tracked_of_ranks)
-    memory_unlike = _memory_unlike(strategy, predicted, findings) if judges_memory else None
+    compares_memory = compares_memory and not findings.error and bool(findings.memory_tracked_of_ranks)
+    memory_unlike = _memory_unlike(strategy, predicted, findings) if compares_memory else None
     wrong = findings.error or unlike or order_unlike or memory_unlike
     return {
         # None passes: fake ranks compute no numbers.

@@ -38,6 +38,18 @@ def test_a_slider_that_shows_the_state_changes_nothing(gib: float) -> None:
     assert events.on_budget(view, DATA, min(max(gib, low), high)) == view
 
 
+@given(st.floats(1, 100), st.floats(0.001, 100))
+def test_a_slider_moves_from_its_left_end(least: float, room: float) -> None:
+    """Its least value is rounded and may lie a hair below its end, which is no typed limit."""
+    limits = low, _, step = events._slider_range(least, least + room)
+    at_the_end = events._slid(low, limits, GIB, None)
+    moved = events._after_slide(
+        VIEW, DATA, low + step, limits, GIB, at_the_end, lambda view, _, new: replace(view, budget_bytes=new)
+    )
+    assert moved.budget_bytes is not None
+    assert moved.budget_bytes != at_the_end
+
+
 @pytest.mark.parametrize(
     ("text", "point"), [("35", 2), ("35 GiB", 2), ("35840MiB", 2), ("", 4), ("no limit", 4)]
 )

@@ -211,14 +211,11 @@ def test_a_source_that_is_reopened_knows_what_it_knew(store, tmp_path):
 
 
 def test_facts_of_many_are_found_once_and_kept(store):
-    works, told, expected = [linear(8, 16, n) for n in (16, 32)], [], []
+    works, told = [linear(8, 16, n) for n in (16, 32)], []
     asked = source(store)
     asked.progress = lambda stage, done, total, what: told.append((stage, done, total))
-    asked.expect = lambda part, seconds: expected.append((part, seconds))
     asked.facts.find(works)
     assert told == [("facts", 0, 2), ("facts", 2, 2)]
-    assert [part for part, _ in expected] == ["facts", "facts"]
-    assert expected[0][1] > expected[1][1] == 0
     assert [asked.facts.of(work) for work in works] == [source(store).facts.of(work) for work in works]
     asked.facts.find([*works, linear(8, 16, 48)])
     assert told[2:] == [("facts", 0, 1), ("facts", 1, 1)]
@@ -237,15 +234,15 @@ def test_what_a_gpu_was_asked_is_not_asked_of_the_cpu(store):
     assert told == []
 
 
-def test_timing_tells_the_seconds_that_remain(store, monkeypatch):
+def test_timing_tells_how_far_it_is(store, monkeypatch):
     asked, seen = source(store, "local:2", pool=Gpus()), []
     monkeypatch.setattr(
         "tensoropt.costs.timings.measure_workloads",
-        lambda *_, progress, expect, **__: seen.append((progress, expect)) or {},
+        lambda *_, progress, **__: seen.append(progress) or {},
     )
     monkeypatch.setattr(Timings, "_fit", lambda _: (None, None))
     asked.timings.measure({})
-    assert seen == [(asked.progress, asked.expect)]
+    assert seen == [asked.progress]
 
 
 def test_notes_can_be_asked_for_when_the_store_is_closed(tmp_path):

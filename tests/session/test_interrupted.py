@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -71,9 +70,9 @@ def test_a_script_is_ended_and_may_ask_for_what_was_found(monkeypatch):
 
 def test_the_second_interruption_ends_what_the_first_one_did_not():
     with finished_when_interrupted() as held:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
     assert held
     with finished_when_interrupted() as held:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)

@@ -98,6 +98,7 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
     assert not [p for p in load_batch([tmp_path / "out"]).left_out if p.endswith(".csv")]
 
 
+@pytest.mark.slow
 def test_a_list_of_batches_is_explored_whatever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     lenet = tensoropt.load_model("zoo:lenet?classes=2", device="meta")
     found = tensoropt.explore_batches(lenet, [3, 2, 3], **{**CHOSEN, "micro_batches": (2,)})
@@ -125,6 +126,7 @@ def test_batches_of_what_has_none_to_choose_are_refused() -> None:
             tensoropt.explore_batches(loaded, batches, **CHOSEN)
 
 
+@pytest.mark.slow
 def test_a_batch_per_device_grows_with_the_cluster(tmp_path: Path) -> None:
     clusters = "dgx-h100[1],dgx-h100[2]"
     chosen = {"clusters": clusters, "micro_batches": (1,), "placements": "never", "pipelines": "never"}

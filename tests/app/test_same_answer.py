@@ -70,6 +70,7 @@ def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_pa
     assert chosen["fit"]["verdict"] != "does not fit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "memory"), [("llama3-8b-8x24gib", "24GiB"), ("llama3-70b-two-nodes", "80GiB")]
 )

@@ -76,6 +76,7 @@ def quantised(rank: int, world: int) -> str:
     return capture(built.model, built.args).graph.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_names_are_the_same_in_another_process(ranks: RankPool):
     """A plan names functions; the ranks that run it define them again."""

@@ -15,6 +15,7 @@ QUICK = ("mixtral-tiny", "lenet")
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in LAPTOP]
 )

@@ -42,6 +42,7 @@ def language_model(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return LanguageModelLoss(network, use_cache=False), {"input_ids": ids, "labels": ids}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layers_of_transformers(name):
     model, kwargs = language_model(name)

@@ -159,6 +159,7 @@ DROPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DROPS)
 def test_every_capture_draws_the_same_and_names_the_line(kind):
     model = Drawn(DROPS[kind])
@@ -350,6 +351,7 @@ LOSS, GRADIENT, BUFFER = 1e-5, 2e-3, 1e-4
 front of a batch norm has no gradient but rounding."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in LAPTOP]
 )

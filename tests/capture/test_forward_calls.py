@@ -80,6 +80,7 @@ SLOW = ("Qwen3ForCausalLM", "OPTForCausalLM")
 """Grouped queries as of Llama, and a causal mask as of GPT-2."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES]
 )

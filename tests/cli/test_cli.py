@@ -391,6 +391,7 @@ def test_verify_an_inference_plan(run: Any, lent_ranks: None) -> None:
         assert plan["loss_difference"] is None if how == "--fake" else plan["loss_difference"] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_verify_random_strategies(run: Any, lent_ranks: None) -> None:
     code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
@@ -775,6 +776,7 @@ def test_what_a_model_prints_is_no_part_of_the_answer(
         assert "by C\n" in err
 
 
+@pytest.mark.slow
 def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
     """Exit handlers print when the command line has returned, and C's buffer is written then."""
     command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *TALKED[2:], "--json"]

@@ -81,6 +81,7 @@ def on_one(model: str, **more: Any) -> tuple[Exploration, float]:
     return found, sum(found.fastest.memory[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["zoo:gpt2-tiny", "zoo:llama-tiny"])
 def test_training_everything_takes_16_to_18_bytes_a_parameter(model: str, place: Path) -> None:
     found, size = on_one(model)
@@ -88,6 +89,7 @@ def test_training_everything_takes_16_to_18_bytes_a_parameter(model: str, place:
     assert least <= size / found.model.parameters <= most
 
 
+@pytest.mark.slow
 def test_training_adapters_takes_the_frozen_weights_and_16_bytes_for_each_of_theirs(place: Path) -> None:
     plain, _ = on_one("zoo:llama-tiny")
     found, size = on_one("zoo:llama-tiny", lora="r=4,targets=q_proj+v_proj")

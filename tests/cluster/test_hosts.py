@@ -105,6 +105,7 @@ def test_hosts_like_this_one_are_said_to_be() -> None:
         tensoropt.detect(0)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
     """Two processes that are the first ones of their hosts, and one that is not."""

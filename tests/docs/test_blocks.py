@@ -43,6 +43,7 @@ RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", RUN)

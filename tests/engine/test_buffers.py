@@ -50,6 +50,7 @@ def test_micro_batches_are_refused(name: str) -> None:
         micro_strategies(load_model(spec(name)).graph, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=4)
 @pytest.mark.distributed
 @pytest.mark.parametrize(

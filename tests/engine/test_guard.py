@@ -104,6 +104,7 @@ class Reading(Offset):
         return super().forward(sum(factor * self.helped(x) for factor in self.factors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -171,6 +172,7 @@ def set_class(model: Any) -> None:
     type(model).power = 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -199,6 +201,7 @@ def test_what_forward_does_not_read_of_them() -> None:
     model(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_modules_that_stay_in_evaluation(training: bool) -> None:
     """Also where the model as a whole was in evaluation when it was parallelized."""

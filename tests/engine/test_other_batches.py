@@ -104,6 +104,7 @@ def test_training_and_evaluation_of_few_rows() -> None:
         model(torch.cat([args[0], args[0][:1]]), torch.cat([args[1], args[1][:1]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("rows", [9, 16, 21])
 def test_evaluation_of_many_rows(rows: int, micro: int) -> None:

@@ -42,17 +42,20 @@ def test_tiny_models_with_every_usual_strategy(name: str, dtype: str) -> None:
     check(name, AskedStep(batch=8, sequence=SEQUENCE, dtype=dtype), least=len(USUAL) - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-tiny", "mixtral-tiny"])
 def test_other_families_of_the_zoo(name: str) -> None:
     check(name, AskedStep(batch=8, sequence=SEQUENCE), FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam_fused"])
 def test_gradients_of_several_micro_batches_and_other_optimizers(optimizer: str) -> None:
     stages = [UsualStrategy(data=DEVICES, stage=stage) for stage in range(4)]
     check("gpt2-tiny", AskedStep(batch=16, sequence=32, micro_batches=2, optimizer=optimizer), stages)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["qwen3", "gemma", "gemma3_text", "qwen2_moe", "phi3"])
 def test_families_that_the_zoo_does_not_have(name: str) -> None:
@@ -62,6 +65,7 @@ def test_families_that_the_zoo_does_not_have(name: str) -> None:
     assert not [row for row in found if abs(row.off) > MOST_OFF]
 
 
+@pytest.mark.slow
 def test_a_model_without_a_config_is_on_the_line_of_its_figures() -> None:
     # Neither batch is one of those that were simulated for the figures.
     for name, batch in (("vgg11-tiny", 24), ("mlp", 48)):

@@ -52,6 +52,7 @@ def test_what_recomputation_alone_would_save_is_said() -> None:
     assert found.sentence().endswith(f"GiB, with layers recomputed {least:.3g} GiB.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2", "mixtral-tiny", "vgg16"])
 def test_the_largest_batch_and_sequence_fit_and_one_more_does_not(model: str) -> None:
     found = fit(model, "4x80GiB")

@@ -68,6 +68,7 @@ def test_heads_and_a_batch_that_no_mesh_cuts_are_named_with_sizes_that_it_would(
     assert kinds <= {"linear", "scaled_dot_product_attention"}  # slices and views are not worth a word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "way", "sizes"),
     [

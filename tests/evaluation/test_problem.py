@@ -65,6 +65,7 @@ def test_attention_that_computes_its_scores_again_is_counted_once() -> None:
     assert {f.backward_flops / f.forward_flops for f in attention} == {2.5}
 
 
+@pytest.mark.slow
 def test_products_of_the_zoo_do_not_exceed_the_cap() -> None:
     for name in ("mlp", "lstm-lm-tiny", "resnet-tiny", "bert-tiny"):
         problem = problem_of(name)

@@ -75,6 +75,7 @@ def test_weights_are_those_of_the_moment(ranks: RankPool, name: str, mesh: Any) 
         assert max(far) < NEAR
 
 
+@pytest.mark.slow
 def test_the_loss_alone(ranks: RankPool) -> None:
     """Only another length needs a capture."""
     for far, none, forms in ranks.run(jobs.loss_alone, (1, 2)):
@@ -96,6 +97,7 @@ def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
 OTHER_KINDS = [("1f1b", 2, 2), ("placed", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
 def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:

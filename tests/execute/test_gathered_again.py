@@ -28,6 +28,7 @@ def test_gradients_are_the_same(
         assert found["gradients"]
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_on_two_axes(four_ranks: RankPool) -> None:
     for found in four_ranks.run(gathering_jobs.gather_alike, "transformer_dropout", (1, 2, 2), 3, 0.5):
         assert found["gathered"]

@@ -174,6 +174,7 @@ def test_an_optimizer_that_was_made_before(ranks: RankPool, name: str, mesh: Any
         assert "still refers to the parameters that the model had before parallelize" in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "seed"),
     [
@@ -191,6 +192,7 @@ def test_a_penalty_beside_the_loss(ranks: RankPool, mesh: Any, seed: int) -> Non
         assert all(far < 1e-5 for far in found.values()), found
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mesh", "seed"),

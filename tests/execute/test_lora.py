@@ -45,6 +45,7 @@ def test_losses_are_those_of_one_process_and_adapters_are_saved(
             assert trained["rank"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("mesh", "seed"),

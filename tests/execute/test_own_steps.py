@@ -41,6 +41,7 @@ def losses(plan, steps: int, *, tune: bool) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_training_that_is_timed_is_the_same(plan):
     steps_file(plan).unlink(missing_ok=True)
     assert losses(plan, NEEDED + 2, tune=True) == losses(plan, NEEDED + 2, tune=False)

@@ -85,6 +85,7 @@ def test_rows_passed_in_the_other_way(ranks: RankPool) -> None:
         assert rank < 2
 
 
+@pytest.mark.slow
 def test_ranks_that_pass_the_same_rows_are_warned_of(ranks: RankPool) -> None:
     for rank, said in enumerate(ranks.run(jobs.alike)):
         for mode in (True, False):

@@ -87,6 +87,7 @@ def table_of(text: str) -> list[str]:
     return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", READY_MADE, ids=lambda folder: folder.name)
 def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     found = tensoropt.load(folder)

@@ -61,6 +61,7 @@ def test_continues_under_another_plan(ranks: RankPool, alone: Any, tmp_path: Pat
     close(ran("moved", tmp_path, "data", ranks), alone("moved"))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "kind",
@@ -161,6 +162,7 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
         ).launch()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("job")
 def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_path: Path) -> None:
     losses = []

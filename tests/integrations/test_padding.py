@@ -59,6 +59,7 @@ def test_batches_get_the_plans_length(accelerator: PlanAccelerator) -> None:
     assert next(iter(accelerator.prepare(loader(num_workers=1))))["labels"].shape == (GLOBAL, LENGTH)
 
 
+@pytest.mark.slow
 def test_longer_batches_are_refused_and_ones_without_a_mask_left(accelerator: PlanAccelerator) -> None:
     model = accelerator.prepare(build())
     with pytest.raises(PlanError, match='padding="max_length", truncation=True, max_length=8'):

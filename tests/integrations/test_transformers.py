@@ -32,6 +32,7 @@ def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_
     close(ran(what, tmp_path, "data", ranks), alone(what))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["data", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_texts_are_padded_to_the_plans_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
@@ -121,6 +122,7 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
     assert made.model.config.pad_token_id == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(

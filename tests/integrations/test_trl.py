@@ -24,6 +24,7 @@ def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> An
     return ran_by(jobs.__file__, what, folder, kind, ranks, jobs.SOURCE)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
     close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))

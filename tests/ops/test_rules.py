@@ -39,6 +39,7 @@ def check(name: str) -> Report:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORE)
 def test_core_models(name):
     assert check(name).coverage == 1.0

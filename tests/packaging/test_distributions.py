@@ -122,6 +122,7 @@ def test_the_metadata(built: Path) -> None:
     assert data.get_payload().startswith("# TensorOpt")
 
 
+@pytest.mark.slow
 def test_it_works_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
     inside = {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     where = run([sys.executable, "-c", "import tensoropt; print(tensoropt.__file__)"], tmp_path, **inside)

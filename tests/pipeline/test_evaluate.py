@@ -437,6 +437,7 @@ def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
     assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=96)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "schedule", "seed"),
     [
@@ -458,6 +459,7 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "schedule", "seed"),

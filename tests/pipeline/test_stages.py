@@ -97,6 +97,7 @@ def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
     return Cutter(prepare(capture(Stacked(blocks, stem=stem, head=head), (torch.randn(4, 24),), {})).graph)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1, 4]), st.integers(2, 8), st.booleans(), st.booleans())
 def test_blocks_are_dealt_to_stages_whatever_the_model_begins_and_ends_with(blocks, stages, stem, head):
     """Cuts that a pipeline can have, or a refusal, also of a bare stack of blocks."""
@@ -222,6 +223,7 @@ def test_operators_without_parameters_are_no_stage() -> None:
     assert not found.has_parameters(residual, residual + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [frozen, adapted, frozen_but_the_last])
 def test_stages_without_trained_parameters_are_cut_like_others(build: Callable[[], Recipe]) -> None:
     """Where the same model, all of it trained, is cut; those before the first trained one have no

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def shuffled(problem, rng) -> Placement:
     return Placement.in_order(device, problem.devices.count, order)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([1, 1, 2, 3]))
 def test_the_flat_step_is_the_simulators(seed, training, mixed, micro_batches):
     rng = np.random.default_rng(seed)

@@ -53,6 +53,7 @@ def test_tensor_parallelism_stays_inside_stages():
     assert {"all_reduce", "send"} <= kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_more_ranks_than_key_heads_share_them_inside_stages(sequence_parallel: bool):
     found = pinned("llama-tiny", places=2, tensor=4, micro_batches=4, sequence_parallel=sequence_parallel)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -173,6 +174,7 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_as_pytorch_runs_attention_on_fake_cuda_tensors(fake_cuda_library):
     # In a process of its own: the devices have to be there before PyTorch is imported, and stay.
     subprocess.run(

@@ -317,6 +317,7 @@ def few_turns(monkeypatch):
     monkeypatch.setattr(links, "TURNS", short)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_real_ranks(store, ranks, few_turns):
     cluster = load_cluster("local:2")

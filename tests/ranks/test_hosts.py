@@ -78,6 +78,7 @@ def two_hosts(
             one.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "kind", "says"),
@@ -196,6 +197,7 @@ def read_apart(rank: int, world_size: int) -> float:
         time.perf_counter, worker._hosts = true, 1
 
 
+@pytest.mark.slow
 def test_ranks_of_several_hosts_have_a_clock_in_common() -> None:
     with RankPool(2) as pool:
         apart = pool.run(read_apart)

@@ -147,6 +147,7 @@ def test_a_rank_that_raises_keeps_the_processes(pool):
     assert pool.run(add_ranks, 0.0)[0].tolist() == [1.0] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_while_others_wait(pool, monkeypatch):
     monkeypatch.setattr(pool_module, "_GRACE_S", 0.2)
     with pytest.raises(RankError, match="bad luck on 0") as caught:
@@ -185,6 +186,7 @@ def test_a_rank_that_hangs_shows_where(pool):
     assert "in hang_on" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_of_another_thread_can_be_ended(pool):
     pool.run(echo)
     failed = []
@@ -217,6 +219,7 @@ def test_what_ranks_tell_before_they_end_is_heard(pool):
         assert [content for teller, content in heard if teller == rank] == ["first", (rank, "second")]
 
 
+@pytest.mark.slow
 def test_restarted_ranks_are_others(pool):
     pool.start()
     before = pool.process_ids

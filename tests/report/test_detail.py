@@ -154,6 +154,7 @@ def test_costs_of_another_version_are_refused(loaded):
         detail(replace(loaded, recorded=replace(loaded.recorded, whole=whole)), 0)
 
 
+@pytest.mark.slow
 def test_recosting_needs_no_model(gpus, loaded, tmp_path):
     same, again = tensoropt.api.recost(loaded, store=gpus.store)
     assert [p.time_s for p in same.points] == [p.time_s for p in loaded.points]
@@ -198,6 +199,7 @@ def test_operators_and_what_is_beside_them_add_up_to_the_headline(loaded, detail
     assert any(share.compute_s for _, told in details for share in told.shares()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
 def test_plans_of_stages_are_shown_operator_by_operator(
     staged: dict[str, Exploration], kind: PlanKind

@@ -35,6 +35,7 @@ def test_saved_costs_give_the_figures_of_sharded_points(gpus: Explored) -> None:
     check_figures(replace(gpus.found, points=gpus.found.points[::40]))
 
 
+@pytest.mark.slow
 def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward() -> None:
     """The search knows how to recompute either of two equal blocks; the saved plan recomputes none."""
     pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
@@ -65,6 +66,7 @@ def test_a_cluster_without_such_a_mesh_is_named(staged: dict[str, Exploration], 
         strategy_on(found.plan(index), graph, load_cluster("dgx-a100[4]"))
 
 
+@pytest.mark.slow
 @STAGED
 def test_costs_of_several_kinds_of_devices_are_saved_apart(
     staged: dict[str, Exploration], kind: PlanKind

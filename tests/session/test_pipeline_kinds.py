@@ -107,6 +107,7 @@ def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: 
         assert less.peak_bytes[0] <= room
 
 
+@pytest.mark.slow
 def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore) -> None:
     both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
     found = explored(store, *both, nodes=2)

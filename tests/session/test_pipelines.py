@@ -180,6 +180,7 @@ def test_of_a_pinned_pipeline_micro_batches_are_as_given(store: ProfileStore) ->
     assert {space.micro_batches for space in found.spaces if not space.groups} == {4}
 
 
+@pytest.mark.slow
 def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:
     found = explored(store, pipelines="always", micro_batches="auto")
     assert pipelined(found)
@@ -189,6 +190,7 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: Profi
         assert 16 % space.micro_batches == 0
 
 
+@pytest.mark.slow
 def test_large_models_are_looked_at_with_one_row_in_flight(
     store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +222,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
     assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
 
 
+@pytest.mark.slow
 def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
     store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
     assert {(one.schedule, len(one.stages)) for one in shapes} == {("interleaved_1f1b", 6)}
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +297,7 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
 # -- pins -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_first_stages_may_have_nothing_to_train(store: ProfileStore) -> None:
     """Of two stages on as many ranks the first is larger, as it has no backward: adapters of the last blocks
     alone are trained."""

@@ -193,6 +193,7 @@ def test_a_chosen_placed_plan_trains_as_the_model_does(store: ProfileStore) -> N
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileStore) -> None:
     again, _ = recost(found, store=store, old_points=False)
     assert [(p.planner, p.time_s) for p in again.points] == [(p.planner, p.time_s) for p in found.points]
@@ -235,6 +236,7 @@ def devices_of(exploration: Exploration, point: int, group: str) -> set[int | No
     return {op.device for name, op in operators.items() if name.partition("[")[0] == group}
 
 
+@pytest.mark.slow
 def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store: ProfileStore, tmp_path: Path) -> None:
     constraints = {"devices": [ON_ONE, {"operators": "head", "devices": [9], "soft": True}]}
     exploration = explored(store, constraints=constraints)
@@ -254,6 +256,7 @@ def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store: ProfileSt
     assert [one.time_s for one in old] == pytest.approx([p.time_s for p in exploration.points])
 
 
+@pytest.mark.slow
 def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(store: ProfileStore) -> None:
     model, inputs = branches("meta")
     compared = compare(
@@ -326,6 +329,7 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) ->
     assert "tensoropt_tests.row_means.default" in note
 
 
+@pytest.mark.slow
 def test_soft_placement_gives_up_what_sharded_plans_cannot_keep(store: ProfileStore) -> None:
     exploration = explored(store, constraints={"devices": [ON_ONE]}, soft_placement=True)
     assert any(point.kind is kinds.SHARDED for point in exploration.points)
@@ -355,6 +359,7 @@ def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
     assert counts == {False: {2}, True: {4}}
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:
     budget = float(found.needs[len(found.points) - 1])
     within = explored(store, memory_bytes=budget)
@@ -372,6 +377,7 @@ def test_of_many_operators_fewer_planners_are_quick() -> None:
     assert not set(CUTTING) & {entry.name for entry in quick_planners(FEW_GROUPS, MOST_PIECES)}
 
 
+@pytest.mark.slow
 def test_heuristics_run_within_the_memory_of_a_few_points(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +401,7 @@ def test_heuristics_run_within_the_memory_of_a_few_points(
     assert any(note.startswith("heuristics ran within the memory of 2 of") for note in notes), points
 
 
+@pytest.mark.slow
 def test_placing_planners_stop_when_their_seconds_are_over(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +465,7 @@ def test_devices_of_several_kinds(store: ProfileStore, tmp_path: Path) -> None:
 # -- the promise ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,6 +505,7 @@ def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: Pro
     check_no_planner_beats_a_point(f"zoo:{name}", cluster, store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cluster"),
     [
@@ -511,6 +520,7 @@ def test_no_planner_beats_a_point_of_the_zoos_models_with_branches(
     check_no_planner_beats_a_point(f"zoo:{name}", cluster, store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "cluster"),
     [

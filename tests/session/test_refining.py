@@ -184,6 +184,7 @@ def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name
     assert any(note.startswith("mesh 2x2x2, micro-batches 1: groups") for note in found.report["notes"])
 
 
+@pytest.mark.slow
 def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store, monkeypatch):
     search = SpaceSearch.search
 

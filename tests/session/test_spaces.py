@@ -156,6 +156,7 @@ def test_a_rounding_is_enough_to_be_beaten():
     assert [p.time_s for p in found] == [1.0, 0.9, 0.8, 0.7, 0.6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2-tiny", marks=pytest.mark.slow)])
 def test_points_do_not_depend_on_the_processes(tmp_path, name):
     """In a process of its own, as test runners have threads and do not fork."""

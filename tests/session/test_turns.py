@@ -33,6 +33,7 @@ def costs(exploration):
     return np.array([(p.memory_bytes, p.time_s) for p in exploration.points])
 
 
+@pytest.mark.slow
 def test_representatives_lose_a_thousandth_of_the_hypervolume(found):
     loose, exact = (costs(one) for one in found)
     both = reduce(*np.concatenate([loose, exact]).T)

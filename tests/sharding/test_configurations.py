@@ -94,6 +94,7 @@ def test_uneven_shards_are_for_large_parameter_dims():
     assert splits(12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "parts"), [(32, 3), (32, 5), (32, 7), (25, 2), (25, 4), (3, 2)])
 def test_batches_heads_and_sequences_are_cut_in_unequal_parts(size, parts):
     """Whatever the parts, if none is empty: the search prices the largest."""

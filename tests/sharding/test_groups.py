@@ -174,6 +174,7 @@ def test_residual_stream_carries_partial_sums():
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2-dropout", "llama", "bert-dropout", *SLOW])
 def test_groups_per_layer(family):
     """Small things have no opinion: the search sees a dozen variables per layer, not forty."""

@@ -360,6 +360,7 @@ def drawn(build, seed: int, dtype: str = "float32") -> Strategy:
     return random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), random.Random(seed), recompute=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "build", [gates, unrolled, gpt2, llama_two, stack, split_weights, target_without_gradient]

@@ -35,6 +35,7 @@ def graph_of(model: nn.Module, *args: Tensor) -> OperatorGraph:
     return capture(model, args, loss=lambda y: y.square().mean()).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
 def test_all_of_a_decoder_follows_its_tokens(name: str, batch: int) -> None:

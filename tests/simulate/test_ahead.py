@@ -211,6 +211,7 @@ def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
     assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
     """The head's lies as the parameter is stored; autograd keeps it until the embedding has been passed."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", 3))

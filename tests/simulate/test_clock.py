@@ -60,6 +60,7 @@ def assert_figures_are_the_simulators(evaluated: Evaluation) -> None:
     assert memory[turned].kept + memory[turned].transient == parts.between_bytes[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (4, 2), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("build", [gates, four, unrolled, llama_two], ids=lambda build: build.__name__)

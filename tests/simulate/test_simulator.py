@@ -396,6 +396,7 @@ def test_work_after_a_collective_is_slower_and_what_no_work_follows_is_not():
     assert total == pytest.approx(compute + communication)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):

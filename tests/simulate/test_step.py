@@ -44,6 +44,7 @@ def alive(step: Step, kind: str) -> np.ndarray:
     return np.cumsum(changes)[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "mode", "dtype"),
     [

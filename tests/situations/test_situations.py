@@ -116,6 +116,7 @@ def test_a_situation_is_captured(id: str) -> None:
     assert problem.graph.groups
 
 
+@pytest.mark.slow
 @each(TAKEN, lambda id: id not in EXPLORED)
 def test_a_situation_is_explored(id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, answer = explored(id, tmp_path / "out", capfd)

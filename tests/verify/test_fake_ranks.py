@@ -70,6 +70,7 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: str) -
     assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.005)
 
 
+@pytest.mark.slow
 def test_messages_around_a_ring_are_predicted() -> None:
     """Of eight ranks that have two positions each."""
     spec = jobs.spec("llama")

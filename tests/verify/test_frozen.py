@@ -21,6 +21,7 @@ SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"
 IN_BYTES = "zoo:llama-tiny?layers=1&hidden=128&inner=256&lora=r=4,targets=q_proj+down_proj,base="
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2), (1, 8)])
@@ -34,6 +35,7 @@ def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tup
     memory_is_as_predicted(spec, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "mesh"),
     [

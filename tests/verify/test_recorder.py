@@ -64,6 +64,7 @@ def test_ranks_issue_what_was_predicted(
         assert_as_predicted(loaded, MESHES[number % len(MESHES)], rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "meshes"), [("mlp", UNEQUAL_MESHES), ("gpt2-tiny", ((1, 3),))])
 def test_shares_of_a_batch_are_unequal(name: str, meshes: tuple[tuple[int, ...], ...]) -> None:
     """32 samples on 3, 5, 6 and 7 ranks."""
@@ -83,6 +84,7 @@ def assert_as_predicted(loaded: CapturedModel, mesh: tuple[int, ...], rng: rando
     assert predicted_collectives(strategy, facts_by_group(strategy)) == Counter(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ def faults(drawn: list[Case], *, real: bool) -> list[str]:
         return [case.line() for case in map(sweep.check, drawn) if case.faults]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 268])
 def test_ranks_send_and_keep_what_was_predicted(seed: int) -> None:
     """On fake ranks: zig-zag order, shared heads, unequal parts, pipelines, parts of blocks made again."""
@@ -35,6 +36,7 @@ def test_memory_that_was_predicted_wrongly_once(seed: int) -> None:
     assert not faults(cases([seed], NAMES, (2, 3, 4, 5)), real=False)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "seeds", [range(16, 16 + ALIKE), pytest.param(range(1000, 1040), marks=pytest.mark.slow)], ids=str

@@ -9,6 +9,7 @@ from tensoropt.types import silent
 from tensoropt.verify.unsplit import verify_unsplit
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_unsplit_model_runs_as_predicted() -> None:
     (found,) = verify_unsplit(ModelSpec("zoo:mlp"), "adam", progress=silent)["plans"]

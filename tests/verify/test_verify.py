@@ -135,6 +135,7 @@ def around(name: str, mesh: tuple[int, ...], also: str = "", **more: Any) -> dic
     return json.loads(json.dumps(strategy.to_data()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [("llama_small", (1, 2)), pytest.param("bert_small", (2, 2), marks=pytest.mark.slow)],
@@ -157,12 +158,14 @@ def test_keys_in_narrow_numbers_go_around(ranks: RankPool) -> None:
     check_strategies(jobs.spec("llama_small", **narrow), [around("llama_small", (1, 2), **narrow)], ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("also", [RING, "queries", "heads", pytest.param("batch0", marks=pytest.mark.slow)])
 def test_keys_go_around_beside_another_axis(four_ranks: RankPool, also: str) -> None:
     check_strategies(jobs.spec("llama_small"), [around("llama_small", (1, 2, 2), also)], four_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "also",
     [
@@ -176,6 +179,7 @@ def test_rows_are_sent_beside_another_axis(four_ranks: RankPool, also: str) -> N
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2, 2), 1, also), four_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -172,6 +172,7 @@ def test_weights_that_blocks_do_not_divide_are_refused() -> None:
         load_model("zoo:llama-tiny", lora=f"r={R},base=nf4")
 
 
+@pytest.mark.slow
 def test_names_and_memory_are_those_of_bytes() -> None:
     """QLoRA: half a byte and the scale of 64 for each number, two bytes for the embedding and the output."""
     loaded = load_model(f"{WIDE}&layers=1", device="meta", lora=f"r={R},base=nf4")

@@ -45,6 +45,7 @@ def test_every_page_keeps_the_rules(
     assert found == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     ["plan", *(pytest.param(n, marks=pytest.mark.slow) for n in ("runs", "explore", "export"))],
@@ -136,6 +137,7 @@ def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., An
     assert download.value.suggested_filename == "plan.json"
 
 
+@pytest.mark.slow
 def test_what_a_term_means_is_said_to_pointer_finger_and_keyboard(
     site: Site, opened: Callable[..., Any]
 ) -> None:
@@ -164,6 +166,7 @@ def test_what_a_term_means_is_said_to_pointer_finger_and_keyboard(
 SLOW = """kinds => kinds.filter(([namespace, type]) => window[namespace]?.[type]?.dashChildrenUpdate)"""
 
 
+@pytest.mark.slow
 def test_no_component_looks_through_the_whole_layout_on_every_change(
     site: Site, opened: Callable[..., Any]
 ) -> None:

@@ -20,6 +20,7 @@ def filled(page: Any, **wanted: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable[..., Any]) -> None:
     page = opened(quick.url("explore"))
     filled(page, kind="RTX-4090")
@@ -91,6 +92,7 @@ window.Notification = class {
 };"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["granted", pytest.param("denied", marks=pytest.mark.slow)])
 def test_the_desktop_is_told_only_where_a_person_asked_for_it(
     held: Site, opened: Callable[..., Any], answer: str

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
 from tensoropt_app.server import create_app, listen
@@ -26,6 +27,7 @@ def ended(server: Any, jobs: JobManager) -> None:
     jobs.close()
 
 
+@pytest.mark.slow
 def test_a_dead_server_is_said_and_found_again(browser: Any, explorations: Path, tmp_path: Path) -> None:
     # Not `opened`, which takes the browser's own errors about a dead server for faults of the page.
     server, jobs = started(explorations, tmp_path, 0)

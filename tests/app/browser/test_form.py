@@ -19,6 +19,7 @@ def filled(page: Any) -> Any:
     return page
 
 
+@pytest.mark.slow
 def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
     quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ SEEN = """selector => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [pytest.param(1280, 720, marks=pytest.mark.slow), (390, 844)])
 def test_the_button_and_the_job_it_starts_are_in_view(
     endless: Site, opened: Callable[..., Any], width: int, height: int

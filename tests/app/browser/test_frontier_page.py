@@ -55,6 +55,7 @@ def point_at(page: Any, x: float, y: float) -> None:
     raise AssertionError("the plot says nothing of the point under the mouse")
 
 
+@pytest.mark.slow
 def test_the_first_screen_is_never_empty(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.address))
     assert "per device" in page.inner_text("#card")
@@ -62,6 +63,7 @@ def test_the_first_screen_is_never_empty(site: Any, opened: Callable[..., Any]) 
     assert "Assumptions" in page.inner_text("#page-frontier")
 
 
+@pytest.mark.slow
 def test_keys_walk_and_compare_and_clicks_faster_than_answers_all_count(
     site: Any, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Call
     page.wait_for_selector(f"#card-title:text-matches('Point {501 + 23 + 30 - 6} of')")
 
 
+@pytest.mark.slow
 def test_a_budget_selects_and_greys_and_axes_and_lines_are_in_the_url(
     site: Any, opened: Callable[..., Any]
 ) -> None:
@@ -198,6 +201,7 @@ GRIP = "#graph .annotation[data-index='1']"
 LABEL = f"""document.querySelector("{GRIP}").textContent"""
 
 
+@pytest.mark.slow
 def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&budget=55GiB")), "Point 5 of 8")
     box = page.locator(GRIP).bounding_box()
@@ -277,6 +281,7 @@ def test_filters_and_addresses_that_lead_nowhere_are_said(site: Any, opened: Cal
 ROWS = "document.querySelector('#points .ag-root')?.getAttribute('aria-rowcount') - 1"
 
 
+@pytest.mark.slow
 def test_the_table_begins_with_notable_points_and_the_selected_one(
     site: Any, opened: Callable[..., Any]
 ) -> None:
@@ -371,6 +376,7 @@ def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable
     assert ticks == sorted(set(ticks))
 
 
+@pytest.mark.slow
 def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=2"), haste=4), "Point 2 of 8")
     page.wait_for_function("document.title.startsWith('Frontier · gpt2-tiny on dgx-h100')")
@@ -495,6 +501,7 @@ def remaining(page: Any, script: str) -> Any:
     return page.evaluate(script)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("width", "scheme"),
@@ -534,6 +541,7 @@ NAMES = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "width", [390, 1280, *(pytest.param(width, marks=pytest.mark.slow) for width in (768, 1920))]

@@ -38,6 +38,7 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
     assert page.evaluate("document.activeElement.className") == "log"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["plan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("frontier", "export"))]
 )
@@ -81,6 +82,7 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     page.unroute_all(behavior="ignoreErrors")
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_is_told_on_every_page(held: Site, opened: Callable[..., Any]) -> None:
     page = opened(held.url("frontier", "x=opened-small&point=1"), haste=4)
     page.wait_for_selector("#points .ag-row-selected", state="attached")

@@ -151,6 +151,7 @@ def test_fewer_devices_and_planners_beside(real: Any, opened: Callable[..., Any]
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[6].x.length > 0")
 
 
+@pytest.mark.slow
 def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
     endless: Any, opened: Callable[..., Any]
 ) -> None:

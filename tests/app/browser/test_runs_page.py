@@ -61,6 +61,7 @@ def check_readable(page: Any) -> None:
     assert remaining(page, UNNAMED) == []
 
 
+@pytest.mark.slow
 def test_runs_are_readable_and_hiding_one_asks_nothing_and_is_in_the_url(
     runs: Site, opened: Callable[..., Any]
 ) -> None:
@@ -114,6 +115,7 @@ def edited(page: Any, key: str, column: str, text: str) -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.slow
 def test_names_stay(runs: Site, opened: Callable[..., Any]) -> None:
     page = drawn(opened(runs.url("runs", "x=opened-a&runs=all")), COUNT)
     edited(page, "opened-a", "name", "plain <b>")
@@ -143,6 +145,7 @@ PIXEL = f"""([i, j]) => {{
 }}"""
 
 
+@pytest.mark.slow
 def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Callable[..., Any]) -> None:
     page = drawn(opened(runs.url("runs", "runs=opened-a,opened-b")), 2)
     page.wait_for_timeout(500)

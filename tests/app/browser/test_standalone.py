@@ -45,6 +45,7 @@ def opened(browser: Any, tmp_path: Path) -> Any:
         assert not watch.faults
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_is_drawn_at_any_width_and_follows_the_scheme(opened: Any, width: int) -> None:
@@ -82,6 +83,7 @@ def test_the_page_keeps_the_rules_of_every_page(opened: Any, axe: str, scheme: s
     assert page.evaluate(AXE, TAGS) == []
 
 
+@pytest.mark.slow
 def test_an_output_without_its_script_keeps_the_picture_and_says_why(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

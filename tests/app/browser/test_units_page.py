@@ -23,6 +23,7 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.slow
 def test_an_amount_a_currency_and_axes_in_the_card_the_plot_and_the_link(
     shops: Site, opened: Callable[..., Any]
 ) -> None:

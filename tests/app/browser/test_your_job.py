@@ -45,6 +45,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield site
 
 
+@pytest.mark.slow
 def test_you_are_here(explored: Site, opened: Callable[..., Any]) -> None:
     """The job is a point of the plot; the answer says what a better plan brings, and the notes what of the
     job is not part of its prediction."""

@@ -98,6 +98,7 @@ def test_random_pipelines_ask_for_what_is_counted(name: str, schedule: str) -> N
         check_requests(evaluated(random_pipeline(graph, mesh, schedule, random.Random(seed), 0.3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
 def test_an_allocator_reserves_as_much_for_a_real_step(schedule: str) -> None:
     loaded = opened_wide()

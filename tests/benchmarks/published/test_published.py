@@ -43,6 +43,7 @@ def run(**changed: str) -> Run:
     return Run({**ROW, **changed})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -130,6 +131,7 @@ def test_a_decoder_has_the_parameters_of_its_numbers(of):
     assert parameters_of(of, 32) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "recompute"),
     [
@@ -149,6 +151,7 @@ def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
     assert extended["predicted_memory_bytes"] == pytest.approx(whole["predicted_memory_bytes"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_some_recomputed_blocks_take_what_lies_between():
     with ProfileStore(":memory:") as store:
         of = replace(LLAMA, layers=2)
@@ -188,6 +191,7 @@ def test_what_a_run_recomputes_has_a_name(said, source, recomputed):
         assert pinned_of(one, recipe=recipe).recipe == (recipe or NOTHING)
 
 
+@pytest.mark.slow
 def test_a_run_that_recomputes_a_part_lies_between_all_and_nothing():
     of = replace(LLAMA, layers=2)
     with ProfileStore(":memory:") as store:
@@ -240,6 +244,7 @@ def test_sequence_parallelism_is_pinned_where_a_run_is_taken_to_have_it():
         assert any("along the sequence" in note for note in other_notes(one)) is ("assumed" in said)
 
 
+@pytest.mark.slow
 def test_pipelined_runs_are_predicted_and_say_what_is_assumed():
     models = {"small": {name: getattr(GPT, name) for name in GPT.__slots__}}
     models["small"]["params"] = parameters_of(GPT, 32)
@@ -250,6 +255,7 @@ def test_pipelined_runs_are_predicted_and_say_what_is_assumed():
     assert any("other 16 bits" in note for note in row["notes"])
 
 
+@pytest.mark.slow
 def test_a_term_that_is_left_out_changes_what_is_predicted():
     def seconds(*terms):
         with ProfileStore(":memory:") as store, ExitStack() as stack:

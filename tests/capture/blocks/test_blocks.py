@@ -184,6 +184,7 @@ def test_paths_of_modules_are_those_of_the_module_that_was_called():
     assert read == [f"blocks.{i}.layer.{what}" for i in range(6) for what in ("weight", "bias")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layers", "found"), [("gpt2-tiny", 4, (2, 4)), ("moe-mini", 2, (2, 2))])
 def test_gpt2_and_a_mixture_of_experts(traced, name, layers, found):
     """As ``transformers`` writes them, and with routers, sparse layers and their counts."""
@@ -247,6 +248,7 @@ def buffered(b, x):
     return b.layer(x) + b.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "held"),
     [

@@ -62,6 +62,7 @@ def test_on_two_ranks(ranks: RankPool, schedule: str) -> None:
     compare(ranks, "frozen", pipelines("frozen", (4, 2), schedule, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_other_models_on_two_ranks(ranks: RankPool, name: str) -> None:
     compare(ranks, name, drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(("mesh", "behind"), [((4, 4), True), ((4, 2, 2), False)])
@@ -82,6 +84,7 @@ def test_on_four_ranks(four_ranks: RankPool, mesh: tuple[int, ...], behind: bool
     compare(four_ranks, "frozen", drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_collectives_in_forward_where_backward_is_taken_apart(four_ranks: RankPool) -> None:
     """A stage without a backward may pass them."""

@@ -37,6 +37,7 @@ def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], cou
 
 
 # A layer that is used three times may not be twice at one place.
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule
     compare(ranks, name, schedule, (4, 2), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])

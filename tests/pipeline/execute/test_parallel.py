@@ -71,6 +71,7 @@ def test_checkpoint_moves_between_plans(
         assert found["continued"] < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_checkpoint_of_stages_that_are_split(four_ranks: RankPool, tmp_path: Path) -> None:
     """Shards of a fused projection split on heads, of a parameter that two stages share: bits stay."""

@@ -95,6 +95,7 @@ def test_on_two_ranks(
         assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -123,6 +124,7 @@ def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: 
         assert len(found.memory_tracked_of_ranks) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_batch_norms_in_pieces_on_two_ranks(ranks: RankPool, costs: CostSource) -> None:
     """Four pieces of each on two ranks: running statistics, gradients, messages and memory."""
@@ -139,6 +141,7 @@ def test_batch_norms_in_pieces_on_two_ranks(ranks: RankPool, costs: CostSource) 
         assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_of_batch_norms_in_pieces_on_fake_ranks(costs: CostSource, dtype: str) -> None:
     loaded = load_model(ModelSpec("zoo:unet-tiny", compute_dtype=dtype, device="meta"))

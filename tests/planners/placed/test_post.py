@@ -26,6 +26,7 @@ def learner(problem, chosen=LITTLE):
     return _Learner(problem, units_of(problem), memory, chosen, 0)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.4, 0.7, 1.5, float("inf")]))
 @settings(max_examples=20)
 def test_answers_keep_constraints_and_fit_or_are_refused(seed, training, capacity):

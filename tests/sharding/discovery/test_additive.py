@@ -32,6 +32,7 @@ def test_a_backward_that_looks_at_all_of_its_gradient_is_kept_whole():
     assert clip == Discovery(additive=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "adds"), [("Clip", False), ("LearnedStep", True)])
 def test_gradients_of_a_weight_are_added_before_a_backward_that_does_not_add_up(function, adds):
     graph, ops, discovered = found("build_clipped_weight", function)

@@ -80,6 +80,7 @@ def unlimited(problem: PlacementProblem) -> np.ndarray:
     return np.full(problem.devices.count, np.inf)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans())
 @settings(max_examples=10)
 def test_the_fastest_and_the_frontier_are_those_of_all_placements(seed: int, training: bool) -> None:
@@ -120,6 +121,7 @@ def test_a_search_that_ends_early_says_so() -> None:
     assert proven < max(1, len(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("operators", "devices", "width"), [(14, 2, 3), (9, 3, 9)])
 def test_the_local_search_proves_its_answer_for_small_graphs(

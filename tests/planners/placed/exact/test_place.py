@@ -87,6 +87,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed):
     assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @some(0, 2, rest=(4, 8))
 def test_the_optimum_of_several_micro_batches_is_that_of_exhaustive_search(seed):
     """The program knows one of them and the work of all, the simulator the rest. With seed 2 nothing is left
@@ -147,6 +148,7 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
         assert outcome_of(problem, rules, effort=0.02, hint=best).time_s <= best.time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @some(0, 3, rest=(8,))
 def test_capacity_is_kept_under_the_simulator(seed):
     problem = small(seed, 0.8)

@@ -1,14 +1,13 @@
 """Models with branches: what the search over placements gains, and whether planners beat explorations.
 
-    python -m tests.benchmarks.planners.bench_branching [--quick] [--section placing|dominance|small ...]
+    python -m tests.benchmarks.planners.bench_branching [--quick] [--section placing|dominance ...]
         [--models NAME ...] [--clusters NAME ...] [--seconds S]
         [--planners NAME ...] [--planner-option NAME.OPTION=VALUE ...]
 
 placing: the published heuristics that place operators, and beside them the local and the cut search, with a
 third and two thirds of so many seconds of effort, all by the simulator. dominance: an exploration, then
 planners on its very tables, without a limit and within amounts of memory along the frontier: whether a plan
-of theirs beats a point, and by how much. small: random graphs of which the fastest placement is proven, and
-how often planners find it.
+of theirs beats a point, and by how much.
 
 Rows of a day are kept, so that the grid may be run in parts, one model after another.
 """
@@ -23,8 +22,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from tensoropt import zoo
 from tensoropt.api import _evaluated, _model_info
 from tensoropt.capture import Capture, capture
@@ -34,14 +31,13 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.point import SAME, Point, beats
+from tensoropt.plan.point import Point, beats
 from tensoropt.planners.compare import requested_planners
-from tensoropt.planners.placed import netsplit
-from tensoropt.planners.placed.common.branch_and_bound import bound_s, fastest
+from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.cut_search import CutSearch
 from tensoropt.planners.placed.cut_search import placements as cut_placements
-from tensoropt.planners.placed.local_search import LocalSearch, _Search
+from tensoropt.planners.placed.local_search import LocalSearch
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import LoadedModel, load_model
@@ -51,7 +47,7 @@ from tensoropt.session.searched import search
 from tensoropt.session.session import Session
 from tensoropt.units import format_seconds
 from tests.benchmarks.machine import Results, described, rows_described
-from tests.planners.placed.placements import places, random_problem
+from tests.planners.placed.placements import places
 
 PAPER = ("inception-v3", "amoebanet-d", "deeplab-v3", "unet", "two-tower", "clip")
 MODELS = (*(f"{name}-tiny" for name in PAPER), *PAPER)
@@ -61,9 +57,6 @@ BATCHES = {"inception-v3": 16, "amoebanet-d": 16}
 """Batches that fit clusters whose devices together have 24 GiB; else the zoo's own."""
 SLOW = ("flexflow", "ilp", "pesto", "netsplit", "netsplit_shared")
 """Planners that are run only if named: they take minutes for a model of the zoo at laptop size."""
-SMALL = ((8, 2, 3), (14, 2, 3), (14, 2, 12), (9, 3, 3), (9, 3, 9))
-"""Operators, devices and width of small graphs."""
-MOST_NODES = 500_000_000
 SETTINGS = Settings(measure="never", process_memory=False)
 LIMITS = (0.25, 0.5, 0.75)
 """The shares of an exploration's points that lie within the limits given to planners, leanest first."""
@@ -115,7 +108,7 @@ def placed_row(whole: PricedGraph, seconds: float) -> Row:
         row["heuristic"] = name = min(fitting, key=lambda n: (fitting[n].time_s, fitting[n].memory_bytes))
         best = fitting[name]
         row |= {"heuristic_s": best.time_s, "heuristic_bytes": best.memory_bytes}
-    row["bound_s"] = bound_s(graph)
+    row["bound_s"] = lower_bound_s(graph)
     answers, row["seconds"] = spent(lambda: places(graph, None, 0, LocalSearch(seconds=seconds / 3)))
     if isinstance(answers, TensorOptError):
         return row | {"refused": str(answers)}
@@ -196,55 +189,14 @@ def beside(points: Sequence[Point], found: Sequence[Point]) -> Row:
     }
 
 
-def small(operators: int, devices: int, width: int, seeds: int) -> Row:
-    """How many of random graphs a planner finds the fastest placement of, and by how much it misses at worst.
-
-    Args:
-        width: how far back an operator may read; the farther, the more orders there are.
-    """
-    slower: dict[str, list[float]] = {}
-    nodes, proven = [], 0
-    for seed in range(seeds):
-        problem = random_problem(
-            seed, operators, devices, training=seed % 4 != 3, mixed=seed % 2 == 1, width=width
-        )
-        best = fastest(problem, float("inf"), np.full(devices, np.inf), MOST_NODES)
-        nodes.append(best.nodes)
-        proven += best.proven
-        starts = [simulate_placement(problem, placement) for _, placement in heuristics(problem, 0)]
-        annealed = _Search(problem, 0, LocalSearch())
-        annealed.run(starts)
-        answers = {
-            "heuristics": starts,
-            "annealing": [*starts, *annealed.simulated()],
-            "local_search": [simulate_placement(problem, a.placement) for a in places(problem, None, 0)],
-            "netsplit": [simulate_placement(problem, netsplit.place(problem, None, 0).placement)],
-        }
-        for name, found in answers.items():
-            slower.setdefault(name, []).append(min(s.time_s for s in found) / best.seconds - 1)
-    return {
-        "operators": operators, "devices": devices, "width": width, "graphs": seeds, "proven": proven,
-        "most_nodes": max(nodes),
-        **{name: {"fastest": sum(x < SAME for x in of), "worst": max(of)} for name, of in slower.items()},
-    }  # fmt: skip
-
-
-def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """A row per model, cluster and section, and one per kind of small graphs."""
-    yield from cells(options)
-    for operators, devices, width in SMALL if "small" in options.section else ():
-        row = {"key": f"small, {operators} operators on {devices} devices, width {width}", "section": "small"}
-        yield row | small(operators, devices, width, options.graphs)
-
-
 def cells(options: argparse.Namespace) -> Iterator[Row]:
     """A row per model, cluster and section; the model is captured once."""
     names = options.planners or [name for name in ENTRIES if name not in SLOW]
     entries = requested_planners(names, options.planner_option)
-    for name in options.models if set(options.section) - {"small"} else ():
+    for name in options.models:
         model = Model(name)
         for cluster in options.clusters:
-            for section in (name for name in options.section if name != "small"):
+            for section in options.section:
                 row: Row = {"key": f"{section}, {name}, {cluster}", "section": section}
                 row |= {"model": name, "batch": model.batch, "cluster": cluster}
                 try:
@@ -271,12 +223,6 @@ ABOUT = {
         " of which a plan beats a point; so many points, and by what share of a point's time and memory at"
         " most. Planners run without a limit, and within the memory of the points a quarter, a half and"
         " three quarters along."
-    ),
-    "small": (
-        "Random graphs of which branch and bound finds the fastest placement. *proven*: of how many it is"
-        " proven; of each planner, in how many its placement is as fast, and how much slower it is at worst."
-        " *heuristics*: the fastest of them and of each device alone; *annealing*: the local search without"
-        " the branch and bound at its end."
     ),
 }
 
@@ -306,15 +252,6 @@ def markdown(results: Results) -> str:
         lines += _table([_dominance_cells(row) for row in tried])
         names = list(dict.fromkeys(name for row in tried for name in row.get("planners", ())))
         lines += ["", f"Planners: {', '.join(names)}."]
-    if graphs := of_section["small"]:
-        lines += [
-            "",
-            "## Small graphs",
-            "",
-            ABOUT["small"],
-            "",
-            *_table([_small_cells(row) for row in graphs]),
-        ]
     return "\n".join([*lines, "", "## Taken", "", *rows_described(data["rows"], "key")])
 
 
@@ -362,15 +299,6 @@ def _dominance_cells(row: Row) -> dict[str, str]:
     }
 
 
-def _small_cells(row: Row) -> dict[str, str]:
-    counts = ("operators", "devices", "width", "graphs", "proven", "most_nodes")
-    planners = {name: of for name, of in row.items() if isinstance(of, dict) and "worst" in of}
-    return {
-        **{name.replace("_", " "): f"{row[name]:,}" for name in counts},
-        **{name: f"{of['fastest']}, {of['worst']:.1%}" for name, of in planners.items()},
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one small model, to see that it works")
@@ -378,14 +306,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--clusters", nargs="*", default=CLUSTERS)
     parser.add_argument("--seconds", type=float, default=60.0, help="effort of both searches")
-    parser.add_argument("--graphs", type=int, default=10, help="small graphs of a kind")
     parser.add_argument("--planners", nargs="*", help=f"default: all but {', '.join(SLOW)}")
     parser.add_argument("--planner-option", nargs="*", default=[], help="such as netsplit.seconds=10")
     options = parser.parse_args()
     if options.quick:
         options.models, options.clusters, options.seconds = ("two-tower-tiny",), CLUSTERS[:1], 0.1
     results = Results("planners", "branching", {}, quick=options.quick)
-    for row in rows(options):
+    for row in cells(options):
         print({key: value for key, value in row.items() if key != "planners"}, flush=True)
         results.add("key", row)
         results.write(markdown(results))

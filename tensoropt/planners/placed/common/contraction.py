@@ -150,8 +150,8 @@ class Contraction:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """The problem over blocks, with times and bytes summed; a tensor inside a block counts in the block's
-        kept bytes, or in its peak.
+        """The problem over blocks, with times and bytes summed; a tensor that backward needs inside a block
+        counts in the block's kept bytes.
         """
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The very same object where nothing is joined: callers ask by identity whether the program knows
@@ -162,7 +162,10 @@ class Contraction:
         def summed(values: np.ndarray) -> np.ndarray:
             return np.array([values[g].sum(axis=0) for g in groups])
 
-        inside = [self._inside(number) for number in range(len(groups))]
+        def largest(values: np.ndarray) -> np.ndarray:
+            return np.array([values[g].max() for g in groups])
+
+        kept = np.array([self._kept_inside(number) for number in range(len(groups))])
         return replace(
             whole,
             names=tuple(self._name(g) for g in groups),
@@ -172,9 +175,9 @@ class Contraction:
             parameter_bytes=summed(whole.parameter_bytes),
             gradient_bytes=summed(whole.gradient_bytes),
             optimizer_bytes=summed(whole.optimizer_bytes),
-            kept_bytes=summed(whole.kept_bytes) + np.array([kept for kept, _, _ in inside]),
-            forward_peak_bytes=np.array([forward for _, forward, _ in inside]),
-            backward_peak_bytes=np.array([backward for _, _, backward in inside]),
+            kept_bytes=summed(whole.kept_bytes) + kept,
+            forward_peak_bytes=largest(whole.forward_peak_bytes),
+            backward_peak_bytes=largest(whole.backward_peak_bytes),
             update_peak_bytes=None if whole.update_peak_bytes is None else summed(whole.update_peak_bytes),
             host_s=None if whole.host_s is None else summed(whole.host_s),
             tensors=tuple(self._between()),
@@ -198,56 +201,15 @@ class Contraction:
             ),
         )
 
-    def majority(self, device: Sequence[int]) -> tuple[int, ...]:
-        """Return, for each block, the device with most of its work when the operators lie on ``device``."""
-        whole, devices = self.whole, []
-        allowed = dict(self.problem.pinned)
-        for number, group in enumerate(self.groups):
-            seconds = np.zeros(whole.devices.count)
-            for o in group:
-                seconds[device[o]] += whole.forward_s[o, device[o]] + whole.backward_s[o, device[o]]
-            # Pins hold for a block as for any of its operators.
-            choices = allowed.get(number, range(whole.devices.count))
-            devices.append(max(choices, key=lambda d: (seconds[d], -d)))
-        return tuple(devices)
-
     def _name(self, group: list[int]) -> str:
         first = self.whole.names[group[0]]
         return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
-    def _inside(self, number: int) -> tuple[float, float, float]:
-        """Return (bytes kept, forward peak, backward peak) added by the tensors inside a block, and by its
-        operators.
-
-        Backward's peak is that of its operators with the largest gradient inside: an estimate. In the end the
-        whole problem is simulated, not this one.
-        """
-        whole, group, kept = self.whole, self.groups[number], 0.0
-        changes: dict[int, float] = dict.fromkeys(group, 0.0)
-        freed: dict[int, float] = dict.fromkeys(group, 0.0)
-        gradient = 0.0
-        for operator in group:
-            for t in whole.made[operator]:
-                tensor = whole.tensors[t]
-                if any(self.block[r] != number for r in tensor.readers):
-                    continue
-                gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
-                if tensor.stored:
-                    continue
-                # Kept until backward, so for as long as what the block keeps itself; otherwise it is freed
-                # with its last reader.
-                if tensor.kept_by:
-                    kept += tensor.bytes
-                else:
-                    changes[operator] += tensor.bytes
-                    freed[max((operator, *tensor.readers))] += tensor.bytes
-        alive = peak = 0.0
-        for operator in group:
-            alive += changes[operator]
-            peak = max(peak, alive + float(whole.forward_peak_bytes[operator]))
-            alive -= freed[operator]
-        backward = max(float(whole.backward_peak_bytes[o]) for o in group)
-        return kept, peak, backward + gradient * whole.training
+    def _kept_inside(self, number: int) -> float:
+        """Return the bytes of the tensors inside a block that its backward needs."""
+        tensors = (self.whole.tensors[t] for o in self.groups[number] for t in self.whole.made[o])
+        inside = (t for t in tensors if all(self.block[r] == number for r in t.readers))
+        return float(sum(t.bytes for t in inside if t.kept_by and not t.stored))
 
     def _between(self) -> Iterator[PlacedTensor]:
         for tensor in self.whole.tensors:

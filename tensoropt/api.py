@@ -31,14 +31,13 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
-from tensoropt.question.settings import ANY_SPACE, Settings
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.detail import recorded_of
 from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
-from tensoropt.session.launcher_space import evaluate_launcher
 from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -106,7 +105,7 @@ def explore(
     settings = with_dtype(settings, loaded.source, [where])
     session = Session(where, settings, store, heard(progress), keep=keep)
     # What cannot be is refused before anything is computed.
-    entries = _entries(settings, planners, planner_options)
+    entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
@@ -285,7 +284,7 @@ def recost(
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, heard(progress), keep=keep)
-    entries = _entries(settings, planners)
+    entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     imported = exploration.report.get("imported", ())
     updated = _evaluated(session, searched, exploration.model, imported)
@@ -320,23 +319,6 @@ def with_jobs(
     for job in read:
         job.on(len(exploration.cluster["devices"]))
     return launched.with_jobs(exploration, read, store, heard(progress))
-
-
-def _entries(
-    settings: Settings, planners: str | Sequence[str], options: Sequence[str] = ()
-) -> tuple[Entry, ...]:
-    """Return the published planners that are asked for.
-
-    Raises:
-        TensorOptError: there is no such planner or option, or the settings leave out what planners need.
-    """
-    entries = requested_planners(planners, options)
-    if entries and settings.space != ANY_SPACE:
-        raise TensorOptError(
-            f"published planners are compared on the tables of all plans, and space={settings.space} has "
-            "none; leave out one of the two"
-        )
-    return entries
 
 
 def _explored(
@@ -383,31 +365,27 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners; or of
-    all that a launcher can be told."""
-    if session.settings.space != ANY_SPACE:
-        exploration = evaluate_launcher(session, searched, info)
-    else:
-        with finished_when_interrupted() as interrupted:
-            exploration = evaluate_searched(session, searched, info)
-        left = list(searched.interrupted)
-        later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
-        for what, add in (later | {"plans of planners": with_quick_plans}).items():
-            if not left and not interrupted:
-                try:
-                    exploration = add(session, searched, exploration)
-                    left += exploration.report.get("interrupted", ())
-                    continue
-                except KeyboardInterrupt:
-                    pass
-            if not exploration.points or (what in later and pinned_pipeline(session.settings)):
-                raise KeyboardInterrupt  # nothing of what was asked for
-            left.append(what)
-        if left:
-            note = f"interrupted: not searched: {', '.join(left)}"
-            exploration = exploration.noted([note], interrupted=left)
-        with finished_when_interrupted():
-            exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
+    with finished_when_interrupted() as interrupted:
+        exploration = evaluate_searched(session, searched, info)
+    left = list(searched.interrupted)
+    later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
+    for what, add in (later | {"plans of planners": with_quick_plans}).items():
+        if not left and not interrupted:
+            try:
+                exploration = add(session, searched, exploration)
+                left += exploration.report.get("interrupted", ())
+                continue
+            except KeyboardInterrupt:
+                pass
+        if not exploration.points or (what in later and pinned_pipeline(session.settings)):
+            raise KeyboardInterrupt  # nothing of what was asked for
+        left.append(what)
+    if left:
+        note = f"interrupted: not searched: {', '.join(left)}"
+        exploration = exploration.noted([note], interrupted=left)
+    with finished_when_interrupted():
+        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

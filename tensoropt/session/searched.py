@@ -23,7 +23,6 @@ from tensoropt.evaluation.problem import (
 from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
-from tensoropt.question.settings import ANY_SPACE
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
 from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, apart, refine
@@ -75,7 +74,7 @@ def search(session: Session, problem: Problem) -> Searched:
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
-    given, left = settings.effective_constraints, Restrictions()
+    given, left = settings.constraints, Restrictions()
     supported: tuple[str, ...] = ()
     refusal, kernels = _two_types(session.cluster), _without_kernels(problem, session.cluster)
     if given is not None:
@@ -101,7 +100,7 @@ def search(session: Session, problem: Problem) -> Searched:
             note=session.note,
         )
         spaces, refined, interrupted = None, tuple[str, ...](), tuple[str, ...]()
-        if not refusal and settings.space == ANY_SPACE:
+        if not refusal:
             kept = KeptFrontiers()
             if session.keep:
                 kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)

@@ -24,7 +24,7 @@ LINES = [
     "explore zoo:mlp --cluster dgx-h100x2[4] --batch 8 --mode inference --optimizer sgd --micro-batches 1,2 "
     "--memory 24GiB --epsilon 0 --max-points 50 --headroom 5% --seed 3 --anew --out 'a b'",
     "explore zoo:mlp --cluster local:2 --dtype bfloat16 --recompute never --overlap none --measure never "
-    "--no-process-memory --pipelines always --placements never --soft-placement --expert-imbalance 1.25 "
+    "--no-process-memory --pipelines always --placements never --expert-imbalance 1.25 "
     "--devices 1,2 --out x",
     "explore m.onnx --cluster dgx-h100 --dim batch=8 --dim x[0]=4 --output y --loss mse --devices auto --out "
     "x",

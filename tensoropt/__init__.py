@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from tensoropt.question.settings import Settings
     from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import explore_batches, explore_clusters, shop
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
@@ -63,8 +62,6 @@ _MODULE_OF = {
     "dashboard": "tensoropt.machine",
     "detect": "tensoropt.machine",
     "explore": "tensoropt.api",
-    "explore_batches": "tensoropt.shopping",
-    "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
     "export_frontiers": "tensoropt.saved",
     "export_job": "tensoropt.saved",
@@ -86,7 +83,6 @@ _MODULE_OF = {
     "sampler": "tensoropt.execute",
     "save_checkpoint": "tensoropt.execute",
     "save_pretrained": "tensoropt.execute",
-    "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
     "tune": "tensoropt.tuning.tune",
@@ -120,8 +116,6 @@ __all__ = [
     "detect",
     "errors",
     "explore",
-    "explore_batches",
-    "explore_clusters",
     "export_csv",
     "export_frontiers",
     "export_job",
@@ -143,7 +137,6 @@ __all__ = [
     "sampler",
     "save_checkpoint",
     "save_pretrained",
-    "shop",
     "show",
     "shutdown",
     "tune",

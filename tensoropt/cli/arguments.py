@@ -384,7 +384,6 @@ def question_option(options: argparse.Namespace) -> Any:
         model=model if options.sequence is None else with_sequence(model, options.sequence),
         cluster=options.cluster,
         **batches,
-        batch_per_device=getattr(options, "batch_per_device", None),
         seed=options.seed,
         dims=dims_option(options),
         outputs=options.output,
@@ -403,7 +402,7 @@ def question_option(options: argparse.Namespace) -> Any:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name.strip()) if text else ()
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
@@ -441,7 +440,7 @@ def explored(
     question, taken = question.as_run_by(jobs, cluster.device_count)
     if taken:
         progress.note(taken)
-    question = computing_on(question, [cluster], progress).on(cluster)
+    question = computing_on(question, [cluster], progress)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out

@@ -150,12 +150,8 @@ class Tariff:
 
     def of(self, kind: DeviceKind) -> float | None:
         """Return the money per hour of one device of a kind; None if unknown."""
-        return self.of_named(kind.name, kind.price_per_hour)
-
-    def of_named(self, kind: str, own: float | None) -> float | None:
-        """Return the same for a kind given by its name and its own price."""
-        said = self.by_kind.get(kind, self.price)
-        return own if said is None else said
+        said = self.by_kind.get(kind.name, self.price)
+        return kind.price_per_hour if said is None else said
 
     def check(self, kinds: Iterable[str]) -> None:
         """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""

@@ -20,9 +20,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
 
-OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
-"""The options that :func:`add_amount` adds."""
-
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
     """Add the options for the length of a training and for device prices."""
@@ -30,9 +27,7 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
     length.add_argument("--samples", metavar="N", help="its length in samples")
-    length.add_argument("--epochs", metavar="N", help="its length in epochs; with --samples-per-epoch")
     length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
-    group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
     group.add_argument(
         "--price",
         action="append",
@@ -48,18 +43,14 @@ def amount_option(options: argparse.Namespace) -> Any:
     """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
 
     Raises:
-        TensorOptError: it is not an amount, or the size of an epoch is missing.
+        TensorOptError: it is not an amount.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
-    size = options.samples_per_epoch
-    of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
     for unit in AMOUNTS:
         text = getattr(options, unit)
         if text is not None:
-            return Amount(parse_count(text, f"--{unit}"), unit, of_epoch)
-    if of_epoch is not None:
-        raise TensorOptError("--samples-per-epoch is the size of an epoch; give --epochs with it")
+            return Amount(parse_count(text, f"--{unit}"), unit)
     return None
 
 

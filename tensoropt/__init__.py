@@ -49,49 +49,28 @@ if TYPE_CHECKING:
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
-_MODULE_OF = {
-    "Cluster": "tensoropt.cluster",
-    "ConstraintError": "tensoropt.sharding.constraints",
-    "Exploration": "tensoropt.exploration.exploration",
-    "Plan": "tensoropt.plan.plan",
-    "Point": "tensoropt.plan.point",
-    "Settings": "tensoropt.question.settings",
-    "Space": "tensoropt.plan.space",
-    "choose": "tensoropt.saved",
-    "compare": "tensoropt.api",
-    "dashboard": "tensoropt.machine",
-    "detect": "tensoropt.machine",
-    "explore": "tensoropt.api",
-    "export_csv": "tensoropt.saved",
-    "export_frontiers": "tensoropt.saved",
-    "export_job": "tensoropt.saved",
-    "fit": "tensoropt.estimate.fit",
-    "list_clusters": "tensoropt.catalogue",
-    "list_models": "tensoropt.catalogue",
-    "list_planners": "tensoropt.catalogue",
-    "load": "tensoropt.exploration.exploration",
-    "load_checkpoint": "tensoropt.execute",
-    "load_cluster": "tensoropt.cluster",
-    "load_model": "tensoropt.question.model_source",
-    "load_onnx": "tensoropt.capture.onnx",
-    "load_plan": "tensoropt.plan.plan",
-    "measure_links": "tensoropt.machine",
-    "original_shape": "tensoropt.execute",
-    "parallelize": "tensoropt.execute",
-    "profiles": "tensoropt.machine",
-    "recost": "tensoropt.api",
-    "sampler": "tensoropt.execute",
-    "save_checkpoint": "tensoropt.execute",
-    "save_pretrained": "tensoropt.execute",
-    "show": "tensoropt.saved",
-    "shutdown": "tensoropt.execute",
-    "tune": "tensoropt.tuning.tune",
-    "verify_plan": "tensoropt.verify",
-    "verify_random": "tensoropt.verify",
-    "whole": "tensoropt.execute",
-    "with_jobs": "tensoropt.api",
+_NAMES = {
+    "tensoropt.api": "compare explore recost with_jobs",
+    "tensoropt.capture.onnx": "load_onnx",
+    "tensoropt.catalogue": "list_clusters list_models list_planners",
+    "tensoropt.cluster": "Cluster load_cluster",
+    "tensoropt.estimate.fit": "fit",
+    "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
+    "save_pretrained shutdown whole",
+    "tensoropt.exploration.exploration": "Exploration load",
+    "tensoropt.machine": "dashboard detect measure_links profiles",
+    "tensoropt.plan.plan": "Plan load_plan",
+    "tensoropt.plan.point": "Point",
+    "tensoropt.plan.space": "Space",
+    "tensoropt.question.model_source": "load_model",
+    "tensoropt.question.settings": "Settings",
+    "tensoropt.saved": "choose export_csv export_frontiers export_job show",
+    "tensoropt.sharding.constraints": "ConstraintError",
+    "tensoropt.tuning.tune": "tune",
+    "tensoropt.verify": "verify_plan verify_random",
 }
-"""The module that each name is imported from when it is first used."""
+"""The names of each module, which is imported when one of them is first used."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [

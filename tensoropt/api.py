@@ -8,7 +8,6 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -120,21 +119,10 @@ def _check_words(args: Any, loss: Any) -> None:
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is None:
-        return
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise TensorOptError(
             f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
         )
-    try:
-        inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).bind(None)
-    except TypeError:
-        raise TensorOptError(
-            f"loss is called with what the model returns alone, and {type(loss).__name__} takes more; let "
-            "forward take the targets and return the loss, or pass loss=lambda output: ... with fixed targets"
-        ) from None
-    except ValueError:
-        return  # written in C, without a signature
 
 
 def explore_captured(

@@ -229,13 +229,6 @@ class Exploration(Findings):
         """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
-    def fastest_within(self, memory_bytes: float) -> int | None:
-        """Return the index of the frontier's fastest point that needs at most so much of a device; None if
-        none does."""
-        rows = self.within(memory_bytes)
-        # Points descend in time.
-        return int(rows[-1]) if len(rows) else None
-
     def index(
         self,
         *,

@@ -46,56 +46,31 @@ if TYPE_CHECKING:
     from tensoropt.question.settings import Settings
     from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import explore_batches, explore_clusters, shop
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
-_MODULE_OF = {
-    "Cluster": "tensoropt.cluster",
-    "ConstraintError": "tensoropt.sharding.constraints",
-    "Exploration": "tensoropt.exploration.exploration",
-    "Plan": "tensoropt.plan.plan",
-    "Point": "tensoropt.plan.point",
-    "Settings": "tensoropt.question.settings",
-    "Space": "tensoropt.plan.space",
-    "choose": "tensoropt.saved",
-    "compare": "tensoropt.api",
-    "dashboard": "tensoropt.machine",
-    "detect": "tensoropt.machine",
-    "explore": "tensoropt.api",
-    "explore_batches": "tensoropt.shopping",
-    "explore_clusters": "tensoropt.shopping",
-    "export_csv": "tensoropt.saved",
-    "export_frontiers": "tensoropt.saved",
-    "export_job": "tensoropt.saved",
-    "fit": "tensoropt.estimate.fit",
-    "list_clusters": "tensoropt.catalogue",
-    "list_models": "tensoropt.catalogue",
-    "list_planners": "tensoropt.catalogue",
-    "load": "tensoropt.exploration.exploration",
-    "load_checkpoint": "tensoropt.execute",
-    "load_cluster": "tensoropt.cluster",
-    "load_model": "tensoropt.question.model_source",
-    "load_onnx": "tensoropt.capture.onnx",
-    "load_plan": "tensoropt.plan.plan",
-    "measure_links": "tensoropt.machine",
-    "original_shape": "tensoropt.execute",
-    "parallelize": "tensoropt.execute",
-    "profiles": "tensoropt.machine",
-    "recost": "tensoropt.api",
-    "sampler": "tensoropt.execute",
-    "save_checkpoint": "tensoropt.execute",
-    "save_pretrained": "tensoropt.execute",
-    "shop": "tensoropt.shopping",
-    "show": "tensoropt.saved",
-    "shutdown": "tensoropt.execute",
-    "tune": "tensoropt.tuning.tune",
-    "verify_plan": "tensoropt.verify",
-    "verify_random": "tensoropt.verify",
-    "whole": "tensoropt.execute",
-    "with_jobs": "tensoropt.api",
+_NAMES = {
+    "tensoropt.api": "compare explore recost with_jobs",
+    "tensoropt.capture.onnx": "load_onnx",
+    "tensoropt.catalogue": "list_clusters list_models list_planners",
+    "tensoropt.cluster": "Cluster load_cluster",
+    "tensoropt.estimate.fit": "fit",
+    "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
+    "save_pretrained shutdown whole",
+    "tensoropt.exploration.exploration": "Exploration load",
+    "tensoropt.machine": "dashboard detect measure_links profiles",
+    "tensoropt.plan.plan": "Plan load_plan",
+    "tensoropt.plan.point": "Point",
+    "tensoropt.plan.space": "Space",
+    "tensoropt.question.model_source": "load_model",
+    "tensoropt.question.settings": "Settings",
+    "tensoropt.saved": "choose export_csv export_frontiers export_job show",
+    "tensoropt.sharding.constraints": "ConstraintError",
+    "tensoropt.tuning.tune": "tune",
+    "tensoropt.verify": "verify_plan verify_random",
 }
-"""The module that each name is imported from when it is first used."""
+"""The names of each module, which is imported when one of them is first used."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [
@@ -120,8 +95,6 @@ __all__ = [
     "detect",
     "errors",
     "explore",
-    "explore_batches",
-    "explore_clusters",
     "export_csv",
     "export_frontiers",
     "export_job",
@@ -143,7 +116,6 @@ __all__ = [
     "sampler",
     "save_checkpoint",
     "save_pretrained",
-    "shop",
     "show",
     "shutdown",
     "tune",

@@ -8,7 +8,6 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,25 +20,24 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
-from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
-from tensoropt.processes import finished_when_interrupted, garbage_sought_seldom
+from tensoropt.processes import garbage_sought_seldom
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
-from tensoropt.question.settings import ANY_SPACE, Settings
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.detail import recorded_of
 from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
-from tensoropt.session.launcher_space import evaluate_launcher
-from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
+from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
@@ -88,8 +86,7 @@ def explore(
         limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
         keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
             determines its points has changed: the operators, the cluster, the settings, the contents of the
-            store, this package. Explorations with planners are not kept, but their tables and the frontiers
-            of single spaces are.
+            store, this package. Explorations with planners are not kept, but their tables are.
         chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
             ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
@@ -106,7 +103,7 @@ def explore(
     settings = with_dtype(settings, loaded.source, [where])
     session = Session(where, settings, store, heard(progress), keep=keep)
     # What cannot be is refused before anything is computed.
-    entries = _entries(settings, planners, planner_options)
+    entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
@@ -122,21 +119,10 @@ def _check_words(args: Any, loss: Any) -> None:
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is None:
-        return
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise TensorOptError(
             f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
         )
-    try:
-        inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).bind(None)
-    except TypeError:
-        raise TensorOptError(
-            f"loss is called with what the model returns alone, and {type(loss).__name__} takes more; let "
-            "forward take the targets and return the loss, or pass loss=lambda output: ... with fixed targets"
-        ) from None
-    except ValueError:
-        return  # written in C, without a signature
 
 
 def explore_captured(
@@ -270,8 +256,7 @@ def recost(
     Args:
         cluster: another cluster; by default the saved one.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces in the profile store, and reuse kept ones: if nothing
-            has changed since, nothing is searched.
+        keep: keep tables in the profile store, and reuse kept ones.
         old_points: also simulate the old strategies, which takes time in proportion to their number.
 
     Returns:
@@ -285,7 +270,7 @@ def recost(
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, heard(progress), keep=keep)
-    entries = _entries(settings, planners)
+    entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     imported = exploration.report.get("imported", ())
     updated = _evaluated(session, searched, exploration.model, imported)
@@ -322,23 +307,6 @@ def with_jobs(
     return launched.with_jobs(exploration, read, store, heard(progress))
 
 
-def _entries(
-    settings: Settings, planners: str | Sequence[str], options: Sequence[str] = ()
-) -> tuple[Entry, ...]:
-    """Return the published planners that are asked for.
-
-    Raises:
-        TensorOptError: there is no such planner or option, or the settings leave out what planners need.
-    """
-    entries = requested_planners(planners, options)
-    if entries and settings.space != ANY_SPACE:
-        raise TensorOptError(
-            f"published planners are compared on the tables of all plans, and space={settings.space} has "
-            "none; leave out one of the two"
-        )
-    return entries
-
-
 def _explored(
     session: Session,
     captured: KeptCapture,
@@ -354,7 +322,6 @@ def _explored(
 
     Raises:
         InfeasibleError: no point fits the budget.
-        InterruptedExplorationError: Ctrl-C, after points were found; it has them.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
@@ -366,10 +333,8 @@ def _explored(
     with garbage_sought_seldom():
         searched = search(session, prepared())
         exploration = _evaluated(session, searched, captured.model, captured.notes)
-        if entries and not exploration.report.get("interrupted"):
+        if entries:
             exploration = with_planners(session, searched, exploration, entries, limits)
-    if exploration.report.get("interrupted"):
-        raise InterruptedExplorationError(exploration)
     check_found(searched, exploration)
     if keep:
         with session.open_store() as store:
@@ -383,31 +348,12 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners; or of
-    all that a launcher can be told."""
-    if session.settings.space != ANY_SPACE:
-        exploration = evaluate_launcher(session, searched, info)
-    else:
-        with finished_when_interrupted() as interrupted:
-            exploration = evaluate_searched(session, searched, info)
-        left = list(searched.interrupted)
-        later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
-        for what, add in (later | {"plans of planners": with_quick_plans}).items():
-            if not left and not interrupted:
-                try:
-                    exploration = add(session, searched, exploration)
-                    left += exploration.report.get("interrupted", ())
-                    continue
-                except KeyboardInterrupt:
-                    pass
-            if not exploration.points or (what in later and pinned_pipeline(session.settings)):
-                raise KeyboardInterrupt  # nothing of what was asked for
-            left.append(what)
-        if left:
-            note = f"interrupted: not searched: {', '.join(left)}"
-            exploration = exploration.noted([note], interrupted=left)
-        with finished_when_interrupted():
-            exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
+    exploration = evaluate_searched(session, searched, info)
+    if wants_pipelines(session):
+        exploration = with_pipelines(session, searched, exploration)
+    exploration = with_quick_plans(session, searched, exploration)
+    exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

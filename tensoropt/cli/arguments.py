@@ -20,9 +20,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
 
-OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
-"""The options that :func:`add_amount` adds."""
-
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
     """Add the options for the length of a training and for device prices."""
@@ -30,9 +27,7 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
     length.add_argument("--samples", metavar="N", help="its length in samples")
-    length.add_argument("--epochs", metavar="N", help="its length in epochs; with --samples-per-epoch")
     length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
-    group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
     group.add_argument(
         "--price",
         action="append",
@@ -48,18 +43,14 @@ def amount_option(options: argparse.Namespace) -> Any:
     """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
 
     Raises:
-        TensorOptError: it is not an amount, or the size of an epoch is missing.
+        TensorOptError: it is not an amount.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
-    size = options.samples_per_epoch
-    of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
     for unit in AMOUNTS:
         text = getattr(options, unit)
         if text is not None:
-            return Amount(parse_count(text, f"--{unit}"), unit, of_epoch)
-    if of_epoch is not None:
-        raise TensorOptError("--samples-per-epoch is the size of an epoch; give --epochs with it")
+            return Amount(parse_count(text, f"--{unit}"), unit)
     return None
 
 
@@ -384,7 +375,6 @@ def question_option(options: argparse.Namespace) -> Any:
         model=model if options.sequence is None else with_sequence(model, options.sequence),
         cluster=options.cluster,
         **batches,
-        batch_per_device=getattr(options, "batch_per_device", None),
         seed=options.seed,
         dims=dims_option(options),
         outputs=options.output,
@@ -403,7 +393,7 @@ def question_option(options: argparse.Namespace) -> Any:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name.strip()) if text else ()
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
@@ -441,30 +431,25 @@ def explored(
     question, taken = question.as_run_by(jobs, cluster.device_count)
     if taken:
         progress.note(taken)
-    question = computing_on(question, [cluster], progress).on(cluster)
+    question = computing_on(question, [cluster], progress)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out
         progress.note(question.in_effect(cluster, settings, where))
         from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
-        from tensoropt.exploration.exploration import InterruptedExplorationError, NothingFitsError
+        from tensoropt.exploration.exploration import NothingFitsError
 
-        refusal = stop = None
+        refusal = None
         try:
             exploration = api.answer(
                 question, cluster, settings, sibling, progress=progress, note=progress.note
             )
         except NothingFitsError as error:
             exploration, refusal = error.exploration, error
-        except InterruptedExplorationError as error:
-            exploration, stop = error.exploration, error
-        if jobs and stop is None:
+        if jobs:
             exploration = api.with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))
-        if stop is not None:
-            saved = f"; what was found is in {out}: tensoropt choose {out}" if out else ""
-            raise KeyboardInterrupt(f"{stop}{saved}")
         if refusal is not None:
             raise _nothing_fits(exploration, str(refusal), out)
         return exploration

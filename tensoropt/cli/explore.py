@@ -23,7 +23,7 @@ from tensoropt.cli.arguments import (
     writable_folder,
 )
 from tensoropt.cli.offers import offers_answer
-from tensoropt.console import WHOLE, ProgressDisplay
+from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
 
@@ -63,15 +63,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
     )
     verb.add_argument(
-        "--batch-per-device",
-        type=WHOLE,
-        metavar="N",
-        help="weak scaling: the global batch is N for each device, instead of --batch",
-    )
-    verb.add_argument(
         "--also-on",
         metavar="CLUSTER,...",
-        help="explore on these clusters too, a folder in DIR for each, and compare; presets: all of them",
+        help="explore on these clusters too, a folder in DIR for each, and compare",
     )
     add_amount(verb)
 
@@ -187,30 +181,27 @@ def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[
 def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
     """Refuse a price of devices that no cluster has, before anything is explored."""
     if "tariff" in asked:
-        from tensoropt.cluster import load_cluster
-        from tensoropt.shopping import named_clusters
-
-        clusters = map(load_cluster, named_clusters([question.cluster, *question.also_on]))
+        clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
+
+
+def _clusters(question: Any) -> dict[str, Any]:
+    """Return the clusters that a question is about, by name: several, several parts of one, or one."""
+    from tensoropt.cluster import load_cluster
+
+    whole = load_cluster(question.cluster)
+    if question.devices:
+        return {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
+    first = question.cluster if isinstance(question.cluster, str) else whole.name
+    return {first: whole, **{name: load_cluster(name) for name in question.also_on}}
 
 
 def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
     """Return the answer for several clusters, or several device counts of one; the model is captured once."""
-    from tensoropt.cluster import load_cluster
-    from tensoropt.shopping import named_clusters
-    from tensoropt.shopping import over_clusters as explore_each
+    from tensoropt.sweeps import over_clusters
 
-    if question.devices:
-        whole = load_cluster(question.cluster)
-        clusters: Any = {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
-    else:
-        first = question.cluster
-        clusters = named_clusters(
-            [first if isinstance(first, str) else load_cluster(first), *question.also_on]
-        )
-    loaded = clusters.values() if question.devices else map(load_cluster, clusters)
-    question = computing_on(question, tuple(loaded), progress)
-    question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
+    clusters = _clusters(question)
+    question = computing_on(question, tuple(clusters.values()), progress)
     _check_for_several(out)
     # A budget only says which points fit: without it, what does not fit is saved too, and says what it needs.
     limits = {"memory_bytes": question.settings.memory_bytes, **asked}
@@ -218,15 +209,12 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Ma
     with writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
-            # Operators have the batch in their shapes.
-            alike = sibling if question.batch_per_device is None else None
-            return explored(question, progress, None, cluster, alike, within=out)
+            return explored(question, progress, None, cluster, sibling, within=out)
 
-        explorations = explore_each(clusters, on, out=folder, progress=progress)
-    answer = offers_answer(explorations, limits)
-    refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
+        sweep = over_clusters(clusters, on, out=folder, progress=progress)
+    answer = offers_answer(sweep, limits)
     saved = f"saved: {folder}, one exploration for each"
-    return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
+    return Answer({"out": str(folder), **answer.data}, f"{answer.text}\n{saved}")
 
 
 def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
@@ -234,14 +222,9 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
     their shapes."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
-    from tensoropt.shopping import over_batches as explore_each
+    from tensoropt.sweeps import over_batches
 
-    others = {
-        "--devices": question.devices,
-        "--also-on": question.also_on,
-        "--batch-per-device": question.batch_per_device,
-    }
-    for flag, given in others.items():
+    for flag, given in (("--devices", question.devices), ("--also-on", question.also_on)):
         if given:
             raise TensorOptError(
                 f"--batch {write_counts(question.batches)} explores several batches on one cluster, and "
@@ -258,21 +241,20 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
         def at(batch: int) -> Any:
             return explored(question.at(batch), progress, None, within=out)
 
-        sweep = explore_each(
+        sweep = over_batches(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
     answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
     from tensoropt.exploration.batch_sweep import throughput_frontier
 
     points = len(throughput_frontier(sweep.explorations))
-    refused = [f"{name}: {reason}" for name, reason in sweep.refused.items()]
     lines = [
         answer.text,
         f"{points} points that none at any batch beats in memory and time per sample: {folder}/frontier.csv",
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]
-    return Answer({"out": str(folder), "refused": refused, **answer.data}, "\n".join(lines))
+    return Answer({"out": str(folder), **answer.data}, "\n".join(lines))
 
 
 def _check_for_several(out: str) -> None:

@@ -229,13 +229,6 @@ class Exploration(Findings):
         """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
-    def fastest_within(self, memory_bytes: float) -> int | None:
-        """Return the index of the frontier's fastest point that needs at most so much of a device; None if
-        none does."""
-        rows = self.within(memory_bytes)
-        # Points descend in time.
-        return int(rows[-1]) if len(rows) else None
-
     def index(
         self,
         *,
@@ -369,18 +362,6 @@ class NothingFitsError(InfeasibleError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (InfeasibleError, self.args)  # in another process its message alone is wanted
-
-
-class InterruptedExplorationError(KeyboardInterrupt):
-    """A person ended the exploration (Ctrl-C) after points were found.
-
-    Attributes:
-        exploration: what was found until then, without what its report names under ``interrupted``.
-    """
-
-    def __init__(self, exploration: Exploration):
-        super().__init__(f"interrupted; not searched: {', '.join(exploration.report['interrupted'])}")
-        self.exploration = exploration
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:

@@ -1,4 +1,4 @@
-"""The facts of a point, a plan and a space, each defined once for all places that show it.
+"""The facts of a point and a plan, each defined once for all places that show it.
 
 ``choose``, the page's card, the table of two points and notebooks pick from :func:`facts` by
 name and show what they pick (:mod:`tensoropt.plan.facts_table`).
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow
-from tensoropt.exploration.frontier_table import source_words, split_words
+from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.facts_table import Fact, described
@@ -20,7 +20,6 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
-from tensoropt.plan.space import Space
 from tensoropt.plan.time_range import UNLIKE, TimeRange, time_range
 from tensoropt.profiling.optimizers import short_optimizer
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
@@ -68,7 +67,6 @@ def facts(
         Fact("devices", space.devices),
         Fact("compute", point.compute_s, time),
         Fact("communication", time(point.communication_s) + hidden),
-        Fact("split by", split_words(row.findings, row.index)),
         *_fit(row),
         Fact("proven", _proof_words(point, memory, time)),
         *_range(row, time),
@@ -299,19 +297,3 @@ def _recomputed_words(plan: Plan) -> str:
         return ""
     once = counted_if_any(len(plan.runs_once), "operator", ", without {} of them")
     return "".join((f"{len(plan.recomputed)} blocks", *once))
-
-
-@described.register
-def _(space: Space) -> tuple[str, Sequence[Fact]]:
-    configurations = sum(len(group["configurations"]) for group in space.groups.values())
-    axes = ", ".join(f"{n} {size}" for n, size in zip(space.mesh.names, space.mesh.shape, strict=True))
-    return "Space", [
-        Fact("mesh", f"{space.mesh.label} ({axes})" if axes else "one device"),
-        Fact("micro-batches", space.micro_batches),
-        Fact("groups of operators", f"{len(space.groups)}, with {configurations} configurations in all"),
-        Fact("tensors with several readers", len(space.hubs)),
-        Fact("tied parameters", len(space.shared)),
-        Fact("parameters", len(space.keys)),
-        Fact("blocks that may be recomputed", len(set(space.regions.values()))),
-        *(Fact("note", note) for note in space.notes),
-    ]

@@ -200,20 +200,6 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
         ) from error
 
 
-def verified_from(data: Any) -> tuple[Verified, ...]:
-    """Return the results in such a file, whose content is read already.
-
-    Raises:
-        TensorOptError: it is damaged.
-    """
-    try:
-        return _plans(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise TensorOptError(
-            f"the results are damaged ({type(error).__name__}: {error}); verify again"
-        ) from error
-
-
 def _plans(data: Any) -> tuple[Verified, ...]:
     if data["schema"] != SCHEMA:
         raise ValueError(f"schema {data['schema']!r} and not {SCHEMA!r}, which says whose the results are")

@@ -55,7 +55,7 @@ def described(thing: object) -> tuple[str, Sequence[Fact]]:
     Raises:
         TypeError: no function is registered for its class.
     """
-    importlib.import_module("tensoropt.exploration.facts")  # which says it of points, plans and spaces
+    importlib.import_module("tensoropt.exploration.facts")  # which says it of points and plans
     words = described.dispatch(type(thing))
     if words is described.dispatch(object):
         raise TypeError(f"{type(thing).__name__} has no facts")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from math import isfinite, prod
 from pathlib import Path
@@ -130,23 +129,6 @@ def _check_figures(plan: Plan) -> None:
         wrong = [x for x in figures if isinstance(x, int | float) and not (isfinite(x) and x >= 0)]
         if wrong and name != "gap":
             raise PlanError(f"the predicted {name} is {wrong[0]}, but figures are finite and not below 0")
-
-
-def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; refuse a key that occurs twice, since readers would use only one of the
-    two.
-    """
-    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    if twice:
-        raise PlanError(f"the key '{twice[0]}' stands twice; keep one of them")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> float:
-    """Refuse NaN, which compares with nothing; infinities are numbers."""
-    if name == "NaN":
-        raise PlanError("NaN is no figure; choose the plan again")
-    return float(name.replace("Infinity", "inf"))
 
 
 def _listed(axes: tuple[str, ...]) -> str:
@@ -640,14 +622,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
     try:
-        data = json.loads(text, object_pairs_hook=_pairs_once, parse_constant=_no_constant)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanError(
             f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
             "again"
         ) from error
-    # A key that stands twice; numbers of thousands of digits, lists in lists in ...
-    except (PlanError, ValueError, RecursionError) as error:
+    # Numbers of thousands of digits, lists in lists in ...
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
     schemas = (*_OLD_SCHEMAS, SCHEMA)
     if not isinstance(data, dict) or data.get("schema") not in schemas:

@@ -57,23 +57,6 @@ class LoadedModel:
     batch: int | None = None
     onnx: OnnxOptions | None = None
 
-    def on(self, devices: int, batch_per_device: int) -> LoadedModel:
-        """Return the model with inputs for some devices, ``batch_per_device`` samples for each.
-
-        Raises:
-            TensorOptError: it has a batch, or its source takes none.
-        """
-        return self.with_batch(batch_on(self.source, self.batch, batch_per_device, devices))
-
-    def with_batch(self, batch: int) -> LoadedModel:
-        """Return the model with inputs of another batch.
-
-        Raises:
-            TensorOptError: its source takes no batch.
-        """
-        device = next(self.model.parameters()).device.type
-        return load_model(self.source, device=device, seed=self.seed, batch=batch)
-
 
 def is_onnx(source: str) -> bool:
     """Return whether a source is an ONNX file, by its suffix."""
@@ -268,7 +251,11 @@ def default_batch(source: str) -> int:
     Raises:
         TensorOptError: its batch is no choice: it brings its own example inputs.
     """
-    check_batch_is_choice(source)
+    if not source or is_onnx(source):
+        raise TensorOptError(
+            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
+            f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
+        )
     if source.startswith("zoo:"):
         from tensoropt.zoo import entry
 
@@ -280,37 +267,6 @@ def default_batch(source: str) -> int:
             "no such parameter with a whole number of at least 1 as default: give it one"
         )
     return own
-
-
-def check_batch_is_choice(source: str) -> None:
-    """Raise :class:`TensorOptError` for a model whose batch is never a choice; a function may still have no
-    parameter for it."""
-    if not source or is_onnx(source):
-        raise TensorOptError(
-            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
-            f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
-        )
-
-
-def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> int:
-    """Return the global batch of a model on some devices, with ``per_device`` samples for each of them.
-
-    Args:
-        source: the model's.
-        batch: the batch that was asked for otherwise; None for none.
-
-    Raises:
-        TensorOptError: there is such a batch, or the model brings its own example inputs.
-    """
-    check_batch_is_choice(source)
-    if per_device < 1:
-        raise TensorOptError(f"a batch of {per_device} per device is none; give at least 1")
-    if batch is not None:
-        raise TensorOptError(
-            f"a batch of {per_device} per device grows with the devices, a batch of {batch} does not; give "
-            "--batch-per-device or --batch"
-        )
-    return per_device * devices
 
 
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:

@@ -127,8 +127,7 @@ def point_lines(row: FigureRow) -> list[str]:
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,
         f"  {row.name}",
-        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
-        f"{named_facts['split by'].words}",
+        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es)",
         *fact_lines(named(named_facts, FIT, "memory", "time", "host", *LISTED_NAMES)),
     ]
 

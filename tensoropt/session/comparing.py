@@ -127,7 +127,7 @@ def planning_task(
         staged = PipelineTask(searched.problem, session.cluster, costs, session.settings, len(spaces))
         spaces += staged.spaces
     if "placed" in kinds:
-        graph, constraints = searched.problem.graph, session.settings.effective_constraints
+        graph, constraints = searched.problem.graph, session.settings.constraints
         prices = PlacedPrices(graph, session.cluster, costs, constraints)
         counts = micro_batch_counts(searched.problem, session.settings)
         names = searched.problem.parameter_keys

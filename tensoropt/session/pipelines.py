@@ -569,7 +569,7 @@ class _Finder:
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
         """Return which configurations of a place are searched; None if constraints leave none."""
         inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
-        given, limit = self.settings.effective_constraints, FREE
+        given, limit = self.settings.constraints, FREE
         if given is not None:
             try:
                 spaces = restrict(

@@ -13,7 +13,7 @@ devices applies to cheap anchors in any case: they may be placed by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -178,17 +178,6 @@ class Constraints:
     pipeline: PipelinePin | None = None
     recompute: tuple[RecomputePin, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def softened(self) -> Constraints:
-        """Return the same constraints, all of them soft; a pinned pipeline has no softness and stays."""
-        return replace(
-            self,
-            pins=tuple(replace(entry, soft=True) for entry in self.pins),
-            stored=tuple(replace(entry, soft=True) for entry in self.stored),
-            together=tuple(replace(entry, soft=True) for entry in self.together),
-            devices=tuple(replace(entry, soft=True) for entry in self.devices),
-            recompute=tuple(replace(entry, soft=True) for entry in self.recompute),
-        )
 
 
 def _shown(axes: Axes) -> str:

@@ -244,9 +244,6 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; add --devices")
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
-    weak = ("--devices", "1,2", "--batch-per-device", "4", "--out", "weak")
-    refused(run(*arguments, *weak), "with a parameter 'batch'")
-    assert not Path("weak").exists()
 
 
 def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
@@ -273,7 +270,7 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     refused(run("choose", "batches", "--batch", "2", "--point", "1"), "instead of giving --batch")
     both = ("--batch", "2", "--devices", "1", "--knee")
     refused(run("choose", "batches", *both), "each name an exploration")
-    for more in (("--devices", "1"), ("--also-on", "dgx-a100"), ("--batch-per-device", "4")):
+    for more in (("--devices", "1"), ("--also-on", "dgx-a100")):
         refused(run(*arguments, "--batch", "auto", *more, "--out", "x"), f"and {more[0]} is given as well")
     compared = (*arguments[:6], "--planners", "all", "--out", "x")
     refused(run(*compared, "--batch", "2,4"), "planners are compared at one batch")

@@ -29,7 +29,7 @@ def test_a_fact_is_its_value_with_source_and_note() -> None:
 def test_every_listed_figure_is_a_fact_and_units_are_the_readers() -> None:
     known = facts(FigureRow.of(FOUND, 1), time=lambda s: f"{s:.3f} seconds")
     assert all(name == fact.name for name, fact in known.items())
-    assert {"mesh", "memory", "time", "split by", "figures", "proven"} <= known.keys()
+    assert {"mesh", "memory", "time", "figures", "proven"} <= known.keys()
     assert not known.keys() & set(LISTED_NAMES)  # nothing is known of them
     counted = replace(
         FOUND,
@@ -72,8 +72,8 @@ def test_what_is_unknown_of_rates_says_why() -> None:
         rate_facts(row, Amount(1e6, "tokens"))
 
 
-@pytest.mark.parametrize("shown", [FOUND.points[0], FOUND.spaces[0], FOUND.plan(0)])
-def test_a_notebook_shows_points_spaces_and_plans(shown: object) -> None:
+@pytest.mark.parametrize("shown", [FOUND.points[0], FOUND.plan(0)])
+def test_a_notebook_shows_points_and_plans(shown: object) -> None:
     title, rows = described(shown)
     assert title.split()[0] == type(shown).__name__
     assert rows

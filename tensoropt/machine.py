@@ -18,7 +18,7 @@ from tensoropt.errors import ClusterError, TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
-from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_hosts
+from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_ranks
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.types import ProgressChoice, heard
@@ -45,10 +45,11 @@ def measure_links(
         TensorOptError: the cluster is not this machine, or has a single device.
     """
     where = load_cluster(cluster)
-    if (number := detected_hosts(where)) > 1 and job_hosts() is None:
+    if (number := detected_hosts(where)) > 1 and job_ranks() is None:
         raise TensorOptError(
             f"the links between {number} hosts are timed from all of them at once; run on each: torchrun "
-            f"--nnodes {number} --nproc-per-node 1 ... -m tensoropt measure links --cluster FILE"
+            f"--nnodes {number} --nproc-per-node {where.device_count // number} ... -m tensoropt measure "
+            "links --cluster FILE"
         )
     if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(

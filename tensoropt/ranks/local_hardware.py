@@ -15,7 +15,7 @@ from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
 from tensoropt.errors import ClusterError
-from tensoropt.ranks.hosts import job_hosts
+from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
@@ -164,12 +164,9 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
     Raises:
         ClusterError: the job has other hosts than the cluster, or the ranks are too many for this machine.
     """
-    if (hosts := job_hosts()) is not None and detected_hosts(cluster) > 1:
-        hosts.check(cluster)
-        if len(cluster.device_kinds) > 1 and not mixed:
-            return None
-        of_type = "gloo" if cluster.device_type == "cpu" else "nccl"
-        return RankPool(cluster.device_count, backend=of_type, hosts=hosts)
+    if (ranks := job_ranks()) is not None and detected_hosts(cluster) > 1:
+        ranks.check(cluster)
+        return ranks if mixed or len(cluster.device_kinds) == 1 else None
     backend = local_backend(cluster)
     if backend == "gloo" and cluster.device_count > most_ranks():
         raise ClusterError(

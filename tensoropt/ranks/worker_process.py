@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tensoropt.errors import MeasurementError
 
@@ -31,19 +31,6 @@ EXIT_S = 2.0
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
 """The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
-
-
-class StartedWorker(Protocol):
-    """What a pool needs of a worker: the connection to it, and its process (a :class:`subprocess.Popen`, or
-    what does the same on another host)."""
-
-    @property
-    def process(self) -> Any: ...
-    @property
-    def connection(self) -> Connection: ...
-
-    def kill(self) -> None: ...
-    def output(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +67,7 @@ class WorkerProcess:
             return ""
 
 
-def kill_all(workers: list[StartedWorker]) -> None:
+def kill_all(workers: list[WorkerProcess]) -> None:
     """End all workers and empty the list."""
     for worker in workers:
         with contextlib.suppress(OSError):
@@ -96,7 +83,7 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         log: the file that its output goes to.
         prefix: a command that is put before the worker's.
         threads: how many threads it may use; libraries read it from the environment when they are loaded.
-        interface: gloo's network interface; "" for the one that it chooses.
+        interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
     lifeline_read, lifeline_write = os.pipe()
@@ -106,7 +93,7 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+        "GLOO_SOCKET_IFNAME": interface,
     }
     command = [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno()), str(lifeline_read)]
     try:
@@ -162,7 +149,7 @@ def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
     return RankError(message, rank=rank, kind=kind)
 
 
-def _tail(worker: StartedWorker) -> str:
+def _tail(worker: WorkerProcess) -> str:
     text = worker.output().strip()[-_LOG_TAIL:]
     return f"\n\nIts last output:\n{text}" if text else ""
 
@@ -180,7 +167,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
     return RankError(message, rank=rank, kind="raised", cause=cause)
 
 
-def died_during(worker: StartedWorker, rank: int, task: str) -> RankError:
+def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     """Return the error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
@@ -196,7 +183,7 @@ def died_during(worker: StartedWorker, rank: int, task: str) -> RankError:
     return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, StartedWorker], task: str, timeout_s: float) -> RankError:
+def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
     """Return the error for ranks, given with their workers, that did not answer; ask them for their
     stacks."""
     deadline = time.monotonic() + _STACK_S
@@ -225,7 +212,7 @@ def _stands(stack: str) -> str:
     return f"{frames[0][2]}, called from {called}" if frames else ""
 
 
-def _write_stack(worker: StartedWorker, deadline: float) -> None:
+def _write_stack(worker: WorkerProcess, deadline: float) -> None:
     """Make faulthandler write a worker's stack to its log, and wait for it."""
     written = len(worker.output())
     with contextlib.suppress(OSError):

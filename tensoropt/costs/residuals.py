@@ -48,11 +48,9 @@ class Residuals:
         return bool(self.factors or self.works or self.free_if_unknown)
 
     def compute(self, costs: ComputeCosts) -> ComputeCosts:
-        """Return the seconds of workloads in a step."""
         return _InStep(costs, self) if self else costs
 
     def overheads(self, overheads: Overheads) -> Overheads:
-        """Return the overheads in a step."""
         factor = self.of(REST)
         if factor == 1.0:
             return overheads

@@ -3,14 +3,6 @@
 Variables are groups, hubs (tensors with several readers: where they are materialised) and shared parameters
 (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
 the sum of compute and communication over all micro-batches.
-
-The module also notes the cost of running attention with dropout in its math form.
-
-A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
-split it would give different masks, so a plan could not be compared with the unsplit model, and replicas
-would disagree. The math form takes its mask from a counter-based hash of global positions, and keeps all
-weights for this (:mod:`tensoropt.ops.families.attention`). On GPUs PyTorch would run a fused kernel instead;
-people are told how much more memory the math form keeps there.
 """
 
 from __future__ import annotations

@@ -112,15 +112,12 @@ class PlaceCommunication:
         return self.job.time_s(kind, self._axes(axes), num_bytes)
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """Return the source of the figures: ``measured``, ``fitted`` or ``data sheet``."""
         return self.job.source(kind, self._axes(axes))
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds of collectives whose ranks come from ``work_s`` of work."""
         return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds that the ``work_s`` of work after a collective takes."""
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
@@ -275,7 +272,6 @@ class PipelinePrices:
         return self.cluster.link(first, second).bandwidth_bytes_per_s
 
     def _sharing(self, first: int, second: int) -> float:
-        """Return how many ranks share a link of the level that a message crosses."""
         level = self.cluster.crossing_level(first, second)
         inner = 1
         for candidate in reversed(self.cluster.levels):

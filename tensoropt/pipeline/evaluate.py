@@ -119,8 +119,6 @@ class PipelineEvaluation:
         )
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
-        """Return the actions of a rank of the fullest place, and the times at which each begins and the last
-        one ends."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
         return actions, [*(h.start_s for h in own), own[-1].end_s]
@@ -251,7 +249,6 @@ def assemble(
 def _terms(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, prices: PipelinePrices
 ) -> dict[str, float]:
-    """Return the bytes that a process of a place uses in addition to tensors, by name."""
     process, own = prices.process_memory(strategy.graph.atoms.graph), strategy.stages_at(place)
     constants = sum(strategy.stages[number].graph.atoms.graph.constant_bytes for number in own)
     communicators = 0.0
@@ -314,7 +311,6 @@ def _seconds(
 
 
 def _issuing_s(strategy: PipelinedStrategy, number: int, prices: PipelinePrices) -> float:
-    """Return the host's seconds to issue a stage's ends of the step's messages."""
     part, place, tensors = (
         strategy.parts[number],
         strategy.place_of(number),
@@ -336,7 +332,6 @@ def _three(seconds: np.ndarray) -> tuple[float, float, float]:
 
 
 def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, 2) seconds of collectives, total and exposed, and (places,) seconds of computation."""
     communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
     for number, stage in enumerate(stages):
         place, metrics = strategy.place_of(number), stage.metrics
@@ -346,9 +341,6 @@ def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[n
 
 
 def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds needed to sum the gradients of parameters that several stages use, at the end of the
-    step.
-    """
     seconds = 0.0
     for name in strategy.tied:
         if strategy.graph.atoms.graph.tensors[name].requires_grad:
@@ -361,9 +353,6 @@ def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
 
 
 def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds until all ranks have the model's results and the new values of the buffers that they
-    read.
-    """
     tensors = strategy.graph.atoms.graph.tensors
     names = (*strategy.sent_buffers, *strategy.graph.atoms.graph.outputs)
     sizes = [tensors[name].bytes for name in names]

@@ -1,25 +1,5 @@
 """The memory of a pipeline's ranks: tensors that micro-batches keep, message buffers, and the needs of
 actions.
-
-The module determines when places allocate buffers for messages, and when their own messages have surely
-arrived.
-
-PyTorch's schedules with one stage per place ask for a message just before they need it. Those with several
-ask for it as soon as it is under way by a count of turns, which the places take in order, so the buffer may
-be allocated long before it is used. The same PyTorch code that lowers such schedules for a run lowers them
-here.
-
-A backward may be taken apart: first the gradients of a stage's inputs, later those of its parameters.
-
-PyTorch's schedules of that kind run autograd's graph twice. The first run releases nothing that forward kept,
-and leaves what the second needs: the graph before operators that read parameters, and the gradients of their
-results. Operators after the last of these are not needed a second time. What each group has alive in either
-run is observed (:func:`~tensoropt.profiling.fact_finding.find_split_facts`).
-
-The owners of the bytes on the fullest rank are listed action by action.
-
-The memory of a pipeline is composed of its stages' own figures, by stage and micro-batch; the largest tensors
-of each are those of the stage's own step.
 """
 
 from __future__ import annotations
@@ -79,7 +59,6 @@ def receipts(
 
 
 def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Receipt, ...]:
-    """Return the messages that an action has to wait for."""
     kind, stage, micro_batch = action
     sender = stage - 1 if kind == "F" else stage + 1
     if kind == "W" or not 0 <= sender < places * per_place:
@@ -289,7 +268,6 @@ class _Apart:
         self.needed_bytes, self.readers = self._needed(self.apart)
 
     def split(self) -> _SplitBackward:
-        """Return the bytes alive in the two parts of the stage's backward."""
         elsewhere = self.arriving if self.given else ()
         return _SplitBackward(
             self.inputs_bytes,
@@ -299,7 +277,6 @@ class _Apart:
         )
 
     def both_half_done(self) -> _BothHalfDone:
-        """Return the bytes alive where this stage's first part comes before the next one's second part."""
         following = self.following
         assert following is not None
         coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
@@ -356,7 +333,6 @@ class _Apart:
         return most, apart, waiting
 
     def _sent_and_waiting(self) -> dict[_Storage, float]:
-        """Return the storages of gradients that go back and wait as well."""
         return {
             storage: size
             for of_group in self.waiting.values()
@@ -374,7 +350,6 @@ class _Apart:
         return self.needed_bytes - given + _total(self.waiting, self.sent)
 
     def _waiting(self, group: Group, facts: SplitFacts) -> dict[_Storage, float]:
-        """Return the storages of the gradients that wait in a group."""
         storages, inside = dict[_Storage, float](), float(facts.waiting_bytes)
         for name in group.writes:
             if group.short_names[name] in facts.waiting_results:
@@ -389,7 +364,6 @@ class _Apart:
         return self.sizes.bytes(name, self.candidates.configurations(maker)[self._number(maker)].layout(name))
 
     def storage(self, name: str) -> _Storage:
-        """Return the storage in which the gradient of a tensor comes to the group that makes it."""
         readers = self._readers(name)
         if len(readers) != 1 or leaves_model(self.graph, name):
             return self.coming.get(name, _Storage(name))
@@ -409,9 +383,6 @@ class _Apart:
         return self.batch.schedule.readers.get(name, ())
 
     def _gradients(self) -> list[tuple[_Storage, int, int, int]]:
-        """Return (storage, bytes, the positions in a whole backward between which the simulator counts it)
-        for each gradient.
-        """
         gradients = []
         for named, first, end, *_ in self.lifetimes:
             if named.what == "gradient":
@@ -452,7 +423,6 @@ class _Apart:
         return needed, readers
 
     def _keepers(self, name: str) -> set[str]:
-        """Return the groups whose backward needs an activation, or a view of it."""
         keepers = set()
         for group in self.graph.groups:
             facts, short = self._facts(group), group.short_names.get(name)
@@ -517,7 +487,6 @@ class _Apart:
         return int(self.choices[group.name][0])
 
     def _of_parameters_alone(self) -> frozenset[str]:
-        """Return the groups that read only parameters and tensors made from them."""
         graph = self.graph.atoms.graph
         fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
         learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
@@ -534,7 +503,6 @@ def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[
 
 
 def _of_next(storage: _Storage) -> _Storage:
-    """Return a storage of the next stage, whose tensors may be called as this one's."""
     return _Storage(f"{storage.tensor} of the next stage", storage.reader)
 
 
@@ -680,7 +648,6 @@ class PlaceLedger:
         self._half_done: set[tuple[int, int]] = set()
 
     def keep(self, action: Action, change: float) -> None:
-        """Record by how much an action's micro-batch keeps more."""
         key = action.stage, action.micro_batch
         if action.kind == "I":
             self._half_done.add(key)
@@ -708,7 +675,6 @@ class PlaceLedger:
         self.entries.append(entries)
 
     def finish(self, needed: Mapping[int, float]) -> None:
-        """Add the entries of the step's end."""
         label = "reductions and optimizer"
         self.entries.append(
             {(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in needed.items()}
@@ -723,7 +689,6 @@ def _named(
     kind: str,
     total: float,
 ) -> dict[tuple[str, str, str, str], float]:
-    """Return the entries of a micro-batch of a stage: its largest tensors, and the rest of all its bytes."""
     whose, place = f"micro-batch {micro_batch}", f"stage {stage}"
     rest = total - sum(size for *_, size in tensors)
     if rest < 0:  # of tensors that a stage at the same place holds, or that a part of backward has released
@@ -840,7 +805,6 @@ class _TransientMemory:
         return both.weights_bytes
 
     def end(self, action: Action) -> None:
-        """End an action."""
         kind, stage, micro_batch = action
         if kind != "F" and stage < self.first:
             return
@@ -880,19 +844,14 @@ class _TransientMemory:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
 
     def _with_gradients(self, stage: int, needed: float) -> float:
-        """Return the bytes of a backward, which begins with all gradients that come back, in addition to
-        everything kept.
-        """
         kept = float(self._parts[stage].between_bytes[0]) + self._sent_with[stage]
         return max(needed, kept + self._coming_back[stage])
 
     def _release_sent(self, kind: str, stage: int, micro_batch: int) -> None:
-        """Release what a stage without a backward sent and what has come by now."""
         if stage + 1 not in self.at_place:
             self.on_the_way -= self._sent_on[stage] * len(self._taken_on[stage].get((kind, micro_batch), ()))
 
     def _release_arrived(self, stage: int, micro_batch: int) -> None:
-        """Release the sent messages that have arrived by now."""
         if self.schedule.waits:
             self.on_the_way -= self._sent
             self._sent = 0.0
@@ -901,9 +860,6 @@ class _TransientMemory:
             self.on_the_way -= sum(self._back[stage] - self._still_needed(stage, m) for m in taken)
 
     def _still_needed(self, stage: int, micro_batch: int) -> float:
-        """Return the bytes of gradients that a stage sent back for a micro-batch, and that have been received
-        now, of which those of parameters are still to be made.
-        """
         if (stage, micro_batch) not in self._half_done:
             return 0.0
         self._half_done[stage, micro_batch] = self._split[stage].sent_bytes
@@ -919,8 +875,6 @@ _Found = TypeVar("_Found")
 
 
 def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation], _Found]:
-    """Return the function, which is called once for each evaluation: a stage is in many pipelines, and at
-    many places of them."""
     known: WeakKeyDictionary[Evaluation, _Found] = WeakKeyDictionary()
 
     @wraps(of_stage)
@@ -934,9 +888,6 @@ def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation
 
 @_once_each
 def _kept_given(evaluation: Evaluation) -> int:
-    """Return the bytes of arriving tensors that a stage, evaluated alone, keeps between its forward and its
-    backward.
-    """
     batch = evaluation.batch
     arriving = arriving_tensors(batch.graph)
     end = batch.schedule.forward_end
@@ -948,7 +899,6 @@ def _kept_given(evaluation: Evaluation) -> int:
 
 
 def _back_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation) -> int:
-    """Return the bytes of the gradients that a stage sends back for a micro-batch."""
     sent_bytes, tensors = arriving_bytes(strategy, number, learning=True), strategy.graph.atoms.graph.tensors
     learning = [name for name in strategy.parts[number].arriving if tensors[name].requires_grad]
     # Of several, some may share a storage, which is then sent several times.
@@ -957,8 +907,6 @@ def _back_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation) -> 
 
 @_once_each
 def _given_back(evaluation: Evaluation) -> int:
-    """Return the bytes of the gradients of what another stage gave a stage, evaluated alone, when all exist;
-    those of several tensors may share one storage."""
     batch = evaluation.batch
     position = batch.schedule.position
     groups = [group.name for group in batch.graph.groups if group.anchor.target == ARRIVE]
@@ -994,7 +942,6 @@ def _sent_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation, *, 
 
 @_once_each
 def _kept_tensors(evaluation: Evaluation) -> frozenset[str]:
-    """Return the tensors that a stage, evaluated alone, has alive between its forward and its backward."""
     batch = evaluation.batch
     end = batch.schedule.forward_end
     lifetimes = lower(batch).lifetimes()
@@ -1008,7 +955,6 @@ _Arrivals = dict[tuple[str, int], tuple[int, ...]]
 def _taken(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[dict[int, tuple[int, ...]], ...], tuple[_Arrivals, ...]]:
-    """Return what :func:`taken_back` finds for each stage, and what :func:`taken_on` does."""
     actions, stages = place_actions(name, places, per_place, micro_batches), range(places * per_place)
     return (
         tuple(taken_back(name, actions, stage) for stage in stages),

@@ -37,7 +37,6 @@ def _change_words(measured: float, predicted: float) -> str:
 
 
 def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
-    """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
     return for_gpus(cluster) and "CPU ranks" in verified.checked_on
 
 

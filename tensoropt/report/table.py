@@ -100,7 +100,6 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
 
 
 def _trained_words(exploration: Exploration) -> str:
-    """Return how many of the parameters are trained, if not all of them are."""
     model = exploration.model
     if model.trained in (None, model.parameters):
         return ""
@@ -108,7 +107,6 @@ def _trained_words(exploration: Exploration) -> str:
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
     count = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)

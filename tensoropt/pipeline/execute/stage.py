@@ -2,10 +2,6 @@
 
 The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
 backward of single micro-batches, and for the messages sent and received between them.
-
-Gradients travel to their shards while a place computes something else (:class:`TrailingGradients`).
-
-The parameters of all stages on a rank are presented as those of one engine (:class:`StagedParameters`).
 """
 
 from __future__ import annotations
@@ -321,7 +317,6 @@ class _StageModule(nn.Module):
         return results[0] if not self.engine.part.departing else results
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained leaves; zero-bubble schedules ask for them."""
         leaves: Any = [leaf for leaf in self.engine.shards.leaves.values() if leaf.requires_grad]
         return iter(leaves)
 
@@ -349,7 +344,6 @@ class _Messages:
         self._tensors: dict[int, list[tuple[torch.Tensor, torch.Tensor | None]]] = {}
 
     def of(self, micro_batch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the messages of a micro-batch, now with tensors of their own."""
         messages: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for op in ops:
             own: torch.Tensor = op.tensor.detach()
@@ -366,7 +360,6 @@ class _Messages:
         return ops
 
     def came(self, *micro_batches: int) -> None:
-        """Release the messages of some micro-batches, which have arrived."""
         for micro_batch in micro_batches:
             for tensor, buffer in self._tensors.pop(micro_batch, ()):
                 if buffer is not None:
@@ -374,14 +367,10 @@ class _Messages:
                 tensor.set_()  # type: ignore[call-overload]
 
     def all_came(self) -> None:
-        """Release the messages of all micro-batches, which have arrived."""
         self.came(*self._tensors)
 
 
 def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients as messages need them; equal views of a storage, as of what a sum adds, share a
-    copy.
-    """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     made: list[torch.Tensor | None] = []
     for gradient in gradients:
@@ -534,7 +523,6 @@ class RunningStage(PipelineStage):
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
 
     def _release_sent(self, kind: str, micro_batch: int) -> None:
-        """Release what has come by now, of a stage that no gradient tells so."""
         for sent in self._taken_on.get((kind, micro_batch), ()):
             outputs, _ = self.fwd_cache.pop(sent)
             self._empty(outputs)

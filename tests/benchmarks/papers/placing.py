@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.papers.placing [--quick] [section ...]
 
-Sections: scaling, splits, filled (FastT, :mod:`.fastt`: strong and weak scaling of its nine models; what is
-cut and where operators lie; the batches that fit), order (FastT: one placement with its order kept, and with
-every device taking what is ready first), learned (Post beside the heuristics and our search).
+Sections: scaling (FastT, :mod:`.fastt`: strong and weak scaling of its nine models), order (FastT: one
+placement with its order kept, and with every device taking what is ready first), learned (Post beside the
+heuristics and our search).
 Everything is played by one judge on data-sheet figures; nothing was run on GPUs, so the papers' seconds
 are not set beside ours, only their gains. Results: tests/benchmarks/results/papers/DATE-placing.{json,md} and
 DATE-placing-{scaling,order}.svg.
@@ -74,8 +74,6 @@ def learned(quick: bool) -> Iterator[Row]:
 
 SECTIONS = {
     "scaling": fastt.scaling,
-    "splits": fastt.splits,
-    "filled": fastt.filled,
     "order": order,
     "learned": learned,
 }

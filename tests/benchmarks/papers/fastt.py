@@ -17,7 +17,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.papers.planned import Row, captured, played, priced
 
 CLUSTER = "fastt-paper"
@@ -92,13 +91,11 @@ def data_parallel(model: str, cluster: str, batch: int, options: Options) -> Row
     }
 
 
-def tables(rows: Sequence[Row], stem: str) -> list[str]:
+def tables(rows: Sequence[Row]) -> list[str]:
     """Lines of Markdown: the paper's tables and figures, each beside what it says."""
     of = {name: [r for r in rows if r["section"] == name] for name in ("scaling", "order")}
     return [
         "## FastT: strong and weak scaling, samples per second",
-        "",
-        f"![samples per second]({stem}-scaling.svg)",
         "",
         f"`{CLUSTER}`: servers of four GPUs. *Expects*: OS-DPOS's own estimate of its step, in which",
         "messages never queue (FastT, section 5.1, equation EST). *Busiest link*: how long it is occupied in",
@@ -178,19 +175,6 @@ def _scaling_line(row: Row) -> str:
     else:
         cells += [""] * 3
     return _line(cells)
-
-
-def picture(rows: Sequence[Row]) -> str:
-    """A chart per model and kind of scaling: samples per second against GPUs."""
-    charts = []
-    for model, scale in dict.fromkeys((row["model"], row["scaling"]) for row in rows):
-        of = [row for row in rows if (row["model"], row["scaling"]) == (model, scale)]
-        lines = {
-            title: [(r["devices"], r["samples_per_s"][name]) for r in of if r["samples_per_s"].get(name)]
-            for name, title in RATES.items()
-        }
-        charts.append(Chart(f"{model}, {scale} scaling", "GPUs", "samples/s", lines))
-    return figure(charts)
 
 
 def _gpus(row: Row) -> str:

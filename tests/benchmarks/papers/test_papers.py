@@ -13,7 +13,7 @@ from tests.benchmarks.papers.figure6 import MODELS, parts
 
 def test_a_quick_comparison_with_fastt_has_all_its_tables() -> None:
     rows = [*fastt.scaling(quick=True)]
-    text = "\n".join(fastt.tables(rows, "today"))
+    text = "\n".join(fastt.tables(rows))
     strong, weak = rows
     assert (strong["batch"], weak["batch"]) == (32, 32 * strong["devices"])
     for row in (strong, weak):

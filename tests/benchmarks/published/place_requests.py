@@ -22,7 +22,7 @@ from tensoropt.pipeline.memory import memory_of_actions
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.simulate.step import Instruction, lower
-from tests.benchmarks.published.caching_allocator import (
+from tests.benchmarks.published.requests import (
     WORKSPACE,
     RankRequests,
     Request,

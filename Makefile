@@ -16,7 +16,7 @@ OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
-	bench sweep notebooks figures bench-fidelity bench-search
+	bench mutants sweep notebooks figures bench-fidelity bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,9 @@ ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
 
 bench: $(STAMP) ## all benchmarks into tests/benchmarks/results, on an idle machine (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+mutants: $(STAMP) ## change the source in one place at a time: does a test notice? Hours (ARGS="--resume", --quick)
+	nice $(BIN)/python -m tests.mutants --workers $(WORKERS) $(ARGS)
 
 sweep: $(STAMP) ## the samples of PyTorch's own operators, split in every way: hours, goes on where it stopped (ARGS=--write)
 	nice $(BIN)/python -W ignore -m tests.sweep $(ARGS)

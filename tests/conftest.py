@@ -24,8 +24,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 # A compiled kernel that is given a wrong length reads what lies behind the array; here it raises IndexError.
 # numba's cache does not tell kernels with checks from those without, so that these have one of their own,
-# kept for the next run. NUMBA_BOUNDSCHECK=0 tests the kernels that people run.
-if os.environ.setdefault("NUMBA_BOUNDSCHECK", "1") == "1":
+# kept for the next run. NUMBA_BOUNDSCHECK=0 tests the kernels that people run. Where numba is there already
+# (forks of tests/mutants) it has been told what it compiles.
+if "numba" not in sys.modules and os.environ.setdefault("NUMBA_BOUNDSCHECK", "1") == "1":
     os.environ["NUMBA_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "checked_kernels")
 
 # Workers, ranks and other processes share what one of them has compiled, also where bytecode is not kept

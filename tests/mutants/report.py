@@ -1,0 +1,129 @@
+"""The dated result: a table per target, and every survivor with what was decided about it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.benchmarks.machine import dated, described, write
+from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.sample import generated, handmade
+
+DECISIONS = Path(__file__).parent / "decisions.yaml"
+KINDS = ("equivalent", "performance only", "accepted")
+OUTCOMES = ("killed", "timed out", "survived")
+Results = dict[str, list[tuple[Mutant, dict[str, Any]]]]
+
+
+def decisions(path: Path = DECISIONS) -> dict[str, dict[str, str]]:
+    """What was decided about survivors, by id."""
+    found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for name, entry in found.items():
+        if entry["decision"] not in KINDS or not entry["reason"].strip():
+            raise ValueError(
+                f"{path.name}: {name} needs a reason and one of the decisions {', '.join(KINDS)}"
+            )
+    return found
+
+
+def outdated(decided: dict[str, dict[str, str]]) -> list[str]:
+    """Which decisions are about mutants that the source no longer has."""
+    files = {f"tensoropt/{name.split(':')[0]}" for name in decided}
+    there = {m.id for file in files if (ROOT / file).exists() for m in generated(file)}
+    there |= {m.id for m in handmade()[0]}
+    return [f"{name} has a decision and is not there" for name in decided if name not in there]
+
+
+def write_report(results: Results, complaints: list[str], about: Mapping[str, Any], *, quick: bool) -> str:
+    """Write the result beside the benchmarks' (to ``out/`` where it is of a part) and give its text.
+
+    Args:
+        about: date, commit and machine, from when the first mutant was tried.
+    """
+    decided = decisions()
+    data = {
+        **about,
+        "load_at_end": round(os.getloadavg()[0], 2),
+        "no_longer_fitting": [*complaints, *outdated(decided)],
+        "targets": {name: _figures(found, decided) for name, found in results.items()},
+        "mutants": [_row(name, m, record, decided) for name, found in results.items() for m, record in found],
+    }
+    text = markdown(data)
+    write(dated("mutants", "mutants", quick=quick), data, text)
+    return text
+
+
+def _figures(found: list[tuple[Mutant, dict[str, Any]]], decided: dict[str, Any]) -> dict[str, Any]:
+    counts = Counter(record["outcome"] for _, record in found)
+    left = [m.id for m, record in found if record["outcome"] == "survived"]
+    same = [i for i in left if decided.get(i, {}).get("decision") in ("equivalent", "performance only")]
+    return {
+        "mutants": len(found),
+        **{outcome: counts[outcome] for outcome in OUTCOMES},
+        "same_results": len(same),
+        "undecided": sum(i not in decided for i in left),
+        "cpu_s": round(sum(record["cpu_s"] for _, record in found), 1),
+    }
+
+
+def _row(target: str, mutant: Mutant, record: dict[str, Any], decided: dict[str, Any]) -> dict[str, Any]:
+    row = {
+        "id": mutant.id,
+        "target": target,
+        "line": mutant.line,
+        "before": mutant.before,
+        "after": mutant.after,
+    }
+    row |= {key: record[key] for key in ("outcome", "by", "seconds", "cpu_s")}
+    return row | ({"decided": decided[mutant.id]} if mutant.id in decided else {})
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """A result for people."""
+    lines = [
+        "# Changed places of the source, and whether a test noticed",
+        "",
+        f"{data['date']}, {described(data)}, load at the end {data['load_at_end']}",
+        "",
+        "| target | mutants | killed | timed out | survived | of these change no result | killed of the rest "
+        "| CPU s each |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    keys = ("mutants", *OUTCOMES, "same_results", "cpu_s")
+    total = {k: sum(f[k] for f in data["targets"].values()) for k in keys}
+    for name, figures in {**data["targets"], "**all**": total}.items():
+        cells = [figures[k] for k in keys[:-1]]
+        each = figures["cpu_s"] / max(figures["mutants"], 1)
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {_share(figures)} | {each:.1f} |")
+    lines += ["", "A time-out counts as killed. What survived:", ""]
+    survivors = [row for row in data["mutants"] if row["outcome"] == "survived"]
+    lines += (
+        ["| mutant | before | after | decided | why |", "|---|---|---|---|---|"]
+        if survivors
+        else ["nothing."]
+    )
+    for row in survivors:
+        decided = row.get("decided", {"decision": "**undecided**", "reason": ""})
+        cells = [row["id"], _code(row["before"]), _code(row["after"]), decided["decision"], decided["reason"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    slow = [row for row in data["mutants"] if row["outcome"] == "timed out"]
+    if slow:
+        lines += ["", "What timed out:", "", *(f"- {row['id']}, in {row['by']}" for row in slow)]
+    if data["no_longer_fitting"]:
+        lines += ["", "Made by hand or decided about, and no longer fitting the source:", ""]
+        lines += [f"- {words}" for words in data["no_longer_fitting"]]
+    return "\n".join(lines)
+
+
+def _share(figures: dict[str, Any]) -> str:
+    counted = figures["mutants"] - figures["same_results"]
+    return f"{100 * (figures['killed'] + figures['timed out']) / counted:.1f} %" if counted else "–"
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("\n", " ⏎ ").replace("|", "\\|").replace("`", "'") + "`"

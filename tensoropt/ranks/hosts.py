@@ -108,7 +108,7 @@ def _interface() -> str:
     return ""
 
 
-class JobRanks(RankPool):
+class TorchrunRanks(RankPool):
     """The processes of a job as a pool; its first process, which uses it, is rank 0.
 
     Args:
@@ -193,16 +193,16 @@ def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple])
             return messages, worker.failure_of(error), None
 
 
-_job: list[JobRanks] = []
+_job: list[TorchrunRanks] = []
 """The ranks of the job whose first process this is; one per process, as torchrun's variables are."""
 
 
-def job_ranks() -> JobRanks | None:
+def job_ranks() -> TorchrunRanks | None:
     """Return the ranks of the job whose command this process runs; None outside of :func:`run_in_job`."""
     return _job[0] if _job else None
 
 
-def _settled() -> str:
+def _become_rank() -> str:
     """Let this process run as a rank that is measured; return its backend."""
     import torch
 
@@ -230,7 +230,7 @@ def run_in_job(command: Callable[[], int]) -> int:
     if not in_job() or os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         return 0 if rank else command()  # a single host's ranks are started by whoever needs them
     own = _of_host(lambda: load_cluster("local").to_dict())  # with all cores, so before this rank is pinned
-    backend = _settled()
+    backend = _become_rank()
     with _joined(backend) as control:
         told = _of_hosts(own, control)
         worker.is_on(len(told))
@@ -241,7 +241,7 @@ def run_in_job(command: Callable[[], int]) -> int:
                 _gathered(_answer(rank, function, arguments), control)
             return 0
         try:
-            _job.append(JobRanks([Cluster.from_dict(data) for data in told], backend, control))
+            _job.append(TorchrunRanks([Cluster.from_dict(data) for data in told], backend, control))
             return command()
         finally:
             _job.clear()

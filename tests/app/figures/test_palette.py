@@ -1,0 +1,73 @@
+"""Contrast and colour blindness, computed from the palettes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensoropt_app
+from contrast_app import contrast, lab, linear
+from tensoropt_app.figures.palette import DARK, LIGHT, Palette
+
+# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency"
+# (2009), full severity, on linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_has_the_contrast_of_wcag_aa(colours: Palette) -> None:
+    for text in (colours.ink, colours.muted, colours.accent, colours.select, colours.other):
+        assert contrast(text, colours.surface) >= 4.5, text
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_marks_have_the_contrast_of_graphical_objects(colours: Palette) -> None:
+    for mark in (*colours.kinds.values(), *colours.series):
+        assert contrast(mark, colours.surface) >= 3.0, mark
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("seen", BLINDNESS)
+def test_neighbours_in_a_stack_are_told_apart(colours: Palette, seen: str) -> None:
+    """CIE76 distances; about 2 is a just noticeable difference, 10 is told apart at a glance."""
+    kinds = [lab(BLINDNESS[seen] @ linear(c)) for c in colours.kinds.values()]
+    for a, b in itertools.pairwise(kinds):
+        assert np.linalg.norm(a - b) > 10
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("seen", BLINDNESS)
+def test_the_common_configurations_are_told_apart(colours: Palette, seen: str) -> None:
+    series = [lab(BLINDNESS[seen] @ linear(c)) for c in colours.series[:5]]
+    for a, b in itertools.combinations(series, 2):
+        assert np.linalg.norm(a - b) > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_kinds_of_memory_are_told_apart_in_the_bar(scheme: str) -> None:
+    """Those of tensors, and what lies beside them; free memory and headroom are pale, and hatched."""
+    text = (Path(tensoropt_app.__file__).parent / "assets" / "style.css").read_text(encoding="utf-8")
+    values: dict[str, str] = {}
+    for block in text.split("}")[: 1 if scheme == "light" else 2]:  # dark, the second, overrides
+        values |= dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    seen = {}
+    for kind in (*LIGHT.kinds, "constants", "process"):
+        found = re.search(rf"\.seg-{kind}\b[^{{}}]*{{ background: var\(--([\w-]+)\)", text)
+        assert found, kind
+        seen[kind] = lab(linear(values[found[1]]))
+    for (a, first), (b, second) in itertools.combinations(seen.items(), 2):
+        assert np.linalg.norm(first - second) > 10, (a, b)

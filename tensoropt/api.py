@@ -20,12 +20,12 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
-from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
-from tensoropt.processes import finished_when_interrupted, garbage_sought_seldom
+from tensoropt.processes import garbage_sought_seldom
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
@@ -37,7 +37,7 @@ from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
-from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
+from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
@@ -86,8 +86,7 @@ def explore(
         limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
         keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
             determines its points has changed: the operators, the cluster, the settings, the contents of the
-            store, this package. Explorations with planners are not kept, but their tables and the frontiers
-            of single spaces are.
+            store, this package. Explorations with planners are not kept, but their tables are.
         chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
             ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
@@ -257,8 +256,7 @@ def recost(
     Args:
         cluster: another cluster; by default the saved one.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces in the profile store, and reuse kept ones: if nothing
-            has changed since, nothing is searched.
+        keep: keep tables in the profile store, and reuse kept ones.
         old_points: also simulate the old strategies, which takes time in proportion to their number.
 
     Returns:
@@ -324,7 +322,6 @@ def _explored(
 
     Raises:
         InfeasibleError: no point fits the budget.
-        InterruptedExplorationError: Ctrl-C, after points were found; it has them.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
@@ -336,10 +333,8 @@ def _explored(
     with garbage_sought_seldom():
         searched = search(session, prepared())
         exploration = _evaluated(session, searched, captured.model, captured.notes)
-        if entries and not exploration.report.get("interrupted"):
+        if entries:
             exploration = with_planners(session, searched, exploration, entries, limits)
-    if exploration.report.get("interrupted"):
-        raise InterruptedExplorationError(exploration)
     check_found(searched, exploration)
     if keep:
         with session.open_store() as store:
@@ -354,26 +349,11 @@ def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
     """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
-    with finished_when_interrupted() as interrupted:
-        exploration = evaluate_searched(session, searched, info)
-    left = list(searched.interrupted)
-    later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
-    for what, add in (later | {"plans of planners": with_quick_plans}).items():
-        if not left and not interrupted:
-            try:
-                exploration = add(session, searched, exploration)
-                left += exploration.report.get("interrupted", ())
-                continue
-            except KeyboardInterrupt:
-                pass
-        if not exploration.points or (what in later and pinned_pipeline(session.settings)):
-            raise KeyboardInterrupt  # nothing of what was asked for
-        left.append(what)
-    if left:
-        note = f"interrupted: not searched: {', '.join(left)}"
-        exploration = exploration.noted([note], interrupted=left)
-    with finished_when_interrupted():
-        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    exploration = evaluate_searched(session, searched, info)
+    if wants_pipelines(session):
+        exploration = with_pipelines(session, searched, exploration)
+    exploration = with_quick_plans(session, searched, exploration)
+    exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

@@ -62,7 +62,7 @@ def beside_of(arguments: Sequence[str]) -> Path | None:
 
 def run_planners(arguments: Sequence[str], progress: Any) -> str:
     """Run the planners of a job of :class:`Beside`, save the result, and return its table; tables and
-    frontiers that were kept are reused if nothing has changed since."""
+    tables that were kept are reused if nothing has changed since."""
     from tensoropt.api import recost
     from tensoropt.exploration.exploration import load_exploration
     from tensoropt.exploration.verified import (

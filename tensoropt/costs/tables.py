@@ -7,7 +7,6 @@ the sum of compute and communication over all micro-batches.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -62,20 +61,6 @@ class CostTables(CostGraph):
     prices: Prices
     regions: tuple[Region, ...] = ()
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash that is equal for tables with the same numbers."""
-        found = hashlib.sha256()
-        for v in self.variables:
-            found.update(f"{v.key} {len(v.memory)}".encode())
-            for column in (v.memory, v.compute, v.communication):
-                for array in column:
-                    found.update(array.tobytes())
-        for e in self.edges:
-            found.update(f"{e.a} {e.b} {e.table.shape}".encode())
-            found.update(e.table.tobytes() + e.rows.tobytes() + e.cols.tobytes())
-        return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
         """Return the index in a group's template of configuration ``index`` of its variable."""

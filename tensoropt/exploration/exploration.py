@@ -364,18 +364,6 @@ class NothingFitsError(InfeasibleError):
         return (InfeasibleError, self.args)  # in another process its message alone is wanted
 
 
-class InterruptedExplorationError(KeyboardInterrupt):
-    """A person ended the exploration (Ctrl-C) after points were found.
-
-    Attributes:
-        exploration: what was found until then, without what its report names under ``interrupted``.
-    """
-
-    def __init__(self, exploration: Exploration):
-        super().__init__(f"interrupted; not searched: {', '.join(exploration.report['interrupted'])}")
-        self.exploration = exploration
-
-
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     """Return the exploration that :meth:`Exploration.save` wrote into a folder.
 

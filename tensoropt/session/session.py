@@ -48,8 +48,7 @@ class Session:
         store: the profile store; None for the user's own, which is opened when it is needed.
         progress: called with (stage, done, total, what).
         clock: the seconds per stage so far.
-        keep: whether tables and frontiers of single spaces are kept in the profile store, and reused from
-            there.
+        keep: whether tables are kept in the profile store, and reused from there.
     """
 
     cluster: Cluster

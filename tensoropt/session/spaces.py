@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.processes import cores
+from tensoropt.processes import cores, in_forks
 from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.one_space import (
     Built,
     Found,
-    KeptFrontiers,
     OneSpace,
     SearchedSpace,
     SpacePart,
@@ -43,7 +42,6 @@ class SpaceSearch:
 
     Args:
         simulations: the simulations of the same spaces, in the same order; filled here.
-        kept: what was found for single spaces before.
         draw: called with the memory and the time of the points that are known so far, as they become more.
     """
 
@@ -53,15 +51,12 @@ class SpaceSearch:
         settings: Settings,
         simulations: Simulations,
         progress: Progress,
-        kept: KeptFrontiers | None = None,
         draw: Callable[[Floats, Floats], None] | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
-        self.kept = kept if kept is not None else KeptFrontiers()
         self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
-        self.interrupted = 0
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
@@ -81,13 +76,7 @@ class SpaceSearch:
             # The first prunes all others, and forks have the kernels loaded that it used.
             numbers = order[done : done + (together if done else 1)]
             self._report(len(self.built) - len(order) + done, numbers)
-            try:
-                self._search(numbers)
-            except KeyboardInterrupt:
-                if not self.found:
-                    raise
-                self.interrupted = sum(number not in self.found for number in order)
-                break
+            self._search(numbers)
             done += len(numbers)
         if not self.found:
             raise self._nothing()
@@ -157,7 +146,7 @@ class SpaceSearch:
             known = self.simulations.copy()
             return work(OneSpace(number, self.built[number], self.settings, known, threads))
 
-        parts = self.kept.each(alone, numbers, lambda number: self.built[number][1])
+        parts = in_forks(alone, numbers)
         for part in parts:
             self.simulations.spaces[part.number].done = part.simulated
             self.every += part.every

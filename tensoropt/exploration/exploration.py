@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -362,6 +362,18 @@ class NothingFitsError(InfeasibleError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (InfeasibleError, self.args)  # in another process its message alone is wanted
+
+
+class InterruptedExplorationError(KeyboardInterrupt):
+    """A person ended the exploration (Ctrl-C) after points were found.
+
+    Attributes:
+        exploration: what was found until then.
+    """
+
+    def __init__(self, left: Sequence[str], exploration: Exploration):
+        super().__init__(f"interrupted; not searched: {', '.join(left)}")
+        self.exploration = exploration
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:

@@ -176,7 +176,14 @@ def _searched(
     # The name under which saved explorations keep these seconds.
     with session.clock.stage("judge"), not_searched_for_garbage():
         spaces.simulate()
-    refined = refine(session, tables, spaces, wide)
+    refined: tuple[str, ...] = ()
+    if spaces.interrupted:
+        session.left.append(f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts")
+    else:
+        try:
+            refined = refine(session, tables, spaces, wide)
+        except KeyboardInterrupt:
+            session.left.append("meshes with more axes")
     return spaces, (*refused, *spaces.notes, *refined)
 
 

@@ -57,6 +57,7 @@ class SpaceSearch:
         self.progress = progress
         self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
+        self.interrupted = 0
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
@@ -76,7 +77,13 @@ class SpaceSearch:
             # The first prunes all others, and forks have the kernels loaded that it used.
             numbers = order[done : done + (together if done else 1)]
             self._report(len(self.built) - len(order) + done, numbers)
-            self._search(numbers)
+            try:
+                self._search(numbers)
+            except KeyboardInterrupt:
+                if not self.found:
+                    raise
+                self.interrupted = sum(number not in self.found for number in order)
+                break
             done += len(numbers)
         if not self.found:
             raise self._nothing()

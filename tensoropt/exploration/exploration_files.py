@@ -27,7 +27,7 @@ from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import record_of
-from tensoropt.plan.point_table import PointTable, point_arrays, read_figures, read_points
+from tensoropt.plan.point_table import PointTable, point_arrays, read_points
 from tensoropt.plan.space import Space
 
 _SCHEMA = "tensoropt.exploration/4"
@@ -138,8 +138,8 @@ def read_costs(folder: Path) -> Costs:
         devices = np.array([space.devices for space in spaces], dtype=int)[points.column("space")]
         return Costs(all_needs(points, lambda: spaces, cluster), points.time, devices)
     with np.load(folder / POINTS) as arrays:
-        rows = np.arange(int(data["points"]))
-        points, devices = read_figures(arrays).rows(rows), arrays["devices"][rows]
+        points = PointTable(read_points(arrays)[: int(data["points"])])
+        devices = arrays["devices"][: len(points)]
     needs = all_needs(points, lambda: _read_tables(folder, data)["spaces"], cluster)
     return Costs(needs, points.time, devices)
 
@@ -155,11 +155,7 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = read_points(arrays, len(spaces), carried)
     if len(rows) != count + int(data["others"]):
         raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
-    return {
-        "points": rows.rows(np.arange(count)),
-        "others": rows.rows(np.arange(count, len(rows))),
-        "spaces": spaces,
-    }
+    return {"points": rows[:count], "others": rows[count:], "spaces": spaces}
 
 
 def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:

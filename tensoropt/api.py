@@ -114,7 +114,6 @@ def explore(
 
 
 def _check_words(args: Any, loss: Any) -> None:
-    """Refuse example inputs and a loss of other types than :func:`explore` takes."""
     if not isinstance(args, (tuple, list)):
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
@@ -351,7 +350,6 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
     with finished_when_interrupted() as interrupted:
         exploration = evaluate_searched(session, searched, info)
     stages = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
@@ -398,7 +396,6 @@ def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settin
 def _prepared(
     session: Session, loaded: LoadedModel, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Capture, Problem]:
-    """Return the capture of the model, and its operators ready for costs."""
     settings, name = session.settings, type(loaded.model).__name__
     session.progress("capture", 0, 1, name)
     with session.clock.stage("capture"), session.open_store() as store:
@@ -413,7 +410,6 @@ def _prepared(
 
 
 def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
-    """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
     trained = [tensor for tensor in graph.parameters if tensor.requires_grad]
     schemes, more = weights_in_bytes(graph)

@@ -141,9 +141,9 @@ def plain(record: Any) -> dict[str, Any]:
     """Return the fields of a record, a dataclass or a pydantic model, as they stand: the ``default`` with
     which :func:`json.dumps` writes records in records. A ``TypeAdapter`` of their class reads them back.
     """
-    if isinstance(record, type) or not is_dataclass(record):
-        return dict(record)
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    if is_dataclass(record):
+        return {field.name: getattr(record, field.name) for field in fields(record)}
+    return dict(record)
 
 
 @contextlib.contextmanager

@@ -332,7 +332,6 @@ def _flag(setting: Setting) -> dict[str, Any]:
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """Return the chosen :class:`~tensoropt.question.settings.Settings`."""
     from tensoropt.question.settings import Settings
 
     chosen = {}
@@ -461,7 +460,6 @@ def explored(
 
 
 def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptError:
-    """Return the error that nothing fits a budget, with what would: the leanest plan, and where it is."""
     from tensoropt.errors import InfeasibleError
     from tensoropt.plan.plan_names import brief_name
     from tensoropt.units import format_seconds

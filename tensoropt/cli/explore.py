@@ -179,14 +179,12 @@ def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[
 
 
 def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
-    """Refuse a price of devices that no cluster has, before anything is explored."""
     if "tariff" in asked:
         clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
 
 
 def _clusters(question: Any) -> dict[str, Any]:
-    """Return the clusters that a question is about, by name: several, several parts of one, or one."""
     from tensoropt.cluster import load_cluster
 
     whole = load_cluster(question.cluster)
@@ -258,7 +256,6 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
 
 
 def _check_for_several(out: str) -> None:
-    """Refuse a folder of one exploration, which would hide the folders of several inside it."""
     if (Path(out) / "exploration.json").exists():
         raise TensorOptError(
             f"{out} holds one exploration, and several would lie in folders inside it; choose another --out"

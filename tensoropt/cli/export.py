@@ -69,7 +69,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Write a point as a launcher is told of it, or return the text."""
     from tensoropt.files import write_text
     from tensoropt.saved import export_job, opened
 

@@ -25,7 +25,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Return every model with the figures of one training step at its default batch, if known."""
     from tensoropt.catalogue import list_models
     from tensoropt.zoo.figures import Figures
 

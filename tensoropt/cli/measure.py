@@ -52,7 +52,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _links(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the fits for every mesh of this machine."""
     if options.cluster is None:
         raise TensorOptError("measure links needs --cluster local, local:N or cpu:N")
     from tensoropt.cluster import load_cluster
@@ -66,7 +65,6 @@ def _links(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
-    """Return the fits of one mesh as plain data."""
     return {
         "mesh": mesh,
         "collectives": [

@@ -145,7 +145,6 @@ def read_costs(folder: Path) -> Costs:
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the points, the others and the spaces."""
     check_size(folder / STRATEGIES)
     strategies = json.loads(unpacked((folder / STRATEGIES).read_bytes(), folder / STRATEGIES))
     spaces = _SPACES.validate_python(strategies["spaces"])

@@ -267,7 +267,6 @@ def _rows(
 
 
 def _stored(plan: Plan, layouts: Mapping[str, Sequence[str]]) -> str:
-    """Return how some parameters are stored, in words."""
     return "; ".join(f"{plan.parameters[p].key}={','.join(stored_words(of))}" for p, of in layouts.items())
 
 

@@ -14,6 +14,8 @@ from tensoropt.plan.space import Space
 
 SENT = "sent"
 """The column of what points send: of each the kinds of collectives with their mesh axes, each once."""
+_Strategy = tuple[tuple[int, ...], tuple[int, ...]]
+"""The choice and the options of a point."""
 
 
 class PointTable(Sequence[Point]):
@@ -138,7 +140,9 @@ def read_points(
     sent = (arrays[name].tolist() for name in ("send_kind", "send_axes", "sends"))
     for kind, axes, (row, size, times) in zip(*sent, strict=True):
         sends[row].append((kind, over[axes], size, times))
-    strategies = dict.fromkeys(range(len(space)) if spaces is None else carried, ((), ()))
+    strategies: dict[int, _Strategy] = dict.fromkeys(
+        range(len(space)) if spaces is None else carried, ((), ())
+    )
     for s in range(spaces or 0):
         strategies |= _strategies(s, arrays)
     if len(strategies) != len(space):
@@ -157,10 +161,7 @@ def read_points(
     )
 
 
-def _strategies(
-    space: int, arrays: Mapping[str, np.ndarray]
-) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the choice and the options of the points of a space, by row."""
+def _strategies(space: int, arrays: Mapping[str, np.ndarray]) -> dict[int, _Strategy]:
     rows, *indices = (arrays[f"{name}_{space}"] for name in ("rows", "choice", "options"))
     choice, options = indices
     # Behind the options of variables are those of tensors that may be gathered again.
@@ -172,6 +173,5 @@ def _strategies(
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return indices in the smallest integer type that holds them."""
     found = np.array(rows, dtype=np.int32).reshape(len(rows), len(rows[0]) if rows else 0)
     return found.astype(np.min_scalar_type(int(found.max(initial=0))))

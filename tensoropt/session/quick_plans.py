@@ -245,7 +245,6 @@ def _asked_within_points(
 def _merged(
     searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[SimulatedPoint]
 ) -> tuple[Point, ...]:
-    """Return the points of the exploration and of planners as one frontier."""
     proven = certified(searched.spaces, [each.point for each in found])
     known = _better_known(searched, task, proven) if searched.spaces else []
     return with_others(exploration.points, [*known, *proven])
@@ -268,7 +267,6 @@ def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
-    """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     note = f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, " + (

@@ -148,18 +148,16 @@ def explore(
 
 
 def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """Return a row per planner and limit, next to the frontier's; save the exploration and the table in
-    ``out``."""
+    """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
     requested_planners(question.planners, question.planner_options)
     exploration = explored(question, progress, out)
-    from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.exploration.export import compared, limits_asked
     from tensoropt.report.table import comparison_text
 
-    write_comparison_csv(exploration, Path(out) / "comparison.csv")
-    saved = f"saved: {out} (exploration, frontier.csv, comparison.csv)"
+    saved = f"saved: {out} (exploration, frontier.csv)"
     rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
     return Answer(data, f"{comparison_text(exploration)}\n{saved}")

@@ -23,7 +23,6 @@ from tensoropt.version import __version__
 if TYPE_CHECKING:
     from tensoropt.api import compare, explore, recost, with_jobs
     from tensoropt.capture.onnx import load_onnx
-    from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.estimate.fit import fit
     from tensoropt.execute import (
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
     )
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
-    from tensoropt.machine import dashboard, detect, measure_links, profiles
+    from tensoropt.machine import dashboard, detect, measure_links
     from tensoropt.plan.plan import Plan, load_plan
     from tensoropt.plan.point import Point
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
+    from tensoropt.saved import choose, export_job
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
@@ -52,19 +51,18 @@ if TYPE_CHECKING:
 _NAMES = {
     "tensoropt.api": "compare explore recost with_jobs",
     "tensoropt.capture.onnx": "load_onnx",
-    "tensoropt.catalogue": "list_clusters list_models list_planners",
     "tensoropt.cluster": "Cluster load_cluster",
     "tensoropt.estimate.fit": "fit",
     "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
     "save_pretrained shutdown whole",
     "tensoropt.exploration.exploration": "Exploration load",
-    "tensoropt.machine": "dashboard detect measure_links profiles",
+    "tensoropt.machine": "dashboard detect measure_links",
     "tensoropt.plan.plan": "Plan load_plan",
     "tensoropt.plan.point": "Point",
     "tensoropt.plan.space": "Space",
     "tensoropt.question.model_source": "load_model",
     "tensoropt.question.settings": "Settings",
-    "tensoropt.saved": "choose export_csv export_frontiers export_job show",
+    "tensoropt.saved": "choose export_job",
     "tensoropt.sharding.constraints": "ConstraintError",
     "tensoropt.tuning.tune": "tune",
     "tensoropt.verify": "verify_plan verify_random",
@@ -95,13 +93,8 @@ __all__ = [
     "detect",
     "errors",
     "explore",
-    "export_csv",
-    "export_frontiers",
     "export_job",
     "fit",
-    "list_clusters",
-    "list_models",
-    "list_planners",
     "load",
     "load_checkpoint",
     "load_cluster",
@@ -111,12 +104,10 @@ __all__ = [
     "measure_links",
     "original_shape",
     "parallelize",
-    "profiles",
     "recost",
     "sampler",
     "save_checkpoint",
     "save_pretrained",
-    "show",
     "shutdown",
     "tune",
     "verify_plan",

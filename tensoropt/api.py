@@ -20,12 +20,12 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
-from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
-from tensoropt.processes import garbage_sought_seldom
+from tensoropt.processes import finished_when_interrupted, garbage_sought_seldom
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
@@ -37,7 +37,7 @@ from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
-from tensoropt.session.pipelines import wants_pipelines, with_pipelines
+from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
@@ -114,7 +114,6 @@ def explore(
 
 
 def _check_words(args: Any, loss: Any) -> None:
-    """Refuse example inputs and a loss of other types than :func:`explore` takes."""
     if not isinstance(args, (tuple, list)):
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
@@ -322,6 +321,7 @@ def _explored(
 
     Raises:
         InfeasibleError: no point fits the budget.
+        InterruptedExplorationError: Ctrl-C, after points were found; it has them.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
@@ -333,8 +333,10 @@ def _explored(
     with garbage_sought_seldom():
         searched = search(session, prepared())
         exploration = _evaluated(session, searched, captured.model, captured.notes)
-        if entries:
+        if entries and not session.left:
             exploration = with_planners(session, searched, exploration, entries, limits)
+    if session.left:
+        raise InterruptedExplorationError(session.left, exploration)
     check_found(searched, exploration)
     if keep:
         with session.open_store() as store:
@@ -348,12 +350,23 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
-    exploration = evaluate_searched(session, searched, info)
-    if wants_pipelines(session):
-        exploration = with_pipelines(session, searched, exploration)
-    exploration = with_quick_plans(session, searched, exploration)
-    exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    with finished_when_interrupted() as interrupted:
+        exploration = evaluate_searched(session, searched, info)
+    stages = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
+    for what, add in (stages | {"plans of planners": with_quick_plans}).items():
+        if not session.left and not interrupted:
+            try:
+                exploration = add(session, searched, exploration)
+                continue
+            except KeyboardInterrupt:
+                pass
+        if not exploration.points or (what in stages and pinned_pipeline(session.settings)):
+            raise KeyboardInterrupt  # nothing of what was asked for
+        session.left.append(what)
+    if session.left:
+        exploration = exploration.noted([f"interrupted: not searched: {', '.join(session.left)}"])
+    with finished_when_interrupted():
+        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})
@@ -383,7 +396,6 @@ def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settin
 def _prepared(
     session: Session, loaded: LoadedModel, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Capture, Problem]:
-    """Return the capture of the model, and its operators ready for costs."""
     settings, name = session.settings, type(loaded.model).__name__
     session.progress("capture", 0, 1, name)
     with session.clock.stage("capture"), session.open_store() as store:
@@ -398,7 +410,6 @@ def _prepared(
 
 
 def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
-    """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
     trained = [tensor for tensor in graph.parameters if tensor.requires_grad]
     schemes, more = weights_in_bytes(graph)

@@ -81,6 +81,27 @@ def garbage_sought_seldom() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextlib.contextmanager
+def finished_when_interrupted() -> Iterator[list[bool]]:
+    """Let the block finish although a person interrupts it (Ctrl-C), which the list yielded then says; a
+    second interruption ends it. Other threads than the main one are never interrupted."""
+    interrupted: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def hold(number: int, frame: object) -> None:
+        interrupted.append(True)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
     """Return ``work(item)`` for every item, in the order of the items; see :func:`as_forks_end`."""
     return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]

@@ -96,7 +96,7 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
     with pytest.raises(TensorOptError, match=r"holds \d explorations; .* --batch auto"):
         tensoropt.choose(tmp_path)
     # The folder's own frontier is none of the explorations that are exported.
-    assert not [p for p in load_batch([tmp_path]).left_out if p.endswith(".csv")]
+    assert not [p for p in load_batch([tmp_path])[1] if p.endswith(".csv")]
 
 
 @pytest.mark.slow

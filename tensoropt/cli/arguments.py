@@ -332,7 +332,6 @@ def _flag(setting: Setting) -> dict[str, Any]:
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """Return the chosen :class:`~tensoropt.question.settings.Settings`."""
     from tensoropt.question.settings import Settings
 
     chosen = {}
@@ -437,26 +436,30 @@ def explored(
         where = f"a folder of {within}" if within else out
         progress.note(question.in_effect(cluster, settings, where))
         from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
-        from tensoropt.exploration.exploration import NothingFitsError
+        from tensoropt.exploration.exploration import InterruptedExplorationError, NothingFitsError
 
-        refusal = None
+        refusal = stop = None
         try:
             exploration = api.answer(
                 question, cluster, settings, sibling, progress=progress, note=progress.note
             )
         except NothingFitsError as error:
             exploration, refusal = error.exploration, error
-        if jobs:
+        except InterruptedExplorationError as error:
+            exploration, stop = error.exploration, error
+        if jobs and stop is None:
             exploration = api.with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))
+        if stop is not None:
+            saved = f"; what was found is in {out}: tensoropt choose {out}" if out else ""
+            raise KeyboardInterrupt(f"{stop}{saved}")
         if refusal is not None:
             raise _nothing_fits(exploration, str(refusal), out)
         return exploration
 
 
 def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptError:
-    """Return the error that nothing fits a budget, with what would: the leanest plan, and where it is."""
     from tensoropt.errors import InfeasibleError
     from tensoropt.plan.plan_names import brief_name
     from tensoropt.units import format_seconds

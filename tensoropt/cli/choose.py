@@ -107,7 +107,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _reasons(
     exploration: Exploration, index: int, options: argparse.Namespace
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return what a point's step and memory go into, as lines and as data, and write its trace if asked."""
     from tensoropt.report.detail import detail
     from tensoropt.report.explain import why_lines
     from tensoropt.report.faster import what_is_faster
@@ -133,7 +132,6 @@ def _reasons(
 
 
 def _device_bytes(folder: str) -> float:
-    """Return the memory of the smallest device of the explored cluster, or of a part of it."""
     from tensoropt.exploration.cluster_offers import folders_in
     from tensoropt.exploration.exploration import load_exploration
 

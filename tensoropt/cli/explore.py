@@ -148,18 +148,16 @@ def explore(
 
 
 def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """Return a row per planner and limit, next to the frontier's; save the exploration and the table in
-    ``out``."""
+    """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
     requested_planners(question.planners, question.planner_options)
     exploration = explored(question, progress, out)
-    from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.exploration.export import compared, limits_asked
     from tensoropt.report.table import comparison_text
 
-    write_comparison_csv(exploration, Path(out) / "comparison.csv")
-    saved = f"saved: {out} (exploration, frontier.csv, comparison.csv)"
+    saved = f"saved: {out} (exploration, frontier.csv)"
     rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
     return Answer(data, f"{comparison_text(exploration)}\n{saved}")
@@ -179,14 +177,12 @@ def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[
 
 
 def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
-    """Refuse a price of devices that no cluster has, before anything is explored."""
     if "tariff" in asked:
         clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
 
 
 def _clusters(question: Any) -> dict[str, Any]:
-    """Return the clusters that a question is about, by name: several, several parts of one, or one."""
     from tensoropt.cluster import load_cluster
 
     whole = load_cluster(question.cluster)
@@ -258,7 +254,6 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
 
 
 def _check_for_several(out: str) -> None:
-    """Refuse a folder of one exploration, which would hide the folders of several inside it."""
     if (Path(out) / "exploration.json").exists():
         raise TensorOptError(
             f"{out} holds one exploration, and several would lie in folders inside it; choose another --out"

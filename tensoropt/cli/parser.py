@@ -89,8 +89,8 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         return code
     except BrokenPipeError:  # the reader (head, less) has seen enough
         return _EXIT_OK
-    except KeyboardInterrupt:
-        words = "interrupted; what was saved or timed is kept"
+    except KeyboardInterrupt as stop:
+        words = str(stop) or "interrupted; what was saved or timed is kept"
         return _failed(options, progress, words, _EXIT_INTERRUPTED)
     except TensorOptError as error:
         return _failed(options, progress, sentence(error), _EXIT_INPUT)

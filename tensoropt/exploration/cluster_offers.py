@@ -110,7 +110,6 @@ class Offers:
         )
 
     def _pace(self, row: ClusterOffer) -> float:
-        """Return the seconds of a step or, if steps differ, of a sample."""
         return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
@@ -148,11 +147,9 @@ class Offers:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
 
     def _label(self, row: ClusterOffer) -> str:
-        """Return what tells a row from the others."""
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
 
     def _fewest(self) -> Iterator[str]:
-        """Say which is the smallest number of devices that fits, and the largest of those that are fewer."""
         fitting = [row for row in self.rows if row.index is not None]
         if not fitting:
             return
@@ -168,7 +165,6 @@ class Offers:
         yield f"{said}; {most.devices} {'do' if most.count > 1 else 'does'} not ({most.reason})."
 
     def _largest(self) -> Iterator[str]:
-        """Say which is the largest batch that fits, and the least that does not and is larger."""
         fitting = [row.batch for row in self.rows if row.index is not None and row.batch is not None]
         if not fitting:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -71,7 +71,6 @@ def _title_of(findings: Findings) -> str:
 
 
 def _headline(findings: Findings) -> str:
-    """Return one line that says what was explored, where and for what."""
     cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
     step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
@@ -79,7 +78,6 @@ def _headline(findings: Findings) -> str:
 
 
 def _frontier_words(findings: Findings) -> str:
-    """Return the frontier as a table of its notable points."""
     if not findings.points:
         return "no points"
     rows = _rows(findings)
@@ -87,7 +85,6 @@ def _frontier_words(findings: Findings) -> str:
 
 
 def _frontier_html(findings: Findings) -> str:
-    """Return the same table for a notebook."""
     if not findings.points:
         return "<p>no points</p>"
     rows = _rows(findings)
@@ -110,7 +107,6 @@ def _answered(findings: Findings) -> str:
 
 
 def _overview_html(findings: Findings) -> str:
-    """Return the same for a notebook, with the frontier's plot, or its picture where scripts do not run."""
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
@@ -144,7 +140,6 @@ def _counted(findings: Findings, shown: int) -> str:
 
 
 def _remarks(findings: Findings) -> list[str]:
-    """Return further remarks: the spaces searched, what other planners found, and what is proven."""
     exact = sum(point.exact for point in findings.points)
     searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
     lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
@@ -215,7 +210,6 @@ class Exploration(Findings):
             raise NothingFitsError(self._nothing_fits(self.limit_bytes), self)
 
     def _nothing_fits(self, limit_bytes: float) -> str:
-        """Return the least that a plan needs, beside a limit below it."""
         least = int(np.argmin(self.needs))
         fit = self.fit(least)
         beside = sum(fit.process.values())
@@ -285,7 +279,6 @@ class Exploration(Findings):
         return found.fastest if fastest else found.row
 
     def _index_of(self, number: int) -> int:
-        """Return the index in :attr:`all_points` of a point, given its number, which counts from 1."""
         count, whole = len(self.points), len(self.all_points)
         if not 1 <= number <= whole:
             others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
@@ -362,6 +355,18 @@ class NothingFitsError(InfeasibleError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (InfeasibleError, self.args)  # in another process its message alone is wanted
+
+
+class InterruptedExplorationError(KeyboardInterrupt):
+    """A person ended the exploration (Ctrl-C) after points were found.
+
+    Attributes:
+        exploration: what was found until then.
+    """
+
+    def __init__(self, left: Sequence[str], exploration: Exploration):
+        super().__init__(f"interrupted; not searched: {', '.join(left)}")
+        self.exploration = exploration
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:

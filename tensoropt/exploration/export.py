@@ -1,4 +1,4 @@
-"""The CSV files (RFC 4180) of a frontier, of its strategies and of a comparison of planners.
+"""The CSV files (RFC 4180) of a frontier and of its strategies, and a comparison of planners.
 
 The first columns of a frontier's file are fixed, since other programs read them by name and position; further
 columns may be added after them.
@@ -267,31 +267,4 @@ def _rows(
 
 
 def _stored(plan: Plan, layouts: Mapping[str, Sequence[str]]) -> str:
-    """Return how some parameters are stored, in words."""
     return "; ".join(f"{plan.parameters[p].key}={','.join(stored_words(of))}" for p, of in layouts.items())
-
-
-COMPARISON_COLUMNS = (
-    "planner",
-    "limit_bytes",
-    "memory_bytes",
-    "time_s",
-    "points",
-    "search_s",
-    "gap",
-    "notes",
-    "needs_bytes",
-)
-
-
-def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """Write one row per planner and memory limit; what does not apply is left empty."""
-
-    def cell(value: Any) -> Any:
-        if value is None:
-            return ""
-        return "; ".join(value) if isinstance(value, (list, tuple)) else value
-
-    told = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
-    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in told]
-    write_rows(path, COMPARISON_COLUMNS, rows)

@@ -80,7 +80,6 @@ def _fit(row: FigureRow) -> list[Fact]:
 
 
 def _point_facts(point: Point) -> dict[str, Fact]:
-    """Return the facts that follow from a point's figures alone."""
     found = [
         Fact("memory per device", point.memory_bytes, BYTES.words),
         Fact("memory", _memory_words(point)),
@@ -153,7 +152,6 @@ def _time_words(point: Point) -> str:
 
 
 def _memory_words(of: Point | Predicted) -> str:
-    """Say what the memory is made of: tensors by kind, then what a process takes beside them."""
     kinds = of.memory if isinstance(of.memory, Mapping) else dict(zip(MEMORY_KINDS, of.memory, strict=True))
     parts = {**kinds, **of.terms}
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)

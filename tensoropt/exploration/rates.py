@@ -113,7 +113,6 @@ def _tokens(
 
 
 def _looked_up(findings: Findings) -> set[str]:
-    """Return the inputs that an embedding reads directly."""
     return {
         name
         for operator in findings.recorded.graph.operators

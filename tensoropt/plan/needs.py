@@ -63,7 +63,6 @@ def all_needs(
 
 
 def _estimated(cluster: Cluster, sent: _Sent, space: Space) -> dict[str, float]:
-    """Return what a process is estimated to take that sends so."""
     # Of a message its two ranks are known, which follow one another on the first axis.
     over = ((kind, (0,) if kind == "send" else axes) for kind, axes in sent)
     return terms_of_collectives(memory_of_process(cluster, 0.0), over, space.mesh.shape)

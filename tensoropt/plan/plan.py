@@ -82,7 +82,6 @@ def _check_mesh(plan: Plan) -> None:
 
 
 def _check_cluster(plan: Plan) -> None:
-    """Refuse a plan whose cluster, if it names one, has another number of devices than its mesh."""
     if "kinds" not in plan.cluster:
         return
     try:
@@ -432,7 +431,6 @@ class Predicted(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_what_went(cls, data: Any) -> Any:
-        """Leave out what files of earlier versions have: peaks of PyTorch's allocator."""
         return {k: v for k, v in data.items() if k != "allocator"} if isinstance(data, dict) else data
 
     @property

@@ -311,7 +311,6 @@ class _Saved:
 
 
 def _with_pairs(mesh: Mesh) -> str:
-    """Return the key of the fits of a mesh's links that include messages."""
     return f"{mesh.label}, messages"
 
 

@@ -80,7 +80,6 @@ class Space:
         return tuple(name for name, again in zip(self.moves, own, strict=True) if again)
 
     def _again(self, choice: Sequence[int]) -> dict[str, bool]:
-        """Return whether a point recomputes each group of a block."""
         return {
             name: index >= len(self.groups[name]["configurations"])
             # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.

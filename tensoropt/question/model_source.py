@@ -127,7 +127,6 @@ _DIM_INSTEAD = "give them by --dim, as in --dim batch=8"
 
 
 def _building_function(source: str) -> Callable[..., Any]:
-    """Return the function that a source names, without its options."""
     named = source.partition("?")[0]
     if is_config(source):
         from tensoropt.zoo import ZooError
@@ -149,7 +148,6 @@ def _building_function(source: str) -> Callable[..., Any]:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameters of a function whose defaults are numbers or switches, with these."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some that are written in C have none
@@ -158,7 +156,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> dict[str, Any]:
-    """Return the arguments of a function that builds a model: the options behind its name, and the batch."""
     from tensoropt.zoo import ZooError, read_options
 
     name, mark, written = source.partition("?")

@@ -169,7 +169,6 @@ class Setting:
 
 
 def _one_of(text: str, choices: Sequence[str]) -> str:
-    """Return the text, which must be one of the choices."""
     if text not in choices:
         raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
     return text
@@ -179,14 +178,12 @@ def _one_of(text: str, choices: Sequence[str]) -> str:
 
 
 def _count_words(value: str | Sequence[int]) -> str:
-    """Return, in words, which micro-batch counts are searched."""
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
     return write_counts(value).replace(",", ", ")
 
 
 def _recompute_words(value: str) -> str:
-    """Return, in words, what may be recomputed."""
     return "repeated blocks may run again in backward" if value == "auto" else value
 
 
@@ -434,7 +431,6 @@ def settings_fields() -> Iterator[Setting]:
 
 
 def _refusal(error: ValidationError) -> Exception:
-    """Return the error for invalid settings: a sentence with the values that are valid."""
     fault = error.errors()[0]
     name, value = str(fault["loc"][0]), fault["input"]
     cause = fault.get("ctx", {}).get("error")

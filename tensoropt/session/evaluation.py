@@ -58,7 +58,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
 def _chosen_points(
     searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
-    """Return the points that are shown, and how many strategies none of the simulated ones beats."""
     simulations = searched.simulations
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
@@ -92,7 +91,6 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def _sharded(points: Sequence[Point]) -> list[int]:
-    """Return the rows of the points of searched spaces."""
     return sorted(row for rows in by_strategy(points)[0].values() for row in rows)
 
 

@@ -131,7 +131,6 @@ class KeptExplorations:
 
 
 def _kernel_settings(cluster: Cluster) -> str:
-    """Return the settings of PyTorch under which figures are looked up and priced."""
     return KernelSettings.now().of(cluster.device_type).words
 
 
@@ -173,7 +172,6 @@ def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
 
 
 def _installed(package: str) -> str:
-    """Return the version of a package with which some zoo models are built."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -138,12 +138,10 @@ class _Cutting:
 
     @cached_property
     def _blocks(self) -> int:
-        """The number of repeated blocks."""
         return len(find_regions(self.cutter.graph))
 
     @cached_property
     def _ends(self) -> bool:
-        """Whether what precedes and what follows the blocks can be stages of their own."""
         return has_ends(self.cutter)
 
     @cached_property
@@ -152,7 +150,6 @@ class _Cutting:
         return flops_of(self.cutter.graph, self._costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the speed and the memory of each stage's devices, if places differ in them."""
         prices, at = composer.frontiers.prices, composer.place_of
         if not prices.of_places:
             return (), ()
@@ -274,7 +271,6 @@ class _Finder:
         return list(self._refusals.values())
 
     def _refused(self, schedule: str, refusal: PlanError) -> None:
-        """Note why pipelines of a schedule were left out: the first reason, as others are mostly similar."""
         if schedule not in self._refusals:
             self._refusals[schedule] = str(refusal)
             self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
@@ -306,7 +302,6 @@ class _Finder:
         return "" if any(self._counts(places) for places in self._degrees) else self._no_count()
 
     def _no_count(self) -> str:
-        """Return why no number of micro-batches is possible: the rule, the values, and what to ask for."""
         batch, least, given = self.problem.batch, min(self._degrees), self.settings.micro_batches
         asked = given if isinstance(given, str) else ",".join(map(str, given))
         if self.pin is None:
@@ -343,7 +338,6 @@ class _Finder:
 
     @property
     def _most_stages(self) -> int:
-        """The most stages into which the model can be cut."""
         return len(self.cutter.cuts) + 1
 
     @cached_property
@@ -383,7 +377,6 @@ class _Finder:
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _note_kinds(self) -> None:
-        """Note how several kinds of devices are treated."""
         cluster = self.session.cluster
         if len(cluster.device_kinds) == 1:
             return
@@ -534,7 +527,6 @@ class _Finder:
         return self._as_points(reduce_points(found), mesh)
 
     def _as_points(self, found: Sequence[PipelineEvaluation], mesh: Mesh) -> list[Point]:
-        """Return pipelines as points."""
         return [pipelined_point(one, mesh, space=0) for one in found]
 
     @property
@@ -592,7 +584,6 @@ class _Finder:
 
     @cached_property
     def _simulations(self) -> Simulations:
-        """The simulations of all strategies without stages."""
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made

@@ -48,7 +48,7 @@ _STAGE = QUICK_PLANS
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
-    frontier.
+    frontier. Who is interrupted (Ctrl-C) leaves out the others.
 
     If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
     """
@@ -66,11 +66,17 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         entries = [entry for entry in quick if entry.kind in kinds]
         always = session.settings.placements == "always" or bool(searched.refusal)
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
-        asking = _Asking(task, most_s)
-        for number, entry in enumerate(entries):
-            session.progress(_STAGE, number, len(entries), entry.name)
-            asking.ask(entry)
-        points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+        asking, waiting = _Asking(task, most_s), list(entries)
+        try:
+            for number, entry in enumerate(entries):
+                session.progress(_STAGE, number, len(entries), entry.name)
+                asking.ask(entry)
+                del waiting[0]
+            points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+        except KeyboardInterrupt:
+            entries = entries[: len(entries) - len(waiting)]
+            points, left_out = _asked_within_points(session, searched, exploration, asking, ())
+            session.left.extend([e.name for e in waiting] or ["heuristics within the memory of points"])
         left_out += asking.notes()
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
@@ -239,7 +245,6 @@ def _asked_within_points(
 def _merged(
     searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[SimulatedPoint]
 ) -> tuple[Point, ...]:
-    """Return the points of the exploration and of planners as one frontier."""
     proven = certified(searched.spaces, [each.point for each in found])
     known = _better_known(searched, task, proven) if searched.spaces else []
     return with_others(exploration.points, [*known, *proven])
@@ -262,7 +267,6 @@ def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
-    """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     note = f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, " + (

@@ -70,7 +70,6 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
 
 
 def _is_pytorchs(error: Exception) -> bool:
-    """Return whether PyTorch refuses something, rather than our own code being wrong."""
     innermost = next(frames_of(error), None)
     if innermost is None:
         return False
@@ -80,7 +79,6 @@ def _is_pytorchs(error: Exception) -> bool:
 
 
 def _raised(error: BaseException) -> bool:
-    """Return whether a Python statement raised the error, rather than a C function that it calls."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -113,7 +111,6 @@ def _stage(error: BaseException) -> str:
 
 
 def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | None:
-    """Return the operator that the innermost of our functions was handling."""
     operators = graph.operators if graph is not None else ()
     makers = {name: op for op in operators for name in op.outputs}
     by_name = {op.name: op for op in operators}
@@ -138,7 +135,6 @@ def _values(names: dict[str, Any]) -> list[Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first sentence of a PyTorch error, without its advice to developers of PyTorch."""
     text = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
     first = text.split(". ")[0]
     return first if len(first) <= _REASON else first[:_REASON].rsplit(" ", 1)[0] + " ..."
@@ -247,7 +243,6 @@ def implausible(found: Findings) -> Iterator[str]:
 
 
 def _lost(atoms: AtomGraph) -> Iterator[str]:
-    """Yield the operators that could not be tried without their rules, in words."""
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "

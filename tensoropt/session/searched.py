@@ -130,14 +130,12 @@ def search(session: Session, problem: Problem) -> Searched:
 
 
 def _two_types(cluster: Cluster) -> str:
-    """Return why a cluster has no sharded plans and no pipelines if it has CPU ranks beside GPUs."""
     if len(cluster.device_types) == 1:
         return ""
     return f"collectives join devices of one type, and {cluster.name} has {cluster.counts}"
 
 
 def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
-    """Return a note on the operators that GPUs cannot run, where there are no CPU ranks beside them."""
     if cluster.device_types != ("cuda",):
         return ()
     targets = dict.fromkeys(op.target for op in problem.graph.atoms.graph.operators)
@@ -151,7 +149,6 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusal: str) -> None:
-    """Raise :class:`LackingDevicesError` if no placed plan keeps to the constraints, either."""
     # Patterns that match nothing are refused by themselves.
     match(given, problem.graph)
     try:
@@ -176,12 +173,18 @@ def _searched(
     # The name under which saved explorations keep these seconds.
     with session.clock.stage("judge"), not_searched_for_garbage():
         spaces.simulate()
-    refined = refine(session, tables, spaces, wide)
+    refined: tuple[str, ...] = ()
+    if spaces.interrupted:
+        session.left.append(f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts")
+    else:
+        try:
+            refined = refine(session, tables, spaces, wide)
+        except KeyboardInterrupt:
+            session.left.append("meshes with more axes")
     return spaces, (*refused, *spaces.notes, *refined)
 
 
 def _search(session: Session, tables: SpaceTables, offered: Offered) -> SpaceSearch:
-    """Make the tables of the spaces offered, and search them."""
     with session.clock.stage("costs"):
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])

@@ -57,6 +57,7 @@ class SpaceSearch:
         self.progress = progress
         self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
+        self.interrupted = 0
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
@@ -76,7 +77,13 @@ class SpaceSearch:
             # The first prunes all others, and forks have the kernels loaded that it used.
             numbers = order[done : done + (together if done else 1)]
             self._report(len(self.built) - len(order) + done, numbers)
-            self._search(numbers)
+            try:
+                self._search(numbers)
+            except KeyboardInterrupt:
+                if not self.found:
+                    raise
+                self.interrupted = sum(number not in self.found for number in order)
+                break
             done += len(numbers)
         if not self.found:
             raise self._nothing()
@@ -114,7 +121,6 @@ class SpaceSearch:
                 found.simulate(self.simulations, np.arange(len(found.frontier)))
 
     def _outlined(self) -> list[int]:
-        """Return the spaces that have strategies, the most promising first, with their outlines simulated."""
         for number in range(len(self.built)):
             self._report(0, [number])
             self._outline(number)
@@ -123,7 +129,6 @@ class SpaceSearch:
         return sorted(self.outlines, key=lambda number: (-int((best == number).sum()), number))
 
     def _outline(self, number: int) -> None:
-        """Outline a space."""
         (part,) = self._each(OneSpace.outline, [number])  # takes less than a fork
         if part.frontier is not None:
             self.outlines[number] = part.frontier
@@ -164,7 +169,6 @@ class SpaceSearch:
         self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
 
     def _is_too_large(self, number: int) -> bool:
-        """Return whether a space's outline is all that a search of it would find."""
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes
 
     def _report(self, done: int, numbers: Sequence[int]) -> None:

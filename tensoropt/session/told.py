@@ -212,7 +212,6 @@ def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
 
 
 def _heavy_labels(prices: JobPrices, plan: Plan) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Return the labels on the micro-batch axis and on each mesh axis of products and attention."""
     heavy = {
         group.name
         for group in prices.problem.graph.groups
@@ -223,7 +222,6 @@ def _heavy_labels(prices: JobPrices, plan: Plan) -> dict[str, tuple[str, Mapping
 
 
 def _splits_sequence(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> bool:
-    """Return whether operators between products follow the sequence on an axis of tensor parallelism."""
     sequence = prices.problem.sequence
     return any(
         what_it_does(label, own.micro, sequence.get(name, "")) == SEQUENCE
@@ -260,7 +258,6 @@ def _named(plan: Plan) -> set[str]:
 
 
 def _recomputed(prices: JobPrices, plan: Plan) -> tuple[str, int]:
-    """Return the recipe of most recomputed blocks, and of about every how many-th block."""
     parts: list[Plan | StagePlan] = [plan, *(plan.stages.stages if plan.stages is not None else ())]
     again = {block for part in parts for block in part.recomputed}
     once = {group for part in parts for group in part.once}

@@ -162,7 +162,7 @@ def test_points_spaces_and_plans_are_short() -> None:
     assert lines[0] == "Plan of zoo:toy by frontier"
     assert len(lines) <= 12
     assert any("memory per device" in line and "10 MiB" in line for line in lines)
-    for shown in (first, space, plan):
+    for shown in (first, plan):
         root = ElementTree.fromstring(shown._repr_html_())
         assert len(root.findall(".//tr")) >= 5
 

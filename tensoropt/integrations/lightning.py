@@ -23,6 +23,7 @@ from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_o
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
+from tensoropt.integrations.padding import padded
 from tensoropt.integrations.rows import divided
 from tensoropt.plan.plan import Plan
 
@@ -101,11 +102,11 @@ class _RunsByPlan:
             return dataloader
         batches = dataloader.batch_sampler
         if not isinstance(batches, _IndexBatchSamplerWrapper):
-            return divided(dataloader, self.parallel.model)
+            return padded(divided(dataloader, self.parallel.model), self.parallel.model)
         # For `predict`, which reads from it the rows of each batch.
         inner = copy.copy(dataloader)
         inner.__dict__["batch_sampler"] = batches._batch_sampler
-        own = divided(inner, self.parallel.model)
+        own = padded(divided(inner, self.parallel.model), self.parallel.model)
         own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
         return own
 

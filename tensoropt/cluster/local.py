@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,29 +134,6 @@ def stolen_s() -> float:
         # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, usually of
         # 1/100 s.
         return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-BUSY = 0.3
-"""The cores in others' use from which times say little; an assumption: every rank waits for the slowest."""
-_LOOK_S = 0.2
-"""The seconds over which use of the cores is looked at; an assumption: twenty ticks of the system's clock."""
-
-
-def cores_in_use() -> float:
-    """Return how many of this machine's cores are at work while the caller waits for a moment, or are taken
-    by other virtual machines; 0 if the system does not report it."""
-
-    def used_s() -> float:
-        # User, nice, system, interrupts and steal time of all cores, in clock ticks.
-        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-
-    try:
-        before, began = used_s(), time.perf_counter()
-        time.sleep(_LOOK_S)
-        return max(used_s() - before, 0.0) / (time.perf_counter() - began)
     except (OSError, IndexError, ValueError):
         return 0.0
 

@@ -125,7 +125,6 @@ class Verified:
         key: the key of the plan (:mod:`tensoropt.plan.keys`).
         checked_on: the place where it ran, in words.
         error: why it did not run, "" if it did.
-        cores_busy: the cores that other programs had in use around the timed steps.
     """
 
     key: str
@@ -140,7 +139,6 @@ class Verified:
     ok: bool
     checked_on: str
     error: str = ""
-    cores_busy: float | None = None
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
@@ -155,7 +153,6 @@ class Verified:
             ok=bool(found["ok"]),
             checked_on=str(found["checked_on"]),
             error=str(one["error"] or ""),
-            cores_busy=one.get("cores_busy"),
             **{name: one[name] for name in _MEASURED},
         )
 
@@ -225,6 +222,6 @@ def _read(one: Any) -> Verified:
     if not isinstance(one, Mapping):
         raise TypeError(f"{one!r} is no entry")
     known = {f.name: one[f.name] for f in fields(Verified) if f.name in one}
-    for name in known.keys() & {*_MEASURED, "cores_busy"}:
+    for name in known.keys() & {*_MEASURED}:
         known[name] = None if known[name] is None else float(known[name])
     return Verified(**known)

@@ -108,7 +108,6 @@ def entry_of(
         "memory_tracked": dict(findings.memory_tracked),
         "memory_tracked_of_ranks": findings.memory_tracked_of_ranks,
         "time_measured_s": findings.time_measured_s,
-        "cores_busy": findings.cores_busy,
         "error": findings.error,
         "collectives_predicted": expected,
         "collectives_issued": issued,

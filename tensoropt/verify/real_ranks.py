@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.cluster.local import cores_in_use
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_class
@@ -169,8 +168,6 @@ def _check(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
 ) -> RunFindings:
     """Return the joint findings of all ranks of a pool about one strategy."""
-    # Others' use of the cores is seen while no rank works.
-    before = cores_in_use() if options.timed_steps else None
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
     except RankError as error:
@@ -178,8 +175,7 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    findings = _joined(ranks)
-    return findings if before is None else replace(findings, cores_busy=max(before, cores_in_use()))
+    return _joined(ranks)
 
 
 def _joined(ranks: Sequence[RankFindings]) -> RunFindings:

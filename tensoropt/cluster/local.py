@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
-from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
+from tensoropt.cluster.nvml import gpu_cluster
 from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
 
@@ -22,7 +22,6 @@ _logger = logging.getLogger(__name__)
 # AVX2; one for AVX-512, because many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
 _DEFAULT_HERTZ = 2.5e9  # an assumption, used if the system does not report it
-_FEWEST_OF_GPU_RANK = 2  # logical CPUs; an assumption
 THIS_MACHINE = "this machine"
 """The source of a CPU cluster that was detected on this machine rather than described in a file."""
 ANY_CORE = "CPU-core"
@@ -100,28 +99,6 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     if world_size * threads > len(cores):
         return None
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
-
-
-def gpu_rank_cores(
-    ranks: int, near: Sequence[tuple[int, ...]] | None = None
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return the logical CPUs of ranks that have a GPU each, from rank 0 on, the same for measuring and for
-    running: the CPUs of the GPU's NUMA node, shared evenly with the other ranks there.
-
-    None if they are unknown, or if a rank would get fewer than two: besides its own thread, a rank runs those
-    of autograd and of NCCL.
-
-    Args:
-        near: the CPUs near each GPU (:func:`~tensoropt.cluster.nvml.gpu_cores`); NVML is queried by default.
-    """
-    near = gpu_cores() if near is None else near
-    if near is None or len(near) < ranks:
-        return None
-    rank_cpus = []
-    for rank in range(ranks):
-        sharing = [neighbour for neighbour in range(ranks) if set(near[neighbour]) & set(near[rank])]
-        rank_cpus.append(tuple(near[rank][sharing.index(rank) :: len(sharing)]))
-    return tuple(rank_cpus) if min(map(len, rank_cpus), default=0) >= _FEWEST_OF_GPU_RANK else None
 
 
 def stolen_s() -> float:

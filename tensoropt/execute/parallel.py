@@ -322,7 +322,8 @@ def parallelize(
         raise
     resolved.warn_of_other_devices(where)
     if as_measured:
-        pin_process(where.type)  # before gloo or NCCL start threads, which take it over
+        if where.type == "cpu":
+            pin_process()  # before gloo or NCCL start threads, which take it over
     _join_job(where)
     if prepared.strategy.devices > 1 and dist.is_initialized() and compares:
         prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)

@@ -321,9 +321,8 @@ def parallelize(
                 _report_refusal(model, where)
         raise
     resolved.warn_of_other_devices(where)
-    if as_measured:
-        if where.type == "cpu":
-            pin_process()  # before gloo or NCCL start threads, which take it over
+    if as_measured and where.type == "cpu":
+        pin_process()  # before gloo starts threads, which take it over
     _join_job(where)
     if prepared.strategy.devices > 1 and dist.is_initialized() and compares:
         prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)

@@ -21,8 +21,6 @@ import numpy as np
 import torch
 
 from tensoropt.capture.unsupported import frames_of, of_error
-from tensoropt.cluster import Cluster
-from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph
@@ -190,7 +188,6 @@ def run_report(
         "micro_batches_refused": problem.refusal,
         "notes": [
             *local_notes(costs.cluster),
-            *unusual_figures(costs.cluster),
             *graph.notes,
             *expected_rows(graph, costs.cluster.device_count),
             *_lost(problem.graph.atoms),
@@ -229,19 +226,6 @@ def expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
         "which experts a router chooses is not known: where experts are split, the busiest rank is expected "
         f"to compute {share} (--expert-imbalance {asked:g})"
     )
-
-
-def unusual_figures(cluster: Cluster) -> Iterator[str]:
-    """Yield figures of a cluster that no device or link has, in words: units are easily mistaken."""
-    for kind in cluster.device_kinds:
-        yield from MEMORY.unusual(kind.memory_bytes, f"memory of {kind.name}")
-        yield from BANDWIDTH.unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}")
-        for dtype, rate in kind.flops.items():
-            yield from FLOPS.unusual(rate, f"{dtype} FLOP/s of {kind.name}")
-    links = {link.name: link for link in (*(level.link for level in cluster.levels), *cluster.pairs.values())}
-    for name, link in links.items():
-        yield from LATENCY.unusual(link.latency_s, f"latency of {name}")
-        yield from BANDWIDTH.unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}")
 
 
 def implausible(found: Findings) -> Iterator[str]:

@@ -8,8 +8,8 @@ The meaning of ``bytes`` for each kind:
     broadcast       the tensor            send            the message (point to point, one way)
 
 Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
-rank's call to the last rank's return. On GPUs the counted seconds are those that a collective takes behind
-other work of the device; the seconds from idle, including its launch, are kept as well. Ranks that come from
+rank's call to the last rank's return. On GPUs the seconds are those that a collective takes behind other
+work of the device. Ranks that come from
 work take longer to begin, and are slower at work afterwards
 (:class:`~tensoropt.profiling.link_fits.Transition`).
 """
@@ -87,15 +87,12 @@ class LinkFits:
         transitions: by axes, the time that coming from work adds to any collective, and the time that it adds
             to work.
         failed: what could not be measured, and why.
-        from_idle: for GPUs, collectives as in ``collectives`` but without preceding work; launching is
-            included.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
-    from_idle: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a table for people: the slowest group of each kind and axes."""
@@ -103,8 +100,6 @@ class LinkFits:
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
-            if idle := self.from_idle.get((kind, axes)):
-                lines += _rows("  from idle", max(idle, key=lambda fit: fit.time_s(1e6)))
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
         for axes, transition in self.transitions.items():
@@ -303,19 +298,14 @@ def _record(
     ways = 2 if kind == _SEND else 1  # there and back
     # Others only ever make what CPU ranks do longer.
     of = min if backend == "gloo" else in_step
-    fits, idle = [], []
+    fits = []
     for group in groups:
-        ranks = [
-            [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
-            for index in range(len(sizes))
-        ]
-        from_idle = _fit(kind, group, sizes, [_over(_from_idle, rounds) / ways for rounds in ranks], of)
-        if not ranks[0][0][0].in_stream:
-            fits.append(from_idle)
-            continue
-        fits.append(_fit(kind, group, sizes, [_over(_in_stream, rounds) / ways for rounds in ranks], of))
-        idle.append(from_idle)
-    return {"fits": fits, "from_idle": idle} if idle else {"fits": fits}
+        seconds = []
+        for index in range(len(sizes)):
+            rounds = [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
+            seconds.append(_over(_in_stream if rounds[0][0].in_stream else _from_idle, rounds) / ways)
+        fits.append(_fit(kind, group, sizes, seconds, of))
+    return {"fits": fits}
 
 
 def _over(
@@ -377,7 +367,7 @@ def _fits(
     records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives, transitions, from_idle = {}, {}, {}
+    collectives, transitions = {}, {}
     for axes in mesh.axis_subsets():
         if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
@@ -385,8 +375,6 @@ def _fits(
             record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
-                if idle := record.get("from_idle"):
-                    from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in records.items()
@@ -397,5 +385,4 @@ def _fits(
         pairs=pairs,  # type: ignore[arg-type]
         failed=failed,
         transitions=transitions,
-        from_idle=from_idle,  # type: ignore[arg-type]
     )

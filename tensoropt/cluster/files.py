@@ -175,7 +175,6 @@ def _level_name(devices: list[DeviceKind]) -> str:
 
 
 def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]]:
-    """Return the devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
@@ -258,7 +257,6 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
 
 
 def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
-    """Return the link that an entry names or describes; ``name`` is the default name of a described link."""
     if "link" not in entry:
         return link_from({"name": name, **entry}, where)
     if len(entry) > 1:

@@ -169,9 +169,6 @@ def _cpu_kind(ranks: int) -> DeviceKind:
 
 
 def _cpu_info() -> tuple[str, float, frozenset[str]]:
-    """Return the model name, nominal clock in Hz and feature flags from /proc/cpuinfo; defaults on other
-    systems.
-    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -89,12 +89,6 @@ _MAX_NVLINKS = 18
 
 
 def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dict[tuple[int, int], Link]]:
-    """Return the link levels between GPUs, and the links of single pairs that differ from their level's.
-
-    Args:
-        nvml: an object with pynvml's functions, initialised.
-        handles: the GPUs' handles, in rank order.
-    """
     if len(handles) == 1:
         return (), {}
     neighbours = [_nvlinks(nvml, handle) for handle in handles]
@@ -347,7 +341,6 @@ _BUSY_SHARE = 0.05
 
 
 def _busy(nvml: Any, gpu: _Gpu) -> str:
-    """Return a note on a GPU that other processes use, or an empty string."""
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     if memory.used <= _BUSY_SHARE * memory.total:
         return ""
@@ -359,7 +352,6 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
 
 
 def _mixed(nvml: Any, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
-    """Return a note if the GPUs are of several kinds."""
     kinds = Counter(_kind(nvml, gpu.handle).name for gpu in gpus)
     if len(kinds) < 2:
         return ()

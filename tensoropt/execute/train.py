@@ -371,7 +371,6 @@ def beside_prediction(plan: Plan, kind: str | None = None) -> str:
 
 
 def _largest(value: float, engine: Engine) -> float:
-    """Return the largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
         return value
     largest = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)

@@ -78,11 +78,7 @@ class _RunsByPlan:
         return self._parallel
 
     def _begin(self, precision: str) -> None:
-        """What comes before Lightning makes the process group.
-
-        Raises:
-            PlanError: the precision is not the plan's.
-        """
+        """What comes before Lightning makes the process group."""
         if precision != "32-true":
             raise PlanError(
                 f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
@@ -122,11 +118,6 @@ class _RunsByPlan:
             torch.save(dict(rest), path / _METADATA_FILENAME)
 
     def _read(self, path: Path, optimizer: Optimizer | None, weights_only: bool | None) -> dict[str, Any]:
-        """Load the model and its optimizer; return the rest.
-
-        Raises:
-            PlanError: it is not a checkpoint of a plan.
-        """
         if not (path / _STATE).is_dir():
             raise PlanError(
                 f"{path} has no folder '{_STATE}': it was not written by {type(self).__name__}; load the "
@@ -190,7 +181,6 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         super().setup_environment()
 
     def _check_callbacks(self) -> None:
-        """Refuse callbacks that average a copy of the module, before they make it."""
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         for callback in trainer.callbacks:
@@ -377,11 +367,6 @@ class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
         return saved
 
     def _parts(self, state: Any) -> tuple[Optimizer | None, dict[str, Any]]:
-        """Return the optimizer in a state with the model, and all that is neither.
-
-        Raises:
-            PlanError: the state has not the model, or several optimizers.
-        """
         parts = dict(state) if isinstance(state, dict) else {}
         model = self.parallel.model
         models = [name for name, part in parts.items() if part is model]

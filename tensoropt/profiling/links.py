@@ -249,14 +249,12 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 
 
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
     # Sets of axes that differ only by axes of size 1 form the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
 def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
-    """Return the store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
     return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
@@ -264,7 +262,6 @@ def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, 
 def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], rounds: int
 ) -> list[Any]:
-    """Return the stamps of each rank in one of so many rounds; of turns, those of each plan."""
     if kind == TRANSITION:
         # Small and large sizes have separate plans, with other numbers of blocks and laps.
         return [
@@ -284,7 +281,6 @@ def _record(
     sizes: Sequence[int],
     backend: str,
 ) -> dict[str, Any]:
-    """Return the record made from what :func:`_measure` returned in the rounds so far."""
     if kind == TRANSITION:
         plans = [plan_of_turns(of, blocks) for of, blocks, _ in TURNS]
         parts = [
@@ -311,7 +307,6 @@ def _record(
 def _over(
     seconds: Callable[[Sequence[SizeStamps]], Floats], rounds: Sequence[Sequence[SizeStamps]]
 ) -> Floats:
-    """Return the seconds of the repeats of all rounds."""
     return np.concatenate([seconds(ranks) for ranks in rounds])
 
 
@@ -329,11 +324,7 @@ def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
     """Return the seconds of each repeat of one size behind work, on the slowest device: all begin together.
 
-    Repeats in which a host was not ahead do not count.
-
-    Raises:
-        _NotAheadError: there are no other repeats.
-    """
+    Repeats in which a host was not ahead do not count."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):
@@ -351,7 +342,6 @@ def _fit(
     seconds: Sequence[Floats],
     of: Callable[[Floats], float],
 ) -> dict[str, Any]:
-    """Return the record of the lines through the repeats of all sizes, of each what counts."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])

@@ -190,7 +190,6 @@ class _Batch:
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
-        """Return the records of the first workloads, and the error that kept the ranks from the next one."""
         messages: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.

@@ -53,7 +53,6 @@ class NotOursError(Exception):
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error means that the file cannot be written, whatever it contains."""
     # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
     text = str(error)
     return any(
@@ -83,7 +82,6 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Return the kind, key and record of all readable rows of a store that cannot be used."""
     records: dict[tuple[str, str], str] = {}
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
@@ -152,7 +150,6 @@ def _check_owner(connection: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Save everything that is done inside, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")  # takes the writer's lock at once, so that waiting works
     try:
         yield
@@ -164,7 +161,6 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
-    """Save rows of kind, key and record in one transaction, replacing those with the same keys."""
     with _transaction(connection):
         connection.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", rows)
 
@@ -205,7 +201,6 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
 
 
 def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
-    """Save a value, and remove the values unused for longest if the cache is too large."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
     with _transaction(connection):  # a separate one, so that others may write in between
@@ -218,7 +213,6 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
 
 
 def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
-    """Return the keys of a kind that begin with a prefix."""
     query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
     return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
 
@@ -230,11 +224,7 @@ Entry = tuple[str, str, dict[str, Any]]
 
 
 def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write entries to a file (first to a file next to it, which is then renamed) and return their number.
-
-    Raises:
-        TensorOptError: the file cannot be written; its previous content is then preserved.
-    """
+    """Write entries to a file (first to a file next to it, which is then renamed) and return their number."""
     written = 0
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
@@ -245,11 +235,7 @@ def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int
 
 
 def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
-    """Return the entries of a file that :func:`_write_export` wrote.
-
-    Raises:
-        MeasurementError: the file is missing, is not an export, or has another schema.
-    """
+    """Return the entries of a file that :func:`_write_export` wrote."""
     try:
         with open(path, encoding="utf-8") as stream:
             return _entries(stream, os.fspath(path))
@@ -551,7 +537,6 @@ class ProfileStore:
         return connection
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return the identity of the file that the path names now; None if there is none."""
         assert self.path is not None
         try:
             status = self.path.stat()

@@ -320,7 +320,6 @@ class EventTimer:
 
     @cached_property
     def _cycles_per_s(self) -> float:
-        """The cycles per second of the clock by which the device waits."""
         self._cuda._sleep(_SLEEP_CYCLES)  # the first one loads the kernel
         begin = self._mark()
         self._cuda._sleep(_SLEEP_CYCLES)

@@ -81,7 +81,6 @@ class _ApartError(RuntimeError):
 
 
 def _meet(meeting: Callable[[], object]) -> None:
-    """Run with the other ranks a function that all of them call."""
     try:
         meeting()
     except Exception as error:
@@ -180,8 +179,6 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
 def _copies_wanted(
     work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """Return the number of copies that the timer wants for tensors of this size, limited by the time there
-    is."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
@@ -256,7 +253,6 @@ def _forward(
     *,
     ahead: bool,
 ) -> tuple[Span, dict[str, torch.Tensor]]:
-    """Run one copy's forward; return its span and its tensors (without training, only its inputs)."""
     tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     timer.leave_cache()
     with torch.set_grad_enabled(training):
@@ -289,13 +285,11 @@ def _start_of_backward_s(device: torch.device) -> float:
 
 
 def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    """Return the visits that were not disturbed; all if there are no others."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if not any(span.disturbed for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[_Lap]) -> int:
-    """Return the number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
@@ -309,7 +303,6 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 
 
 def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
-    """Return the host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": [forward.host_s for forward, _ in visits],
@@ -351,7 +344,6 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the interquartile range divided by the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)

@@ -77,7 +77,6 @@ def _gathered(own: Any, control: Any) -> list[Any]:
 
 @contextmanager
 def _joined(backend: str) -> Iterator[Any]:
-    """Join the job's process group, and yield one over which objects are sent."""
     import torch.distributed as dist
 
     if interface := _interface():

@@ -271,7 +271,6 @@ class RankPool:
         return None if self.backend == "nccl" else rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """Return the index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
         return rank if self.backend == "nccl" else None
@@ -357,8 +356,6 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """Return (module, qualified name, file) of a module-level function; MeasurementError for any other
-    function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

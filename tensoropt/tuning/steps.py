@@ -110,7 +110,6 @@ def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:
-    """From the last start to the last end."""
     return max(end for _, end in stamps) - max(start for start, _ in stamps)
 
 

@@ -140,7 +140,6 @@ def tune(
 
 
 def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tuple[Path, Exploration, Plan]:
-    """Return the folder of an exploration, it, and the plan to begin with."""
     if target.is_file():
         plan, folder = load_plan(target), target.parent
         if not (folder / "exploration.json").is_file():
@@ -178,8 +177,6 @@ def end_of(gain: float, drift: float) -> str:
 
 
 class _Tuner:
-    """One tuning of one exploration on the ranks of this machine."""
-
     def __init__(
         self,
         folder: Path,
@@ -261,7 +258,6 @@ class _Tuner:
     # -- measuring --------------------------------------------------------------------------------
 
     def _measured(self, plans: list[Plan]) -> list[float]:
-        """Return the median seconds of the steps of plans that take turns, and learn from them."""
         laps: list[list[float]] = [[] for _ in plans]
         for _ in range(1 if self.job else _LAPS):
             for number, plan in enumerate(plans):
@@ -279,7 +275,6 @@ class _Tuner:
         return [statistics.median(seconds) for seconds in laps]
 
     def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
-        """Return what the user's own training says of a plan's steps."""
         file = self.folder / TRIAL
         steps_file(file).unlink(missing_ok=True)
         plan.save(file)
@@ -297,7 +292,6 @@ class _Tuner:
         return read_steps(file)
 
     def _predicted(self, plan: Plan) -> float:
-        """Return what current prices say of a plan."""
         strategy = strategy_of_plan(plan, self.loaded.graph)
         return priced(strategy, Mesh(shape=plan.mesh.shape), self.costs, self.learned.residuals)[0]
 

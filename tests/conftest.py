@@ -54,14 +54,6 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nobody_else_at_work() -> Iterator[None]:
-    """Tests that run beside each other would note that, and time again what was timed meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
-        yield
-
-
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
 MANY_MODULES = 200

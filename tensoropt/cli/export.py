@@ -72,8 +72,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.files import write_text
+    from tensoropt.launchers.registry import launcher_named
     from tensoropt.saved import export_job, opened
 
+    launcher_named(options.launcher)  # an unknown one is the first thing to say
     if options.csv or options.strategies:
         raise TensorOptError("--as writes a config, and --csv a table; give one of them")
     if len(options.dirs) > 1 or options.point is None:

@@ -226,8 +226,6 @@ def _undefined(counts: dict[str, int]) -> str:
 
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
-    from tensoropt.report.ran import busy_words
-
     unlike = *plan["collectives_unlike"], *plan["order_unlike"], *(plan["memory_unlike"] or ())
     lines = [*([plan["error"]] if plan["error"] else []), *unlike]
     if not plan["ok"] and not lines:
@@ -254,8 +252,6 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
             "inputs and constants"
         )
-    if plan["time_measured_s"] is not None and (busy := busy_words(plan.get("cores_busy"))):
-        lines.append(f"{busy}, so its measured time says little")
     if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
         lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:

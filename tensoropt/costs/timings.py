@@ -31,7 +31,7 @@ from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_atte
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
-from tensoropt.profiling.measure import CORES_BUSY, measure_workloads
+from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
 from tensoropt.profiling.peak import TIMED, known_peaks, measure_peaks
@@ -388,23 +388,9 @@ class Timings:
     # -- notes ------------------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on a busy machine, on the host's seconds, on the number formats of GPUs, and on what
-        could not be timed.
-        """
-        return (
-            *self._busy_notes(), *self._host_notes(), *self._kernel_notes(), *self.failure_notes(),
-        )  # fmt: skip
-
-    def _busy_notes(self) -> tuple[str, ...]:
-        cores = [record[CORES_BUSY] for record in self.records.values() if CORES_BUSY in record]
-        if not cores:
-            return ()
-        words = (
-            f"the machine was busy while {len(cores)} of {len(self.records)} pieces of work were timed "
-            f"(other programs had up to {max(cores):.1f} cores in use); exploring while it is idle "
-            "times them again"
-        )
-        return (words,)
+        """Return notes on the host's seconds, on the number formats of GPUs, and on what could not be
+        timed."""
+        return (*self._host_notes(), *self._kernel_notes(), *self.failure_notes())
 
     def _host_notes(self) -> tuple[str, ...]:
         host = host_seconds(self.context.cluster.device_type)

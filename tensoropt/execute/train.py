@@ -34,7 +34,7 @@ from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.files import named_function, write_text
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.ranks.local_hardware import pin, pin_gpu_rank, why_no_gpu
+from tensoropt.ranks.local_hardware import pin, why_no_gpu
 from tensoropt.units import format_bytes
 
 _ALIKE_GRACE_S = 60.0
@@ -230,9 +230,8 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         )
     device = rank_device(device_type)
     with contextlib.ExitStack() as stack:
-        # Before gloo or NCCL start their threads, which take over the cores of the process.
-        of_device = pin if device.type == "cpu" else pin_gpu_rank
-        stack.callback(of_device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        if device.type == "cpu":  # before gloo starts its threads, which take over the process's cores
+            stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield device
             return
@@ -372,7 +371,6 @@ def beside_prediction(plan: Plan, kind: str | None = None) -> str:
 
 
 def _largest(value: float, engine: Engine) -> float:
-    """Return the largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
         return value
     largest = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)

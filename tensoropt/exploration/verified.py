@@ -32,7 +32,6 @@ class Verified:
         key: the key of the plan (:mod:`tensoropt.plan.keys`).
         checked_on: the place where it ran, in words.
         error: why it did not run, "" if it did.
-        cores_busy: the cores that other programs had in use around the timed steps.
     """
 
     key: str
@@ -47,7 +46,6 @@ class Verified:
     ok: bool
     checked_on: str
     error: str = ""
-    cores_busy: float | None = None
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
@@ -62,7 +60,6 @@ class Verified:
             ok=bool(found["ok"]),
             checked_on=str(found["checked_on"]),
             error=str(one["error"] or ""),
-            cores_busy=one.get("cores_busy"),
             **{name: one[name] for name in _MEASURED},
         )
 

@@ -144,8 +144,6 @@ class _Activity(NamedTuple):
 
 
 class _PeakBytes(NamedTuple):
-    """Peak bytes, by the activity during which they occurred."""
-
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
@@ -275,7 +273,6 @@ def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
 
 
 def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
-    """Return the results of a recurrent layer with the workspace that the CPU's kernel fills in training."""
     if not torch.is_grad_enabled():
         return result
     x, weights = args[0], tuple(tuple(weight.shape) for weight in args[1:5])
@@ -647,7 +644,6 @@ class _Probe:
             run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
-        """Return the memory of each call, now that it is known which of its storages are saved."""
         memory = []
         for position, (peak, reads) in enumerate(self.calls):
             kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
@@ -655,7 +651,6 @@ class _Probe:
         return tuple(memory)
 
     def _made_at(self, storage: int) -> int:
-        """Return the position of the call that made a storage; 0 if no call made it."""
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
@@ -682,7 +677,6 @@ class _Probe:
         return lies_in, extents, in_free
 
     def _after_call(self, position: int) -> None:
-        """Record the call's peak."""
         call, _ = self.work.calls[position]
         reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
         self.calls.append((self.live.peak, bool(reads)))
@@ -768,7 +762,6 @@ def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
 
 
 def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Return the bytes of the gradients that wait in a split backward, by storage."""
     return {
         gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
         for group in groups

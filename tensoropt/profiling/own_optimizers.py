@@ -111,7 +111,6 @@ def _check_element_wise(name: str, make: _Make) -> None:
 def _stepped(
     name: str, make: _Make, values: torch.Tensor, gradients: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return a parameter after some steps, and the tensors of its state."""
     parameter = values.clone().requires_grad_()
     optimizer = _made(name, make, [parameter])
     for gradient in gradients:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from tensoropt.cluster import Cluster, gpu_rank_cores, load_cluster, pin_rank, rank_cores
+from tensoropt.cluster import Cluster, load_cluster, pin_rank, rank_cores
 from tensoropt.errors import ClusterError
 from tensoropt.ranks import worker
 from tensoropt.ranks.kernel_settings import KernelSettings
@@ -77,7 +77,6 @@ def _gathered(own: Any, control: Any) -> list[Any]:
 
 @contextmanager
 def _joined(backend: str) -> Iterator[Any]:
-    """Join the job's process group, and yield one over which objects are sent."""
     import torch.distributed as dist
 
     if interface := _interface():
@@ -208,8 +207,6 @@ def _become_rank() -> str:
 
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        if (near := gpu_rank_cores(ranks)) is not None:
-            os.sched_setaffinity(0, near[local])
         torch.cuda.set_device(local)
         return "nccl"
     cores = rank_cores(ranks)

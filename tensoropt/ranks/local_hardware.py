@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from tensoropt.cluster import Cluster, available_cores, gpu_rank_cores, named_kind, pin_rank, rank_cores
+from tensoropt.cluster import Cluster, available_cores, named_kind, pin_rank, rank_cores
 from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
@@ -42,22 +42,10 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
     return undo
 
 
-def pin_gpu_rank(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Let this process run on the CPUs near its GPU, if they are known; return a function that undoes it."""
-    cores = gpu_rank_cores(local_ranks)
-    if cores is None:
-        return lambda: None
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores[local_rank])
-    return lambda: os.sched_setaffinity(0, before)
-
-
-def pin_process(device_type: str = "cpu") -> None:
-    """Call :func:`pin` or :func:`pin_gpu_rank` once for this process, if torchrun's variables say which of
-    its host's ranks it is."""
+def pin_process() -> None:
+    """Call :func:`pin` once for this process, if torchrun's variables say which of its host's ranks it is."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        of_device = pin if device_type == "cpu" else pin_gpu_rank
-        _undo.append(of_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
+        _undo.append(pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
 def unpin_process() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensoropt.cluster import gpu_rank_cores, rank_cores
+from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.ranks.worker_process import (
@@ -267,13 +267,10 @@ class RankPool:
         }
 
     def _cores_of_ranks(self) -> tuple[tuple[int, ...], ...] | None:
-        if self.backend == "nccl":
-            return gpu_rank_cores(self.world_size)
         # Ranks that share a GPU wait for each other in any case.
-        return rank_cores(self.world_size, self.threads)
+        return None if self.backend == "nccl" else rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """Return the index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
         return rank if self.backend == "nccl" else None
@@ -359,8 +356,6 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """Return (module, qualified name, file) of a module-level function; MeasurementError for any other
-    function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

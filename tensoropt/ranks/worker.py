@@ -104,7 +104,6 @@ _ECHOES = 20
 
 
 def _seconds_behind() -> float:
-    """Return how far this rank's clock is behind that of rank 0."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,6 @@
 """One worker as the pool sees it: a process, the connection to it, and the file it prints to.
 
-A run on ranks fails if a rank raises, dies or hangs. Time-outs do not count time while this machine is
-suspended; calls that may never end run in a fork.
+A run on ranks fails if a rank raises, dies or hangs. Calls that may never end run in a fork.
 """
 
 from __future__ import annotations
@@ -221,45 +220,25 @@ def _write_stack(worker: WorkerProcess, deadline: float) -> None:
         time.sleep(0.05)
 
 
-SPELL_S = 1.0
-"""Waiting is counted in intervals of this length. An interval that takes more than twice as long was no
-waiting: this process was stopped meanwhile. A second is short compared with every time-out, and long compared
-with scheduler delays."""
-
-
 class Timeout:
-    """A time-out: the seconds that other processes may take.
+    """A time-out: the seconds that other processes may take."""
 
-    While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps), the processes
-    it waits for may be stopped as well, so that time is not counted against them.
-
-    Args:
-        seconds: the total time to wait.
-        clock: returns seconds.
-    """
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.left_s = self._all_s = seconds
-        self._clock = clock
+    def __init__(self, seconds: float):
+        self._all_s, self._until = seconds, time.monotonic() + seconds
 
     def renew(self) -> None:
         """Start counting again, because a process that is being waited for has given a sign of life."""
-        self.left_s = max(self.left_s, self._all_s)
+        self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
         """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
-        self.left_s, self._all_s = min(self.left_s, seconds), 0.0
+        self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
         """Return the connections that can be read; none once the time is over. Each is polled at
         least once."""
-        while True:
-            spell_s = max(0.0, min(self.left_s, SPELL_S))
-            start = self._clock()
-            ready = wait(connections, timeout=spell_s)
-            self.left_s -= min(max(self._clock() - start, 0.0), 2 * SPELL_S)
-            if ready or self.left_s <= 0:
-                return ready  # type: ignore[return-value]  # connections are all it was given
+        left_s = max(0.0, self._until - time.monotonic())
+        return wait(connections, timeout=left_s)  # type: ignore[return-value]  # it was given connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import StepWork
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
-from tensoropt.launchers.registry import LAUNCHERS, Launcher, write_job
+from tensoropt.launchers.registry import launcher_named, write_job
 from tensoropt.ops.calls import CostClass
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import cost_class_of
@@ -85,7 +85,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     Raises:
         JobError: there is no such launcher, or no job of it is near; the message says why.
     """
-    exploration, entry = prices.exploration, _writer(launcher)
+    exploration, entry = prices.exploration, launcher_named(launcher)
     plan, name = exploration.plan(index), exploration.names[index]
     if plan.optimizer not in OPTIMIZERS:
         raise JobError(
@@ -124,12 +124,6 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     nodes = math.prod(level.size for level in prices.costs.cluster.levels[:-1])
     text = write_job(replace(best.job, nodes=nodes, block_classes=classes))
     return ToldJob(point, name, best, prices.name_of(best), why, text)
-
-
-def _writer(launcher: str) -> Launcher:
-    if launcher not in LAUNCHERS:
-        raise JobError(f"no config of '{launcher}' is written; give one of {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[launcher]
 
 
 def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:

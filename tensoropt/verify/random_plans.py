@@ -141,7 +141,6 @@ def _strategies(
     pipeline: int | None,
     costs: CostSource,
 ) -> list[Predicted]:
-    """Return random strategies and pipelines of a model, with what to expect of them."""
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
@@ -153,11 +152,6 @@ def _strategies(
 def _placements(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int, costs: CostSource
 ) -> list[Predicted]:
-    """Return random placements of a model, which need prices to order their transfers, with what to expect of
-    them.
-
-    Some operators are in pieces, or the batch is in micro-batches.
-    """
     rng, devices = random.Random(seed), cluster.device_count
     counts = micro_batch_counts(problem, Settings())
     prices = PlacedPrices(loaded.graph, cluster, costs)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.cluster.local import cores_in_use
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_class
@@ -157,7 +156,6 @@ def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFind
 
 @contextmanager
 def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[RankPool]:
-    """Yield ``pool`` if it has as many ranks as needed, otherwise one for as long as the context is open."""
     if pool is not None and pool.world_size == size:
         yield pool
         return
@@ -168,9 +166,6 @@ def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[Ran
 def _check(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
 ) -> RunFindings:
-    """Return the joint findings of all ranks of a pool about one strategy."""
-    # Others' use of the cores is seen while no rank works.
-    before = cores_in_use() if options.timed_steps else None
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
     except RankError as error:
@@ -178,12 +173,10 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    findings = _joined(ranks)
-    return findings if before is None else replace(findings, cores_busy=max(before, cores_in_use()))
+    return _joined(ranks)
 
 
 def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
-    """Return the findings of all ranks as one."""
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     findings = RunFindings(
@@ -201,7 +194,6 @@ def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
 
 
 def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:
-    """Return ``findings`` with the comparisons of all ranks, if they were requested."""
     numerics = [r.numerics for r in ranks if r.numerics is not None]
     if not numerics:
         return findings

@@ -119,13 +119,6 @@ def _run_and_answer(
     numerics: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Run strategies at ``place`` and compare the findings with the predictions (:func:`answer_of`).
-
-    Args:
-        spec: the model.
-        pool: ranks of the place's kind; None for fake ranks.
-        costs: has the optimizer, for memory and time of a step.
-    """
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None
     if pool is None:
@@ -217,7 +210,6 @@ def verify_plans(
 
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
-    """Return a plan's strategy and its own predictions, including the order if that can be determined."""
     strategy = strategy_of_plan(plan, graph)
     with ProfileStore() as store:
         return strategy, prediction_of(plan, strategy, _costs_of(plan, strategy.devices, store, progress))

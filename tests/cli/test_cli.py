@@ -306,6 +306,7 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     # Without blocks FSDP gathers all parameters once, as ZeRO-2 does.
     assert "[parallelism]" in run(*told, "torchtitan")[1]
     refused(run("export", "today", "--as", "deepspeed"), "give one DIR, and --point N")
+    refused(run("export", "today", "--as", "nobody"), "torchtitan, megatron, deepspeed, accelerate")
     refused(run(*told, "deepspeed", "--csv", "f.csv"), "give one of them")
     refused(run(*told, "deepsped"), "give one of torchtitan, megatron, deepspeed, accelerate")
     refused(run("export", "today", "--csv", "f.csv", "--to", "x"), "--to is for --as")

@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-gpu test-nojit test-oldest dist lint clean \
+.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
 	bench mutants sweep notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
@@ -82,6 +82,9 @@ gate: $(STAMP) ## answer thirty fixed questions: what moved? (ARGS=--keep accept
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+
+test-quarter: $(STAMP) ## a quarter of the slow tests (QUARTER=0 to 3)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --quarter $(QUARTER) $(ARGS)
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --hypothesis-profile thorough $(ARGS)

@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
@@ -68,6 +69,10 @@ _modules = pytest.StashKey[int]()
 _swept = pytest.StashKey[Counter[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quarter", type=int, help="only the files of this quarter (0 to 3) of all files")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Point TENSOROPT_CACHE at a folder that is empty when the run starts: no test reads a person's profiles.
 
@@ -97,12 +102,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that need ranks or a browser first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out other quarters, and put files that need ranks or a browser first.
 
     Workers begin with equal shares of the list and take what others have left from its end: most often, one
     worker starts ranks and a browser, and the others do not. What takes longest comes first, too.
     """
+    quarter = config.getoption("--quarter")
+    if quarter is not None:
+        others = [item for item in items if crc32(item.path.name.encode()) % 4 != quarter % 4]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.path.name.encode()) % 4 == quarter % 4]
     shared = {"ranks", "four_ranks", "browser"}
     first = {
         item.path

@@ -114,7 +114,7 @@ def test_memory_above_its_prediction_decides(
     assert entry["ok"] is not bool(wrong)
     assert [line[:7] for line in entry["memory_unlike"]] == wrong
     # Other kernels than those of the prediction, or no figure.
-    unjudged = entry_of(executable(), predicted, found, judges_memory=False)
+    unjudged = entry_of(executable(), predicted, found, compares_memory=False)
     assert (unjudged["ok"], unjudged["memory_unlike"]) == (True, None)
     assert (
         entry_of(executable(), predicted, replace(found, memory_tracked_of_ranks=[]))["memory_unlike"] is None

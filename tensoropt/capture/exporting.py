@@ -43,7 +43,6 @@ from tensoropt.capture.forward_calls import followed_calls, known_values
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
 from tensoropt.capture.other_processes import no_other_processes, refuse_communication
-from tensoropt.capture.refusals import backward_requests, no_new_hooks
 from tensoropt.capture.state import watched
 from tensoropt.capture.unsupported import current_line, own_lines_kept, refusing
 from tensoropt.errors import CaptureError
@@ -297,14 +296,11 @@ def _export(
             # Outside of it, because it turns reads of `.data` into a detach.
             tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
-            backward_notes: list[str] = []
             if training:
-                for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)):
-                    tracing.enter_context(context)
-                backward_notes = tracing.enter_context(backward_requests())
+                tracing.enter_context(own_backwards(checkpoints.reentrant))
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
-        all_notes, step = [*notes, *changes.notes, *backward_notes], None
+        all_notes, step = [*notes, *changes.notes], None
         if training:
             with _unheard():
                 step = eager_step(subject, args, kwargs)

@@ -51,6 +51,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture.refusals import refusing_hooks
 from tensoropt.capture.unsupported import is_own, shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
@@ -484,7 +485,8 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         with seeded(model=subject) as drew:
             try:
                 loss = subject(*call, **named)
-                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                with refusing_hooks():
+                    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             except CaptureError:
                 raise
             except Exception as error:

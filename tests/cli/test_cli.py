@@ -528,7 +528,7 @@ BAD = {
     "unknown link": ((*NET, "--cluster", "wire.yaml", "--out", "bad"), "did you mean 'NVLink4'"),
     "no link": ((*NET, "--cluster", "unlinked.yaml", "--out", "bad"), "lacks intra_node"),
     "no devices": ((*NET, "--cluster", "none.yaml", "--out", "bad"), "whole number of at least 1"),
-    "asymmetric pair": ((*NET, "--cluster", "pair.yaml", "--out", "bad"), "asymmetric"),
+    "pair of one direction": ((*NET, "--cluster", "pair.yaml", "--out", "bad"), "unknown key 'from'"),
     "budget nothing fits": ((*NET, *EXPLORE, "--memory", "1KiB"), "the smallest plan needs"),
     "not a size": ((*NET, *EXPLORE, "--memory", "much"), "'much' is not a size"),
     "micro-batches": ((*NET, *EXPLORE, "--micro-batches", "3"), "do not divide the batch of 8"),

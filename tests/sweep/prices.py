@@ -1,8 +1,8 @@
 """What calls are priced by, beside what they must move and PyTorch's own counts of FLOP.
 
-``python -m tests.sweep.prices`` looks at every tiny model of the zoo and of ``tests/sharding/models.py``. Calls
-priced for twice as many bytes as they read and write once, for half as many, or for twice or half the FLOP,
-are listed with what they do; one that ``WHY`` does not explain ends the program with 1.
+``python -m tests.sweep.prices`` looks at every tiny model of the zoo and of ``tests/sharding/models.py``.
+Calls priced for twice as many bytes as they read and write once, for half as many, or for twice
+or half the FLOP, are listed with what they do; one that ``WHY`` does not explain ends the program with 1.
 """
 
 from __future__ import annotations

@@ -315,7 +315,6 @@ def add_question(verb: argparse.ArgumentParser) -> None:
 
 
 def _flag(setting: Setting) -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting's flag."""
     if setting.default is True:
         said = f"{setting.help}; default: {setting.text(True)}"
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": said}

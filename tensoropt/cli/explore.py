@@ -164,7 +164,6 @@ def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
 
 
 def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
-    """Return what a training by a point takes and costs; nothing if nobody asked, or nothing fits."""
     from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow
     from tensoropt.exploration.rates import CLUSTERS_OWN
@@ -193,7 +192,6 @@ def _clusters(question: Any) -> dict[str, Any]:
 
 
 def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
-    """Return the answer for several clusters, or several device counts of one; the model is captured once."""
     from tensoropt.sweeps import over_clusters
 
     clusters = _clusters(question)
@@ -261,7 +259,6 @@ def _check_for_several(out: str) -> None:
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
-    """Return the device counts that ``auto`` or a list stands for; each is a part of the cluster."""
     if isinstance(devices, str):
         return tuple(cluster.part_sizes)
     return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))

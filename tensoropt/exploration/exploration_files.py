@@ -183,7 +183,6 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
 
 
 def _read_recorded(folder: Path) -> Any:
-    """Return the graph and the costs; only their own form is checked."""
     if not (folder / RECORDED).is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"

@@ -121,16 +121,12 @@ def _gap(point: Point, known: Sequence[Point]) -> float:
 
 
 def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
-    """Return the seconds of the answer for this limit, otherwise of all: the frontier is searched once for
-    all limits.
-    """
     same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
     every = [row["search_s"] for row in asked]
     return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
 
 
 def _refused(name: str, found: Findings) -> tuple[str, ...]:
-    """Say in the frontier's row that it has no sharded plans, and why; empty if it may have some."""
     refusal = found.report.get("sharded_refusal") if name == FRONTIER else None
     return (f"no sharded plan: {refusal}",) if refusal else ()
 
@@ -138,9 +134,6 @@ def _refused(name: str, found: Findings) -> tuple[str, ...]:
 def _notes(
     name: str, asked: list[Any], limit_bytes: float | None, needs: list[float], *, fits: bool
 ) -> tuple[str, ...]:
-    """Return what a planner said for this limit, otherwise for any, and why none of its plans is within the
-    limit.
-    """
     same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
     # What was said of the frontier was said before plans of planners were among its points.
     told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]

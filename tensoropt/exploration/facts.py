@@ -113,8 +113,6 @@ def _any_range(findings: Findings, index: int) -> TimeRange | None:
 
 
 def _has_range(findings: Findings, index: int) -> bool:
-    """Return whether published jobs are like a point's: training of transformers
-    without experts in 16 bits, for which the device does not wait for its host."""
     trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
     return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
 
@@ -170,7 +168,6 @@ def _host(step: TwoQueues) -> list[Fact]:
 
 
 def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
-    """Say what is proven: the proof concerns the sums that the search uses; of placed plans nothing is."""
     if point.gap is None:
         return "nothing: its planner is a heuristic, or the search was one here"
     if point.gap > PROOF:

@@ -592,7 +592,6 @@ class Plan(Shown, _Recomputing):
 
 
 def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
     data = {**data, "schema": SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
     given = {name: value for name, value in stages.items() if value is not None}

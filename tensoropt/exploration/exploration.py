@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer

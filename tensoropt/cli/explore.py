@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     from tensoropt.report.table import comparison_text
 
     saved = f"saved: {out} (exploration, frontier.csv)"
-    rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    rows = [asdict(row) for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
     return Answer(data, f"{comparison_text(exploration)}\n{saved}")
 

@@ -15,7 +15,7 @@ import csv
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow, figure_rows
@@ -55,10 +55,6 @@ class Compared:
     gap: float | None
     notes: tuple[str, ...] = ()
     needs_bytes: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 def limits_asked(found: Findings) -> tuple[float | None, ...]:

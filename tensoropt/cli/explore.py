@@ -13,7 +13,6 @@ from tensoropt.cli.arguments import (
     Verb,
     add_amount,
     add_headroom,
-    add_notes,
     add_question,
     amount_option,
     computing_on,
@@ -32,7 +31,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    add_notes(verb)
+    verb.add_argument(
+        "--notes",
+        action="store_true",
+        help="also say where figures come from, what was counted and how long it took; by default only what "
+        "was left out or not timed",
+    )
     add_headroom(verb)
     verb.add_argument(
         "--devices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
@@ -93,7 +93,7 @@ def with_planners(
         spaces=task.base.spaces,
         points=merged,
         others=(*before, *others),
-        comparison=tuple(row.to_dict() for row in rows),
+        comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in rows),
     )
     return only_used_spaces(replace(compared, recorded=record_used(session, searched, compared)))
 

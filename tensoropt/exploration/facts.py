@@ -1,6 +1,6 @@
-"""The facts of a point and a plan, each defined once for all places that show it.
+"""The facts of a point, each defined once for all places that show it.
 
-``choose``, the page's card, the table of two points and notebooks pick from :func:`facts` by
+``choose``, the page's card and the table of two points pick from :func:`facts` by
 name and show what they pick (:mod:`tensoropt.plan.facts_table`).
 """
 

@@ -373,12 +373,6 @@ def _evaluated(
 
 
 def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settings:
-    """Return the settings that a caller gave, whole or one by one.
-
-    Raises:
-        TensorOptError: a setting is given twice, which the message names; or a value is invalid.
-        TypeError: something chosen is not a setting.
-    """
     if settings is None:
         fields = {name: value for name, value in chosen.items() if name != "memory"}
         if "memory" in chosen:

@@ -63,7 +63,7 @@ def choose(
         saved,
         memory_bytes=limit_bytes(memory_bytes, memory),
         time_s=limit_seconds(time_s, time),
-        knee=knee,
+        knee_point=knee,
         point=point,
         fastest=fastest,
         devices=devices,
@@ -75,21 +75,18 @@ def choose(
 def chosen_point(
     saved: _Saved,
     *,
-    memory_bytes: float | None = None,
-    headroom: float | None = None,
-    time_s: float | None = None,
-    knee: bool = False,
     point: int | None = None,
-    fastest: bool = False,
     baseline: str | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
+    **limits: Any,
 ) -> tuple[Exploration, int]:
-    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
-    limits: dict[str, Any] = {
-        "memory_bytes": memory_bytes, "headroom": headroom, "time_s": time_s, "knee_point": knee,
-        "fastest": fastest,
-    }  # fmt: skip
+    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan.
+
+    Args:
+        baseline: the plan that people make by hand, one of :data:`~tensoropt.exploration.answer.BASELINES`.
+        limits: the others of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+    """
     if point is not None:
         for name, given in (("devices", devices), ("batch", batch)):
             if given is not None:
@@ -97,14 +94,14 @@ def chosen_point(
                     f"a point is of one exploration; name its folder instead of giving --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
-    if baseline is not None:
-        if point is not None or time_s is not None or knee or fastest:
-            raise TensorOptError(
-                f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
-                "give one of them"
-            )
-        return exploration, baseline_row(exploration, baseline, memory_bytes, headroom)
-    return exploration, exploration.index(**limits, point=point)
+    if baseline is None:
+        return exploration, exploration.index(**limits, point=point)
+    if point is not None or limits["time_s"] is not None or limits["knee_point"] or limits["fastest"]:
+        raise TensorOptError(
+            f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
+            "give one of them"
+        )
+    return exploration, baseline_row(exploration, baseline, limits["memory_bytes"], limits["headroom"])
 
 
 @shows_progress

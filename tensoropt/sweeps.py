@@ -106,8 +106,6 @@ def over_batches(
 
 
 class _Running:
-    """Explorations one after the other; a failure of one is recorded, and does not cost the others."""
-
     def __init__(self, out: Path) -> None:
         self.out = out
         self.explorations: list[Exploration] = []

@@ -11,14 +11,14 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensoropt.console import WHOLE, ProgressDisplay, option_type
 from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import Setting, settings_fields
-from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
+from tensoropt.units import parse_bytes, parse_count, read_number, read_whole
 
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
@@ -66,39 +66,6 @@ def tariff_option(options: argparse.Namespace) -> Any:
     return Tariff(price, by_kind, options.currency.strip())
 
 
-def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the facts of a point as lines, including the time and cost of the requested training and what
-    running its plan showed, and as data what is not in its figures: ``rates``, ``fit``, ``range``, and
-    ``verified``, a list.
-
-    Raises:
-        TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have; or
-            what was kept of runs is damaged.
-    """
-    from tensoropt.exploration.facts import range_data, rate_facts
-    from tensoropt.exploration.figure_rows import FigureRow, rates_data
-    from tensoropt.exploration.rates import kinds_of
-    from tensoropt.exploration.verified import load_verified
-    from tensoropt.plan.facts_table import Fact, fact_lines
-    from tensoropt.report.ran import ran_words
-    from tensoropt.report.table import point_lines
-
-    amount, tariff = amount_option(options), tariff_option(options)
-    tariff.check(kinds_of(exploration))
-    row = FigureRow.of(exploration, index, tariff)
-    memory = getattr(options, "memory", None)
-    budget = exploration.settings.get("memory_bytes") if memory is None else parse_bytes(memory)
-    ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
-    words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
-    data = {
-        "rates": rates_data(row, amount),
-        "fit": exploration.fit(index, budget).to_data(),
-        "range": range_data(exploration, index),
-        "verified": [asdict(run) for run in ran],
-    }
-    return [*point_lines(row), *fact_lines([*words, *rate_facts(row, amount)])], data
-
-
 class Answer(NamedTuple):
     """The result of a verb.
 
@@ -141,11 +108,6 @@ CLUSTER_HELP = (
 )
 
 
-def add_folder(verb: argparse.ArgumentParser) -> None:
-    """Add the argument for the folder of a saved exploration."""
-    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
-
-
 def add_onnx(verb: argparse.ArgumentParser) -> None:
     """Add the options for what an ONNX file leaves open."""
     group = verb.add_argument_group("ONNX files")
@@ -181,16 +143,6 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
     return dims
 
 
-def add_notes(verb: argparse.ArgumentParser) -> None:
-    """Add the option for all that an exploration noted."""
-    verb.add_argument(
-        "--notes",
-        action="store_true",
-        help="also say where figures come from, what was counted and how long it took; by default only what "
-        "was left out or not timed",
-    )
-
-
 def add_headroom(verb: argparse.ArgumentParser) -> None:
     """Add the option for the share of a device's memory to keep free."""
     verb.add_argument(
@@ -215,37 +167,6 @@ def headroom_option(options: argparse.Namespace, device_bytes: Callable[[], floa
         return None
     whole = device_bytes()
     return headroom_bytes(options.headroom, whole) / whole
-
-
-def add_point(which: Any, default: str = "; default: the recommended plan", *, memory: bool = True) -> None:
-    """Add the options that select a point of a saved frontier.
-
-    Args:
-        which: a group of mutually exclusive arguments.
-        default: the point selected without any of them, in words.
-        memory: whether a budget alone also selects a point.
-    """
-    which.add_argument(
-        "--point", type=WHOLE, metavar="N",
-        help=f"the point's number, from 1; plans of other planners follow the frontier's{default}",
-    )  # fmt: skip
-    if memory:
-        which.add_argument(
-            "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
-        )
-    which.add_argument(
-        "--time", metavar="0.5", help="what needs least within this time per step (seconds, 500ms)"
-    )
-    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
-
-
-def limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Return ``--memory``, ``--time`` and ``--knee`` as arguments of the functions that choose a point."""
-    return {
-        "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
-        "time_s": parse_seconds(options.time) if options.time is not None else None,
-        "knee": options.knee,
-    }
 
 
 @contextlib.contextmanager
@@ -315,7 +236,6 @@ def add_question(verb: argparse.ArgumentParser) -> None:
 
 
 def _flag(setting: Setting) -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting's flag."""
     if setting.default is True:
         said = f"{setting.help}; default: {setting.text(True)}"
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": said}
@@ -350,7 +270,7 @@ def question_option(options: argparse.Namespace) -> Any:
     """Return the command line as a :class:`~tensoropt.question.question.Question`."""
     from tensoropt.question.model_source import with_lora, with_sequence
     from tensoropt.question.question import Question, read_batches
-    from tensoropt.units import parse_bytes, read_counts
+    from tensoropt.units import read_counts
 
     comparing = bool(getattr(options, "planners", None))
     limits = options.memory.split(",") if comparing and options.memory else []

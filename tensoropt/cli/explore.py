@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from tensoropt.cli.arguments import (
     Verb,
     add_amount,
     add_headroom,
-    add_notes,
     add_question,
     amount_option,
     computing_on,
@@ -32,7 +31,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    add_notes(verb)
+    verb.add_argument(
+        "--notes",
+        action="store_true",
+        help="also say where figures come from, what was counted and how long it took; by default only what "
+        "was left out or not timed",
+    )
     add_headroom(verb)
     verb.add_argument(
         "--devices",
@@ -158,13 +162,12 @@ def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     from tensoropt.report.table import comparison_text
 
     saved = f"saved: {out} (exploration, frontier.csv)"
-    rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    rows = [asdict(row) for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
     return Answer(data, f"{comparison_text(exploration)}\n{saved}")
 
 
 def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
-    """Return what a training by a point takes and costs; nothing if nobody asked, or nothing fits."""
     from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow
     from tensoropt.exploration.rates import CLUSTERS_OWN
@@ -193,7 +196,6 @@ def _clusters(question: Any) -> dict[str, Any]:
 
 
 def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
-    """Return the answer for several clusters, or several device counts of one; the model is captured once."""
     from tensoropt.sweeps import over_clusters
 
     clusters = _clusters(question)
@@ -261,7 +263,6 @@ def _check_for_several(out: str) -> None:
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
-    """Return the device counts that ``auto`` or a list stands for; each is a part of the cluster."""
     if isinstance(devices, str):
         return tuple(cluster.part_sizes)
     return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))

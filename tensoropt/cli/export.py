@@ -108,7 +108,6 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
-    """Write the frontiers of several explorations; return what was written, and what could not be read."""
     from tensoropt.exploration.batch import load_batch
     from tensoropt.exploration.export import write_all_strategies_csv, write_frontiers_csv
 

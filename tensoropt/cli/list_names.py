@@ -26,7 +26,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Return the models of the zoo, with the figures of a training step at the default batch, if known."""
     from tensoropt.zoo import list_models
     from tensoropt.zoo.figures import Figures, figures
 
@@ -84,7 +83,6 @@ def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
 
 
 def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Return the frontier's own search, then the published methods."""
     from tensoropt.planners import PLANNERS
 
     data = [{"name": name, "description": about} for name, about in PLANNERS.items()]

@@ -93,8 +93,6 @@ def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
 
 
 def _profiles(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
-    """Export, import or forget records as requested; return what the profile store has, and how well a fit
-    predicts it."""
     from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
     from tensoropt.profiling.store import KINDS, ProfileStore
     from tensoropt.report.table import fit_lines

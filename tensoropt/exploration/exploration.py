@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer
@@ -44,8 +43,6 @@ _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
 
 
 class _PointSequence(tuple[Point, ...]):
-    """The points of a frontier, as a tuple that shows itself as a table."""
-
     _findings: Findings
 
     @classmethod
@@ -94,15 +91,11 @@ def _frontier_html(findings: Findings) -> str:
 
 
 def _overview(findings: Findings) -> str:
-    """Return the headline, the answer within a device's memory, the frontier's table, and how to go on: the
-    ``repr`` of an exploration."""
     said = wrap(_answered(findings), _WIDTH)
     return "\n".join([_headline(findings), *said, _frontier_words(findings), *_remarks(findings)])
 
 
 def _answered(findings: Findings) -> str:
-    """Return the answer within the budget of the search, or a device's memory; "" if there is no plan, or
-    nothing is known of devices."""
     return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
@@ -124,9 +117,6 @@ def _overview_html(findings: Findings) -> str:
 
 
 def _rows(findings: Findings) -> list[list[str]]:
-    """Return a header and rows; what is special about a point stands beside its number, the longest words
-    last.
-    """
     rows = table_rows(findings, list(notable(findings, _MOST_ROWS)))
     kept = [i for i, name in enumerate(rows[0][:-1]) if not name.startswith(_LEFT_OUT)]
     return [
@@ -296,22 +286,8 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the recommended one, or the one that the arguments ask for.
-
-        Args:
-            memory: what it may need of a device: ``24GiB``, or bytes.
-            time: the one that needs least within this time per step, if no memory is given: ``300ms``, or
-                seconds.
-            knee: the point from which both directions cost most.
-            point: the point with this number, from 1, as the table, the command line and the page count;
-                plans of other planners follow the frontier's.
-            fastest: the fastest that fits, instead of the simplest within 3 % of it.
-            memory_bytes, time_s: the same limits as numbers alone.
-
-        Raises:
-            TensorOptError: there is no such point, a text is no size or time, or one thing is given twice.
-            InfeasibleError: nothing fits; says what would.
-        """
+        """Return a plan: the recommended one, or the one that the arguments ask for, as in
+        :func:`tensoropt.choose`."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),

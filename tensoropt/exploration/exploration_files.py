@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,8 @@ def read_costs(folder: Path) -> Costs:
     with np.load(folder / POINTS) as arrays:
         points = PointTable(read_points(arrays)[: int(data["points"])])
         devices = arrays["devices"][: len(points)]
-    needs = all_needs(points, lambda: _read_tables(folder, data)["spaces"], cluster)
-    return Costs(needs, points.time, devices)
+    spaces_of = cache(lambda: _read_tables(folder, data)["spaces"])
+    return Costs(all_needs(points, spaces_of, cluster), points.time, devices)
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +184,6 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
 
 
 def _read_recorded(folder: Path) -> Any:
-    """Return the graph and the costs; only their own form is checked."""
     if not (folder / RECORDED).is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"

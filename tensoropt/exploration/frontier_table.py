@@ -109,14 +109,13 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
     return [[cell for i, cell in enumerate(row) if i not in unknown] for row in rows]
 
 
-def frontier_text(findings: Findings, *, every: bool = False) -> str:
-    """Return the frontier as a table: its notable points, or ``every`` point; then the jobs that people run
-    today."""
-    indices = range(len(findings.points)) if every else list(notable(findings))
+def frontier_text(findings: Findings) -> str:
+    """Return the frontier's notable points as a table, then the jobs that people run today."""
+    indices = list(notable(findings))
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
     text = columns(rows, left=left_of(rows[0]))
-    if not every and (words := unconstrained_words(findings)):
+    if words := unconstrained_words(findings):
         text += f"\n{words}"
     if len(indices) < len(findings.points):
         of = counted(len(findings.points), "point")

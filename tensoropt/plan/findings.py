@@ -166,6 +166,4 @@ class Findings:
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
         """Return whether a point fits the smallest device, or a budget of its memory."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
-        if self._device is None:
-            return DeviceFit(float(self.needs[index]), {}, room, estimated=False)
-        return point_needs(point, self.spaces[point.space], self._device, room)
+        return point_needs(point, lambda: self.spaces, self._device, room)

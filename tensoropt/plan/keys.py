@@ -56,7 +56,6 @@ def _key(base: int, fields: Mapping[str, Any]) -> str:
 
 
 def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield everything in the fields of a plan that describes its strategy; its costs are left out."""
     for name, one in fields["operators"].items():
         yield _operator(name, list(one.axes.values()), one.device, one.order, one.backward_order)
     for name, one in fields["parameters"].items():

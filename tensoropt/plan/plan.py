@@ -31,7 +31,7 @@ from pydantic import (
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
-from tensoropt.plan.facts_table import Shown, described, facts_text
+from tensoropt.plan.figures import worded
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.question.model_source import OnnxOptions
@@ -366,11 +366,6 @@ class StagesInfo(_Strict):
     kinds: tuple[str, ...] = ()
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The number of stages and their schedule in words."""
-        return counted_if_any(len(self.stages), "stage", f"{{}}, {self.schedule}")
-
-    @property
     def begins(self) -> tuple[str, ...]:
         """The operator groups with which the stages behind the first begin."""
         return tuple(stage.begins for stage in self.stages[1:])
@@ -439,7 +434,7 @@ class Predicted(_Strict):
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(Shown, _Recomputing):
+class Plan(_Recomputing):
     """One plan file; see the field types for shapes and units.
 
     A plan without ``stages`` is one stage on the whole mesh. One whose stages have a schedule cuts the model
@@ -492,11 +487,6 @@ class Plan(Shown, _Recomputing):
             for name in stage.groups:
                 places.setdefault(name, {STAGE_AXIS: str(number)})
         return places
-
-    @property
-    def runs_once(self) -> frozenset[str]:
-        """The operator groups of recomputed blocks that run once, of all stages."""
-        return frozenset(self.once).union(*(stage.once for stage in self.info.stages))
 
     @property
     def all_gathered_again(self) -> frozenset[str]:
@@ -586,13 +576,18 @@ class Plan(Shown, _Recomputing):
         write_text(path, self.to_json())
 
     def __repr__(self) -> str:
-        return facts_text(*described(self))
+        step = "{memory_bytes} per device, {time_s} per step: compute {compute_s}, network {communication_s}"
+        return (
+            f"Plan of {self.model.source or 'a model'} by {self.planner}\n"
+            f"  {self.devices} devices of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}; "
+            f"{self.micro_batches} micro-batch(es), {self.optimizer}\n"
+            f"  {worded(self.predicted, step)}"
+        )
 
     __str__ = __repr__  # pydantic's own would list every field
 
 
 def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
     data = {**data, "schema": SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
     given = {name: value for name, value in stages.items() if value is not None}

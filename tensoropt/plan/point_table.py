@@ -12,8 +12,6 @@ from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import record_of
 from tensoropt.plan.space import Space
 
-SENT = "sent"
-"""The column of what points send: of each the kinds of collectives with their mesh axes, each once."""
 _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
 """The choice and the options of a point."""
 
@@ -33,8 +31,7 @@ class PointTable(Sequence[Point]):
         return points if isinstance(points, PointTable) else cls(points)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a figure of all points, NaN if it is unknown; ``space``, ``planner`` and :data:`SENT`
-        likewise."""
+        """Return a figure of all points, NaN if it is unknown; ``space`` and ``planner`` likewise."""
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -43,10 +40,6 @@ class PointTable(Sequence[Point]):
         if name in KEPT:
             default = KEPT[name].default
             return np.array([point.figures.get(name, default) for point in self], dtype=float)
-        if name == SENT:
-            found = np.empty(len(self), dtype=object)
-            found[:] = [tuple(dict.fromkeys((kind, axes) for kind, axes, *_ in p.collectives)) for p in self]
-            return found
         return np.array([getattr(point, name) for point in self], dtype=str if name == "planner" else int)
 
     @property

@@ -299,8 +299,6 @@ class RecordedCosts:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The facts of workloads that were saved, which need no timing."""
-
     compute: RecordedCompute
 
     def of(self, work: Workload) -> Facts:

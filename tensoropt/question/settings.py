@@ -161,7 +161,6 @@ class Setting:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 
     def _checked(self, value: Any) -> Any:
-        """Return the value, if the model's rules allow it; each setting is checked by itself."""
         try:
             return getattr(Settings(**{self.name: value}), self.name)
         except TensorOptError as error:

@@ -253,7 +253,6 @@ class OneSpace:
         return SpacePart(self.number, frontier, capped, self.every, simulated, self.refused)
 
     def _outline(self, graph: CostGraph) -> TrackedFrontier | None:
-        """Return the outline of a graph of the space, simulated; None if there is no strategy."""
         try:
             outline = outline_frontier(graph, threads=self.threads)
         except NoStrategyError as error:
@@ -268,8 +267,6 @@ class OneSpace:
             first_look(self.every[-1], self.simulations, rivals)
 
     def _track(self, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
-        """Return a frontier of the space, with representatives of it simulated; None if there is no
-        strategy."""
         try:
             # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
             # worth as much time as all else together.
@@ -291,7 +288,6 @@ class OneSpace:
     def _capped(
         self, frontier: TrackedFrontier, outline: TrackedFrontier | None, rivals: Staircase | None
     ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-        """Return the frontier under each cap worth searching; None if no strategy fits."""
         # If known strategies leave this space no room, they leave none under a cap either.
         if rivals is not None and not len(unbeaten_by(frontier, rivals)):
             return ()

@@ -248,8 +248,6 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
 
 
 class _Finder:
-    """The search for pipelines of one problem on one cluster."""
-
     def __init__(self, session: Session, searched: Searched):
         self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
@@ -317,8 +315,6 @@ class _Finder:
         )
 
     def _no_degree(self) -> str:
-        """Return why no number of stages is possible: the rule, what the devices and the model allow, and
-        what to ask for instead."""
         cluster, parts = self.session.cluster, degrees_of(self.session.cluster)
         possible = [p for p in parts if p <= self._most_stages]
         allowed = (
@@ -418,8 +414,6 @@ class _Finder:
         return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
 
     def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[Point]:
-        """Return pipelines of a large model with as many stages per place as the bubble calls for, each with
-        the same number of blocks."""
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
         if count == 1:
             return []
@@ -428,8 +422,6 @@ class _Finder:
         return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[Point]:
-        """Return pipelines on a promising mesh: from tracked frontiers, and for a small model with two stages
-        per place."""
         found: list[Point] = []
         if not self.small and len(mesh.shape) <= _MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, _CLOSE)
@@ -534,8 +526,6 @@ class _Finder:
         return self.pin is not None and self.pin.schedule is not None
 
     def _several(self, places: int, micro_batches: int, schedule: str) -> int | None:
-        """Return the stages per place in a schedule with several: as many as pinned cuts make, or as the
-        bubble calls for; None for the schedule's own number."""
         if self.pin is not None and self.pin.cuts:
             return max(1, (len(self.pin.cuts) + 1) // places)
         if schedule != _INTERLEAVED or self.small:
@@ -543,8 +533,6 @@ class _Finder:
         return max(2, self.cutting.stages_to_a_place(places, micro_batches))
 
     def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
-        """Return the same stages in the schedule that makes gradients of parameters apart, if they can run
-        so."""
         made = []
         for one in found:
             try:
@@ -559,7 +547,6 @@ class _Finder:
         return fitting
 
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
-        """Return which configurations of a place are searched; None if constraints leave none."""
         inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
         given, limit = self.settings.constraints, FREE
         if given is not None:

@@ -92,7 +92,6 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
-    """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
     kinds, refusals = set() if searched.refusal else {"sharded"}, {}
     equal = session.cluster.device_type == "cuda" and len(session.cluster.device_kinds) == 1
@@ -123,8 +122,6 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
 
 
 def _against_constraints(task: PlanningTask) -> str:
-    """Say why placed plans would violate a person's constraints that sharded plans may keep to; "" if they do
-    not."""
     assert task.placed is not None
     try:
         against = task.placed.limits.against

@@ -160,7 +160,6 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 def _searched(
     session: Session, tables: SpaceTables, narrow: Offered, wide: Offered
 ) -> tuple[SpaceSearch, tuple[str, ...]]:
-    """Search and simulate the spaces; return them, and what was left out, in words."""
     refused: tuple[str, ...] = ()
     try:
         spaces = _search(session, tables, narrow)

@@ -134,7 +134,6 @@ class SpaceSearch:
             self.outlines[number] = part.frontier
 
     def _search(self, numbers: Sequence[int]) -> None:
-        """Search some spaces; for those that are too large, the outline is the result."""
         for number in numbers:
             if self._is_too_large(number):
                 self._add(number, self.outlines[number])
@@ -144,7 +143,6 @@ class SpaceSearch:
                 self._add(part.number, part.frontier, part.capped)
 
     def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
-        """Run ``work`` on each of some spaces, none of which knows what is found in the others."""
         threads = max(1, cores() // max(len(numbers), 1))
 
         def alone(number: int) -> SpacePart:

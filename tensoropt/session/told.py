@@ -127,11 +127,6 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
 
 
 def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
-    """Return the names of the classes of the model's repeated blocks.
-
-    Raises:
-        JobError: the model cannot be built again, or its blocks are no modules.
-    """
     blocks, model = [region.name for region in find_regions(prices.problem.graph)], prices.exploration.model
     if not blocks:
         return ()
@@ -226,8 +221,6 @@ def _splits_sequence(prices: JobPrices, plan: Plan, roles: Mapping[str, int | No
 
 
 def _stored(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> tuple[int, list[str]]:
-    """Return ZeRO's stage, and the axes of data and context parallelism along which no shards lie, by the
-    bytes of parameters."""
     tensors = prices.problem.graph.atoms.graph.tensors
     stages, split = Counter[int](), Counter[str]()
     # A pipeline's first axis has no part in how parameters are stored.

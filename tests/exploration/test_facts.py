@@ -13,7 +13,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.rates import Amount, Tariff
-from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
+from tensoropt.plan.facts_table import Fact, Html, fact_lines, filled, named
 from tensoropt.plan.figures import LISTED
 from tests.plan.explorations import small_exploration
 
@@ -70,14 +70,6 @@ def test_what_is_unknown_of_rates_says_why() -> None:
     assert [fact.name for fact in rate_facts(row)] == ["throughput", "MFU", "1,000 steps"]
     with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
         rate_facts(row, Amount(1e6, "tokens"))
-
-
-@pytest.mark.parametrize("shown", [FOUND.points[0], FOUND.plan(0)])
-def test_a_notebook_shows_points_and_plans(shown: object) -> None:
-    title, rows = described(shown)
-    assert title.split()[0] == type(shown).__name__
-    assert rows
-    assert facts_html(title, rows) == shown._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_a_template_escapes_what_is_not_html(tmp_path: Path) -> None:

@@ -230,9 +230,9 @@ _logger = logging.getLogger(__name__)
 
 
 class _Gpu(NamedTuple):
-    """A GPU that NVML sees, by its own index."""
+    """A GPU that NVML sees, by its own number."""
 
-    index: int
+    number: int
     handle: Any
 
 
@@ -275,7 +275,7 @@ def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
             return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{shown}' shows none of them",)
         gpus = _whole(opened, visible)
         left_out = [
-            f"GPU {gpu.index} is partitioned into MIG instances and is left out; describe an instance in a "
+            f"GPU {gpu.number} is partitioned into MIG instances and is left out; describe an instance in a "
             "cluster file to explore for it"
             for gpu in visible
             if gpu not in gpus
@@ -345,7 +345,7 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
     if memory.used <= _BUSY_SHARE * memory.total:
         return ""
     return (
-        f"GPU {gpu.index} ({_kind(nvml, gpu.handle).name}) is in use, with {format_bytes(memory.used)} of "
+        f"GPU {gpu.number} ({_kind(nvml, gpu.handle).name}) is in use, with {format_bytes(memory.used)} of "
         f"its {format_bytes(memory.total)}: it is planned for as if it were free, and figures timed on it "
         "are too high; CUDA_VISIBLE_DEVICES leaves it out"
     )

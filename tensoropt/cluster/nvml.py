@@ -230,7 +230,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Gpu(NamedTuple):
-    """A GPU that NVML sees, by its own index."""
+    """A GPU that NVML sees, by its own number."""
 
     number: int
     handle: Any

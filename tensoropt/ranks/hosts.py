@@ -107,7 +107,7 @@ def _interface() -> str:
     return ""
 
 
-class TorchrunRanks(RankPool):
+class HostRanks(RankPool):
     """The processes of a job as a pool; its first process, which uses it, is rank 0.
 
     Args:
@@ -192,16 +192,16 @@ def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple])
             return messages, worker.failure_of(error), None
 
 
-_job: list[TorchrunRanks] = []
+_job: list[HostRanks] = []
 """The ranks of the job whose first process this is; one per process, as torchrun's variables are."""
 
 
-def job_ranks() -> TorchrunRanks | None:
+def job_ranks() -> HostRanks | None:
     """Return the ranks of the job whose command this process runs; None outside of :func:`run_in_job`."""
     return _job[0] if _job else None
 
 
-def _become_rank() -> str:
+def _pinned() -> str:
     """Let this process run as a rank that is measured; return its backend."""
     import torch
 
@@ -227,7 +227,7 @@ def run_in_job(command: Callable[[], int]) -> int:
     if not in_job() or os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         return 0 if rank else command()  # a single host's ranks are started by whoever needs them
     own = _of_host(lambda: load_cluster("local").to_dict())  # with all cores, so before this rank is pinned
-    backend = _become_rank()
+    backend = _pinned()
     with _joined(backend) as control:
         told = _of_hosts(own, control)
         worker.is_on(len(told))
@@ -238,7 +238,7 @@ def run_in_job(command: Callable[[], int]) -> int:
                 _gathered(_answer(rank, function, arguments), control)
             return 0
         try:
-            _job.append(TorchrunRanks([Cluster.from_dict(data) for data in told], backend, control))
+            _job.append(HostRanks([Cluster.from_dict(data) for data in told], backend, control))
             return command()
         finally:
             _job.clear()

@@ -60,7 +60,7 @@ def verify_random(
     progress: ProgressChoice = None,
 ) -> dict[str, Any]:
     """Check whether random legal strategies of a model do what they should; returns what
-    :func:`tensoropt.verify.verify_plans` does.
+    :func:`tensoropt.verify.verify_plan` does.
 
     They go where no frontier does, so that mistakes in rules, lowering and prices have nowhere to hide.
 
@@ -72,7 +72,7 @@ def verify_random(
         batch: the batch of a zoo model.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
-        where: as for :func:`tensoropt.verify.verify_plans`.
+        where: as for :func:`tensoropt.verify.verify_plan`.
         placed: whether to draw random placements instead, with some operators in pieces or the batch in
             micro-batches, in random orders.
         pipeline: draw only pipelines, with so many places; by default a third of the strategies are pipelines

@@ -8,14 +8,12 @@ recorded: the collectives issued, the memory a step needs, the time it takes.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import strategy_class
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
@@ -38,7 +36,7 @@ def verify_strategies(
     model: ModelSpec,
     strategies: Sequence[Mapping[str, Any]],
     *,
-    pool: RankPool | None = None,
+    pool: RankPool,
     options: CheckOptions | None = None,
     timeout_s: float = 600.0,
     progress: Progress = silent,
@@ -49,7 +47,7 @@ def verify_strategies(
         model: the model to build on every rank.
         strategies: strategies of any kind, as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`
             writes them.
-        pool: ranks to use if their number fits; others are started as needed.
+        pool: as many ranks as each strategy has devices.
         options: what to check.
         timeout_s: the timeout for one strategy.
         progress: is called after each strategy, as the stage ``run``.
@@ -61,28 +59,17 @@ def verify_strategies(
         PlanError: a strategy is for another model.
     """
     options = options or CheckOptions()
-    results: list[RunFindings | None] = [None] * len(strategies)
-    done = 0
-    by_size: dict[int, list[int]] = {}
-    for index, data in enumerate(strategies):
-        by_size.setdefault(strategy_class(data).devices_in(data), []).append(index)
-    # By number of ranks, so that each pool is started once.
-    for size, indices in sorted(by_size.items()):
-        with _pool_of(pool, size, timeout_s) as ranks:
-            for index in indices:
-                results[index] = _check(model, strategies[index], ranks, options, timeout_s)
-                done += 1
-                progress("run", done, len(strategies), "")
-            for index in indices:
-                findings = results[index]
-                assert findings is not None
-                # In a second pass over the same ranks, which keep one model loaded: double precision needs
-                # another one.
-                if _may_be_rounding(findings) and model.dtype is None:
-                    results[index] = _decide_in_double(
-                        model, strategies[index], ranks, options, timeout_s, findings
-                    )
-    return [result for result in results if result is not None]
+    results = []
+    for done, data in enumerate(strategies, start=1):
+        results.append(_check(model, data, pool, options, timeout_s))
+        progress("run", done, len(strategies), "")
+    # In a second pass over the same ranks, which keep one model loaded: double precision needs another one.
+    return [
+        _decide_in_double(model, data, pool, options, timeout_s, found)
+        if _may_be_rounding(found) and model.dtype is None
+        else found
+        for data, found in zip(strategies, results, strict=True)
+    ]
 
 
 def _may_be_rounding(findings: RunFindings) -> bool:
@@ -152,15 +139,6 @@ def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFind
     numbers."""
     findings: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
     return findings
-
-
-@contextmanager
-def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[RankPool]:
-    if pool is not None and pool.world_size == size:
-        yield pool
-        return
-    with RankPool(size, timeout_s=timeout_s) as own:
-        yield own
 
 
 def _check(

@@ -26,7 +26,7 @@ from tensoropt.machine import measure_links
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks import worker
-from tensoropt.ranks.hosts import TorchrunRanks, in_job
+from tensoropt.ranks.hosts import HostRanks, in_job
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker import common_clock
 
@@ -154,7 +154,7 @@ def test_links_of_several_hosts_are_not_timed_from_one(tmp_path: Path) -> None:
 
 def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
-    hosts = TorchrunRanks([load_cluster("cpu:2")] * 2, "gloo", None)
+    hosts = HostRanks([load_cluster("cpu:2")] * 2, "gloo", None)
     hosts.check(TWO)
     others = together([load_cluster("dgx-h100")] * 2, network("8xIB-400G"))
     for other in (others, PAIR):

@@ -8,11 +8,10 @@ it was at capture. ``exporting.py`` detects changes that operators make internal
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import dis
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +23,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.unsupported import asking_frame, current_line
+from tensoropt.capture.no_grad import codes
+from tensoropt.capture.unsupported import asking_frame, current_line, node_line
 from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)
@@ -49,8 +49,8 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
     """
     name, node = next(iter(changed.items()))
     more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-    trace = node.meta.get("stack_trace") or ""
-    place, renorm = places.get(name) or _model_line(trace), "renorm" in f"{node.target} {trace}"
+    line, renorm = node_line(node), "renorm" in f"{node.target} {node.meta.get('stack_trace')}"
+    place = places.get(name) or (f" at {line}" if line else "")
     hint = " (Embedding's max_norm does that: leave it out, and call renorm_ on its weight instead)"
     return CaptureError(
         f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
@@ -60,19 +60,10 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
     )
 
 
-def _model_line(trace: str) -> str:
-    """Return `` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    own = [(file, line) for file, line in frames if not file.startswith((_LIBRARY, "<"))]
-    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
-
-
 # -- what modules keep elsewhere ---------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    """An attribute of a module, under the module's name."""
-
     module: str
     name: str
 
@@ -82,8 +73,6 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Kept:
-    """An object that a module keeps under a name, as far as it can be compared."""
-
     kind: str
     value: Any
     content: Any = None
@@ -183,7 +172,6 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
 
 
 def _state(model: nn.Module) -> dict[_Place, _Kept]:
-    """Return the state that the modules keep, by module and attribute name."""
     state: dict[_Place, _Kept] = {}
     for path, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
@@ -244,7 +232,6 @@ def _compare(
 
 
 def _check_buffer(name: str, line: str, previous: torch.Tensor | None, current: torch.Tensor | None) -> None:
-    """Refuse a buffer that forward makes, or whose shape it changes."""
     if previous is None or current is None:
         raise CaptureError(
             f"the model makes its buffer {name} in forward{line}, so that the next step finds another model; "
@@ -283,29 +270,22 @@ def _carries_over(owner: type, name: str, previous: _Kept | None, current: _Kept
     # A newly made container carries over no more than a number that is set.
     in_place = previous is not None and previous.value is current.value
     loads = _loads(owner)
-    return in_place or loads is None or name in loads
+    return in_place or name in loads
 
 
 @cache
-def _loads(owner: type) -> frozenset[str] | None:
-    """Return the attributes that a class's methods (except ``__init__``) read; None if its source is not
-    available.
-    """
-    names: set[str] = set()
-    for cls in owner.__mro__:
-        if cls.__module__.split(".")[0] in ("torch", "builtins"):
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-        except (OSError, TypeError, SyntaxError):
-            return None
-        methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
-        for node in (node for method in methods for node in ast.walk(method)):
-            # `x.n += 1` reads the attribute that it sets.
-            read = node.target if isinstance(node, ast.AugAssign) else node
-            if isinstance(read, ast.Attribute) and (read is not node or isinstance(read.ctx, ast.Load)):
-                names.add(read.attr)
-    return frozenset(names)
+def _loads(owner: type) -> frozenset[str]:
+    """Return the attributes that a class's methods (except ``__init__``) read."""
+    kinds = [kind for kind in owner.__mro__ if kind.__module__.split(".")[0] not in ("torch", "builtins")]
+    members = [getattr(m, "fget", m) for kind in kinds for n, m in vars(kind).items() if n != "__init__"]
+    functions = [inspect.unwrap(member) for member in members if inspect.isfunction(member)]
+    return frozenset(
+        read.argval
+        for function in functions
+        for code in codes(function.__code__)
+        for read in dis.get_instructions(code)
+        if read.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    )
 
 
 def _note(
@@ -325,7 +305,6 @@ def _note(
 
 
 def _line_now() -> str:
-    """Return `` at FILE:LINE`` of the model's code that is currently running."""
     return f" at {current_line()}"
 
 

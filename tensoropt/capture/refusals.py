@@ -90,8 +90,8 @@ def _hook_refused(where: str, name: str, line: str) -> CaptureError:
 
 
 _USUAL = (
-    "check the types, the shapes and the device of the example inputs (does the model itself take them?); no "
-    "Python branches on tensor values, no .item(), fixed shapes"
+    "check the example inputs (args and kwargs, their types, shapes and device: does the model itself take "
+    "them?); no Python branches on tensor values, no .item(), fixed shapes"
 )
 
 

@@ -1,7 +1,7 @@
 """Random ONNX graphs, imported and run, beside the package's own evaluator.
 
-A graph is a chain of the standard's own cases that are imported alone: nodes with the attributes and the other
-operands that the package ships. What one of them gives is bent into what the next one takes: the case's
+A graph is a chain of the standard's own cases that are imported alone: nodes with the attributes and the
+other operands that the package ships. What one of them gives is bent into what the next one takes: the case's
 operand, and a tenth of it. ``python -m tests.sweep.onnx_graphs 200`` runs so many.
 """
 

@@ -89,19 +89,10 @@ def _hook_refused(where: str, name: str, line: str) -> CaptureError:
     return CaptureError(f"{where} the hook {shown} ({line}), which would be lost: {_REMEDY}")
 
 
-_REMEDIES = (
-    (r"same device|two devices", "build the whole model and its inputs on one device"),
-    (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
-    (
-        r"Expected dtype|expected scalar type|expected .* dtype|type Float|type Long",
-        "check the types of the example inputs: the model itself refuses them",
-    ),
-    (
-        r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|[Ee]xpected .* input",
-        "check the shapes of the example inputs: the model itself refuses them",
-    ),
+_USUAL = (
+    "check the example inputs (args and kwargs, their types, shapes and device: does the model itself take "
+    "them?); no Python branches on tensor values, no .item(), fixed shapes"
 )
-_USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
 
 
 def refusal(
@@ -130,15 +121,12 @@ def refusal(
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
         return _own_error(name, error)
-    # The first that matches, because one error may fit several.
-    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
-        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
+        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {_USUAL}."
     )
 
 
 def _own_error(name: str, error: BaseException) -> CaptureError:
-    """Return what to raise where not PyTorch refuses, but the model's own code with these inputs."""
     line = failing_line(error)
     return CaptureError(
         f"{name}'s own code raises {type(error).__name__}{f' at {line}' if line else ''}: "
@@ -275,7 +263,6 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor of a call with its name (:func:`_named_leaves`)."""
     for name, leaf in _named_leaves(model, args, kwargs):
         if isinstance(leaf, torch.Tensor):
             yield name, leaf

@@ -22,24 +22,8 @@ from tensoropt.question.model_source import load_model
 SITUATIONS = "tests/situations/gradients.py"
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("build_tensor_hook", r"backward runs the hook _scaled \(.*gradients\.py:\d+\)"),
-        (
-            "build_parameter_hook",
-            r"first\.weight has the hook _scaled \(.*gradients\.py:\d+\).*autograd\.Function",
-        ),
-        ("build_after_accumulation", r"head\.bias has the hook"),
-        ("build_module_hook", r"second has the hook"),
-        ("build_module_pre_hook", r"second has the hook"),
-    ],
-)
-def test_a_hook_is_refused_by_name(name, pattern):
-    built = load_model(f"{SITUATIONS}:{name}")
-    with pytest.raises(CaptureError, match=pattern):
-        capture(built.model, built.args)
-    # Without a backward there is nothing to lose.
+def test_hooks_of_backward_mean_nothing_without_one():
+    built = load_model(f"{SITUATIONS}:build_tensor_hook")
     assert capture(built.model, built.args, mode="inference").graph.operators
 
 

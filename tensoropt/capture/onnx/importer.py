@@ -198,7 +198,6 @@ class Importer:
         stored: Mapping[str, onnx.TensorProto],
         outputs: Iterable[str],
     ) -> None:
-        """Run nodes and store their results in ``env``."""
         outputs = list(outputs)
         needed = ordered(nodes, env.keys() | stored.keys(), outputs)
         # Optional outputs that nothing reads are not requested from converters, some of which cannot provide
@@ -295,7 +294,6 @@ class Importer:
         return [_Failed() for _ in node.output]
 
     def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
-        """Turn a constant that a node makes into a parameter if it is used as a weight."""
         name = node.output[index] if index < len(node.output) else ""
         if name not in self.weights or not isinstance(result, OnnxValue) or result.data is None:
             return result
@@ -371,7 +369,6 @@ class Importer:
 
 
 def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
-    """Return the matrices that rows are gathered from, by shape."""
     gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
     tables: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     for tensor in graph.initializer:
@@ -381,7 +378,6 @@ def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:
-    """Return the names that a subgraph may take from outside."""
     holder = onnx.NodeProto()
     attribute = holder.attribute.add()
     attribute.g.CopyFrom(graph)

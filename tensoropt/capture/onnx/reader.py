@@ -8,6 +8,7 @@ the first error is raised as an :class:`OnnxError`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
@@ -154,7 +155,6 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _count(model: onnx.ModelProto) -> None:
-    """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
     # Counted before inlining, because functions that each call another one twice double with every level.
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     counts: dict[tuple[str, str, str], int] = {}
@@ -180,7 +180,7 @@ def _count(model: onnx.ModelProto) -> None:
 
 
 def ordered(
-    nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Iterable[str]
+    nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Sequence[str]
 ) -> list[onnx.NodeProto]:
     """Return the nodes that ``outputs`` depends on, each after the nodes that it reads.
 
@@ -192,69 +192,32 @@ def ordered(
     Raises:
         OnnxError: a name is defined twice or not at all, or nodes depend on each other in a cycle.
     """
-    maker: dict[str, onnx.NodeProto] = {}
-    for node in nodes:
-        for name in node.output:
-            if name and (name in maker or name in defined):
+    maker: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in maker or name in defined:
                 raise OnnxError(f"'{name}' is made twice, the second time by {label(node)}")
-            if name:
-                maker[name] = node
-    order: list[onnx.NodeProto] = []
-    state: dict[int, int] = {}  # 1: being visited, 2: done
-    for start in outputs:
-        if start in maker:
-            _visit(maker[start], maker, defined, state, order)
-        elif start not in defined:
-            raise OnnxError(f"the output '{start}' is made by no node")
-    position = {id(node): index for index, node in enumerate(nodes)}
-    in_order = sorted(order, key=lambda n: position[id(n)])
-    return in_order if _is_ordered(in_order, defined) else order
-
-
-def _visit(
-    start: onnx.NodeProto,
-    maker: dict[str, onnx.NodeProto],
-    defined: set[str],
-    state: dict[int, int],
-    order: list[onnx.NodeProto],
-) -> None:
-    """Visit depth first, without recursion: a chain of nodes may be longer than Python's stack."""
-    stack: list[tuple[onnx.NodeProto, Iterator[str]]] = []
-
-    def enter(node: onnx.NodeProto) -> None:
-        state[id(node)] = 1
-        stack.append((node, iter(reads(node))))
-
-    if id(start) in state:
-        return
-    enter(start)
-    while stack:
-        node, names = stack[-1]
-        for name in names:
-            if name in maker and state.get(id(maker[name])) != 2:
-                if state.get(id(maker[name])) == 1:
-                    circle = [n for n, _ in stack]
-                    raise OnnxError(
-                        f"nodes depend on each other in a circle: {label(maker[name])} needs {label(node)}, "
-                        f"which needs it ({len(circle)} nodes are involved at most)"
-                    )
-                enter(maker[name])
-                break
-            if name not in maker and name not in defined:
-                raise OnnxError(f"{label(node)} reads '{name}', which nothing makes")
-        else:
-            state[id(node)] = 2
-            order.append(node)
-            stack.pop()
-
-
-def _is_ordered(nodes: Sequence[onnx.NodeProto], defined: set[str]) -> bool:
-    made = set(defined)
-    for node in nodes:
-        if not made.issuperset(reads(node)):
-            return False
-        made.update(node.output)
-    return True
+            maker[name] = place
+    for name in outputs:
+        if name not in maker and name not in defined:
+            raise OnnxError(f"the output '{name}' is made by no node")
+    before: dict[int, list[int]] = {}
+    todo = [maker[name] for name in outputs if name in maker]
+    while todo:
+        place = todo.pop()
+        if place not in before:
+            for name in reads(nodes[place]):
+                if name not in maker and name not in defined:
+                    raise OnnxError(f"{label(nodes[place])} reads '{name}', which nothing makes")
+            before[place] = [maker[name] for name in reads(nodes[place]) if name in maker]
+            todo += before[place]
+    if all(earlier < place for place, read in before.items() for earlier in read):
+        return [nodes[place] for place in sorted(before)]
+    try:
+        return [nodes[place] for place in TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        circle = " needs ".join(label(nodes[place]) for place in error.args[1][:2])
+        raise OnnxError(f"nodes depend on each other in a circle: {circle}") from None
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

@@ -124,7 +124,6 @@ def _quoted(name: str) -> str:
 
 
 def _likely(name: str) -> int:
-    """Return a likely size, to show in an example."""
     lowered = name.lower()
     if "seq" in lowered or "len" in lowered:
         return 128

@@ -299,6 +299,5 @@ class FxBuilder:
 
 
 def _identifier(name: str) -> str:
-    """Return an ONNX name as a Python identifier."""
     cleaned = re.sub(r"\W", "_", name)
     return cleaned if cleaned[:1].isalpha() or cleaned.startswith("_") else f"v_{cleaned}"

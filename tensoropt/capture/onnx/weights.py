@@ -55,7 +55,6 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
 
 
 def _dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
-    """Return a tensor's shape; raise :class:`OnnxError` for negative sizes."""
     dims = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in dims):
         raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")
@@ -122,7 +121,6 @@ class TensorReader:
         return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-        """Return the (file, offset, bytes) of external data, checked."""
         label = f"the external data of tensor '{tensor.name}'"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")

@@ -44,7 +44,6 @@ def _resize(call: Call) -> Traced:
 
 
 def _mode(call: Call, x: Traced, scales: list[float], sizes: list[int]) -> tuple[str, bool | None]:
-    """PyTorch's mode and ``align_corners``."""
     mode = call.attribute("mode", "nearest")
     coordinates = call.attribute("coordinate_transformation_mode", "half_pixel")
     rounding = call.attribute("nearest_mode", "round_prefer_floor")

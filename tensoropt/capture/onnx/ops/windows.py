@@ -117,7 +117,6 @@ _AVERAGE: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def _pool_window(call: Call) -> tuple[_Window, bool]:
-    """Return (window, whether output sizes are rounded up)."""
     ceil = bool(call.attribute("ceil_mode", 0))
     same = call.attribute("auto_pad", "NOTSET").startswith("SAME")
     return _window_of(call, tuple(call.attribute("kernel_shape"))), ceil and not same
@@ -143,7 +142,6 @@ def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int],
 
 
 def _fits(window: _Window) -> bool:
-    """Return whether PyTorch's pooling itself supports these pads."""
     halves = zip(window.padding, window.kernel, strict=True)
     return window.symmetric and all(0 <= p <= k // 2 for p, k in halves)
 

@@ -21,7 +21,7 @@ from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.earliest import earliest_first, with_backward
+from tensoropt.planners.placed.common.earliest import earliest_first
 from tensoropt.planners.placed.common.units import (
     MemoryBook,
     PlacedAnswer,
@@ -55,8 +55,7 @@ class _Precedence:
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Choose favourites, then schedule with them; run backward on the devices of forward, as it becomes
-    ready.
+    """Choose favourites, then schedule with them.
 
     Raises:
         UnsuitableError: the linear program is too large to be solved in time.
@@ -68,7 +67,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     notes = not_small(graph)
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return PlacedAnswer(with_backward(problem, earliest_first(problem, units, memory, favourite)), notes)
+        schedule = earliest_first(problem, units, memory, favourite)
+        return PlacedAnswer(schedule.placement(problem.devices.count), notes)
 
     return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
 

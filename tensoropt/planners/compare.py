@@ -14,7 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.exploration.export import Compared
@@ -23,9 +23,6 @@ from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
-
-if TYPE_CHECKING:
-    pass
 
 
 def cp_sat(name: str) -> Any:

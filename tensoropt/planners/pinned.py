@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,6 @@ from tensoropt.plan.point import Point
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, track_frontier
 from tensoropt.sharding.configurations import (
@@ -184,15 +181,6 @@ class PinnedConfiguration:
         return Mesh(shape=tuple(axes.values()), names=tuple(axes))
 
 
-class _ComputedWork(NamedTuple):
-    """A group's work, and the number of times that its forward and its backward run in a step."""
-
-    work: Workload
-    facts: Facts
-    forwards: int
-    backwards: int
-
-
 @dataclass(frozen=True)
 class PinnedPoint:
     """A pinned configuration with its simulated figures.
@@ -212,17 +200,6 @@ class PinnedPoint:
     choice: Mapping[str, int]
     mesh: Mesh
     notes: tuple[str, ...] = ()
-
-    def computed(self) -> Iterator[_ComputedWork]:
-        """Yield the computation of each group in the step."""
-        micro_batches = self.tables.mesh[0]
-        for group in self.tables.graph.groups:
-            template, index = self.tables.templates[group.name], self.choice[group.name]
-            # Recomputed configurations come after the plain ones, in the same order (TableBuilder._group).
-            position = index % len(template.works)
-            recomputed = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
-            forwards = micro_batches * (2 if recomputed else 1)
-            yield _ComputedWork(template.works[position], template.facts[position], forwards, micro_batches)
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:

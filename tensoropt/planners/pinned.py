@@ -236,11 +236,6 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
-    """Refuse a configuration that does not suit the model or the cluster.
-
-    Raises:
-        UnsuitableError: the message says which configuration suits.
-    """
     cluster = costs.cluster
     if cluster.device_count != pinned.devices:
         context = f" x context {pinned.context}" if pinned.context > 1 else ""
@@ -338,11 +333,6 @@ class _Pinning:
             self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
 
     def restriction(self) -> Restriction:
-        """Return the configurations that are left; tables are made for these alone.
-
-        Raises:
-            UnsuitableError: some group has none.
-        """
         labels = self._labels()
         kept = {}
         for group in self.graph.groups:
@@ -365,7 +355,6 @@ class _Pinning:
         return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
-        """Return the labels that may be split on each mesh axis, by group."""
         try:
             batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
         except MicroBatchRefused as refusal:
@@ -412,7 +401,6 @@ class _Pinning:
         }
 
     def _of_data(self, group: Group, batch: str, axis: str) -> str:
-        """Return the label that a group splits on an axis of data-parallel ranks."""
         of_experts = "shard" if "shard" in self.names else "replica"
         if self.pinned.experts > 1 and axis == of_experts and group.anchor.target == EXPERTS:
             return batch.replace("rows", DISPATCH, 1)
@@ -426,7 +414,6 @@ class _Pinning:
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
-        """Return the labels that a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
             return megatron
         # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, what was whole is split
@@ -438,7 +425,6 @@ class _Pinning:
         return megatron | frozenset(same)
 
     def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
-        """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
             masks = self._stored([(layout,) for layout in variable.layouts], of_root=True)
             return masks[[index]]
@@ -450,7 +436,6 @@ class _Pinning:
         return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
     def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
-        """Return a mask over the ways to store a group's parameters."""
         stage = 2 if self.pinned.root_once and of_root and self.stage == 3 else self.stage
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         unsharded = ("tensor", _COPIES)
@@ -576,5 +561,4 @@ def simulate_pinned_pipeline(
 def _fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """Yield the composition with the shortest step."""
     return islice(compose(offers, micro_batches), 1)

@@ -161,14 +161,12 @@ class _PlacedEntry(Entry):
     def placements(
         self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
     ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-        """Return the method's answers, each with the graph as the method cut it."""
         module = self.module
         if hasattr(module, "placements"):
             return module.placements(graph, memory_limit_bytes, seed, **self.settings)
         return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
-        """Return the micro-batch counts for which a placing method runs."""
         if not self.one_batch:
             return task.placed_counts
         if 1 not in task.placed_counts:

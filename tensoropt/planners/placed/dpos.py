@@ -244,7 +244,6 @@ class _DposScheduler:
     # -- backward ---------------------------------------------------------------------------------
 
     def _backward(self) -> tuple[list[float], list[float]]:
-        """Return the starts and ends of backward, inserted in the order of ranks."""
         problem = self.problem
         # No backward before the device's forward is done, so its idle slots in forward are of no use.
         slots = [IdleSlots(s.tail_s) for s in self.slots]

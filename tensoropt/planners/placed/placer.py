@@ -76,7 +76,6 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _sent(problem: PlacementProblem, placement: Placement, apart: Sequence[tuple[int, ...]]) -> Iterator[str]:
-    """Yield the variables whose references do not lie together, in words."""
     for owner, *readers in apart:
         others = [problem.names[o] for o in readers if placement.device[o] != placement.device[owner]]
         yield (
@@ -113,7 +112,6 @@ def _with_references(problem: PlacementProblem) -> tuple[Units, list[tuple[int, 
 
 
 def _joined(problem: PlacementProblem, sets: Sequence[tuple[int, ...]]) -> Units | None:
-    """Return the units if the operators of these sets share a device, too; None if they cannot."""
     try:
         return units_of(replace(problem, together=(*problem.together, *sets)))
     except InfeasibleError:

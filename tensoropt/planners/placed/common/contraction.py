@@ -1,14 +1,9 @@
 """Node co-placement: join operators of a placement problem along the heaviest edges.
 
-The idea is that of NetSplit's Algorithm 3, by union-find: a good split does not cut heavy edges, so the two
-ends of one share a device from the start, and the program decides for groups instead of operators. The limits
-on groups are ours, so that other groups come out than of the algorithm as printed. The operators of a group
-share a device and nothing else (:func:`share_devices`).
-
-An exact program that schedules hundreds of operators one by one finds little in a minute; over a few dozen
-blocks it finds good schedules. A block (:func:`co_place`) lies on one device and runs in one go, so blocks
-must not wait for each other: joining u and v along u -> v closes a cycle exactly if a second path leads from
-u to v.
+The idea is that of NetSplit's Algorithm 3, by union-find: the two ends of a heavy edge share a device from
+the start. The limits on groups are ours. The operators of a group share a device and nothing else
+(:func:`share_devices`); a block (:func:`co_place`) also runs in one go, so that blocks must not wait for
+each other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
 """
 
 from __future__ import annotations
@@ -39,11 +34,9 @@ class _Groups:
 
     @property
     def count(self) -> int:
-        """The number of groups."""
         return len(self.members)
 
     def join(self, first: int, second: int) -> bool:
-        """Join two groups into the first; return whether that was possible."""
         for old, new in ((self.after, self.before), (self.before, self.after)):
             for neighbour in old.pop(second):
                 new[neighbour].discard(second)
@@ -56,11 +49,9 @@ class _Groups:
         return True
 
     def lone(self) -> list[int]:
-        """Return the groups without any edge."""
         return [w for w in self.members if not self.after[w] and not self.before[w]]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the groups, each with its operators ascending."""
         return tuple(tuple(sorted(members)) for members in self.members.values())
 
 
@@ -77,7 +68,6 @@ class _ContractedBlocks(_Groups):
         self.line: list[int | None] = list(range(problem.size))
 
     def join(self, first: int, second: int) -> bool:
-        """Join two blocks into one; return False, with nothing changed, if that closes a cycle."""
         # The lower rank comes first: an edge between the two, if there is one, leads from it to the other.
         u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
         reached = self._reached(u, v)
@@ -115,12 +105,10 @@ class _ContractedBlocks(_Groups):
             self.rank[w] = position
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the blocks in a topological order, each with its operators ascending."""
         return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
 
 
 def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    """Return the devices that each operator may lie on and that can run it."""
     possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
     allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
     for operator, devices in problem.pinned:
@@ -206,7 +194,6 @@ class Contraction:
         return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
     def _kept_inside(self, number: int) -> float:
-        """Return the bytes of the tensors inside a block that its backward needs."""
         tensors = (self.whole.tensors[t] for o in self.groups[number] for t in self.whole.made[o])
         inside = (t for t in tensors if all(self.block[r] == number for r in t.readers))
         return float(sum(t.bytes for t in inside if t.kept_by and not t.stored))

@@ -95,7 +95,6 @@ class _EarliestFirst:
         return ForwardSchedule(tuple(self.device), tuple(self.starts))
 
     def _choose(self) -> tuple[int, int, float]:
-        """Return (operator, device, start) of the earliest start."""
         while True:
             starts = self._starts()
             operator, device = divmod(int(starts.argmin()), len(self.free))

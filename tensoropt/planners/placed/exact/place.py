@@ -160,14 +160,12 @@ class _Runs:
         self.nearest: SimulatedPlacement | None = None
 
     def start(self, seed: int) -> SimulatedPlacement | None:
-        """Return the heuristics' fastest placement of the blocks that fits and obeys the rules."""
         rules, blocks = self.program.rules, self.blocks
         placements = [placement for _, placement in heuristics(blocks, seed)]
         simulated = (simulate_placement(blocks, p) for p in placements if obeys(blocks, p.device, rules))
         return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
 
     def solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
-        """Return the program's answer for the whole graph, if it has one that fits."""
         most_s, hint = self.blocks.micro_batches * _serial_s(self.blocks), None
         if start is not None:
             hint = simulate_placement(replace(self.blocks, micro_batches=1), start.placement)
@@ -212,7 +210,6 @@ class _Runs:
         return np.minimum(self.capacity, max(0.0, float((counted - over)[over > 0].min())))
 
     def refusal(self) -> str:
-        """Return why there is no answer."""
         devices, rules = self.blocks.devices, self.program.rules
         most = devices.in_all(float(devices.capacity_bytes.max()))
         none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""

@@ -50,10 +50,7 @@ class Entry:
             TensorOptError: the method has no such setting, or the text is not a value of it.
         """
         defaults = getattr(self.module, "DEFAULTS", None)
-        # Switches make another method of it, which has a name of its own.
-        known = (
-            {} if defaults is None else {n: v for n, v in vars(defaults).items() if not isinstance(v, bool)}
-        )
+        known = {} if defaults is None else vars(defaults)
         if name not in known:
             listed = suggest(name, known) if known else "it has no options"
             raise TensorOptError(

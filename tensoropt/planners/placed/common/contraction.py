@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
@@ -56,56 +57,28 @@ class _Groups:
 
 
 class _ContractedBlocks(_Groups):
-    """Groups whose graph stays acyclic.
-
-    Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
-    looking for it, and repairing the order, costs no more than that stretch.
-    """
-
-    def __init__(self, problem: PlacementProblem):
-        super().__init__(problem)
-        self.rank: dict[int, int] = {o: o for o in range(problem.size)}
-        self.line: list[int | None] = list(range(problem.size))
+    """Groups whose graph stays acyclic."""
 
     def join(self, first: int, second: int) -> bool:
-        # The lower rank comes first: an edge between the two, if there is one, leads from it to the other.
-        u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
-        reached = self._reached(u, v)
-        if v in reached:
+        # A path between the two by other blocks would become a cycle.
+        if self._detour(first, second) or self._detour(second, first):
             return False
-        self._reorder(u, v, reached)
-        return super().join(u, v)
+        return super().join(first, second)
 
-    def _reached(self, u: int, v: int) -> set[int]:
-        """Return the blocks up to v to which a path from u leads, other than by the edge u -> v."""
-        # A path from u to v visits only blocks whose place in the order is between the two.
-        last, reached = self.rank[v], set()
-        waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
+    def _detour(self, u: int, v: int) -> bool:
+        reached = set[int]()
+        waiting = [w for w in self.after[u] if w != v]
         while waiting:
-            w = waiting.pop()
-            if w not in reached:
+            if (w := waiting.pop()) not in reached:
                 reached.add(w)
-                waiting += [x for x in self.after[w] if self.rank[x] <= last]
-        return reached
-
-    def _reorder(self, u: int, v: int, reached: set[int]) -> None:
-        """Move u to the position of v, the blocks that lead to v before it, and those to which u leads after
-        it.
-        """
-        start, end = self.rank[u], self.rank.pop(v)
-        between = [w for w in self.line[start + 1 : end] if w is not None]
-        stretch = [
-            *(w for w in between if w not in reached),
-            u,
-            *(w for w in between if w in reached),
-        ]
-        # Places that joins leave empty stay empty, so the ranks beyond the stretch do not change.
-        self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
-        for position, w in enumerate(stretch, start):
-            self.rank[w] = position
+                waiting += self.after[w]
+        return v in reached
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
+        blocks = {w: tuple(sorted(members)) for w, members in self.members.items()}
+        # A topological order; of several blocks, the one with the first operator.
+        order = nx.lexicographical_topological_sort(nx.DiGraph(self.after), key=blocks.__getitem__)
+        return tuple(blocks[w] for w in order)
 
 
 def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:

@@ -59,8 +59,6 @@ DEFAULTS = LocalSearch()
 
 
 class _Search:
-    """Chains over one problem, and what they came across."""
-
     def __init__(self, problem: PlacementProblem, seed: int, settings: LocalSearch):
         self.problem, self.seed = problem, seed
         units = units_of(problem)
@@ -76,7 +74,6 @@ class _Search:
         self.chains = self.tried = 0
 
     def run(self, starts: Sequence[SimulatedPlacement]) -> None:
-        """Run all chains, from the starts and from what is found on the way."""
         states = {s.placement.device: State.of(s) for s in sorted(starts, key=lambda s: s.time_s)}
         # Where everything is above the caps, a chain pays for it: a stable sort by how much.
         ordered = sorted(states.values(), key=self._over)
@@ -98,7 +95,6 @@ class _Search:
         self._chain(start, self.caps, _CAPPED / _CAPS)
 
     def simulated(self) -> list[SimulatedPlacement]:
-        """Return what no other state on the shelves beats, as simulated, ascending in booked memory."""
         states = (self.shelf.state(number) for number in self.shelf.unbeaten())
         return [simulate_placement(self.problem, state.placement(self.problem)) for state in states]
 
@@ -205,7 +201,6 @@ def _refusal(name: str, problem: PlacementProblem, found: Sequence[SimulatedPlac
 def _notes(
     search: _Search, starts: Sequence[tuple[str, SimulatedPlacement]], kept: Sequence[SimulatedPlacement]
 ) -> tuple[str, ...]:
-    """Say from where the search came, and how far."""
     fitting = [(simulated.time_s, source) for source, simulated in starts if simulated.fits()]
     took = format_seconds(kept[-1].time_s)
     tried = f"{search.tried:,} placements tried in {search.chains} chains"

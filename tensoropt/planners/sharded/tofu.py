@@ -30,8 +30,6 @@ _MOST_NAMED = 6
 
 
 class _Recursion:
-    """The partitioning steps of one space."""
-
     def __init__(self, space: TableSpace):
         self.space = space
         self.tables: CostTables = space.tables

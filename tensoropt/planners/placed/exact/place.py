@@ -16,17 +16,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement import PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.compare import cp_sat
 from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
-from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics, ordered, possible
-from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
+from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics
+from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.placed.exact.program import ROUNDING, Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
-    all_once_bytes,
-    lasting_bytes,
     lasting_units,
     obeys,
     unit_bytes,
@@ -41,8 +39,6 @@ room. An assumption."""
 SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
-_MOST_CUTS = 3
-"""The most ways tried to cut a problem in two, the most even ones; an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +160,12 @@ class _Runs:
         self.nearest: SimulatedPlacement | None = None
 
     def start(self, seed: int) -> SimulatedPlacement | None:
-        """Return the heuristics' fastest placement of the blocks that fits and obeys the rules."""
         rules, blocks = self.program.rules, self.blocks
         placements = [placement for _, placement in heuristics(blocks, seed)]
-        if rules.balance is not None:
-            placements += _halves(blocks, rules, seed)
         simulated = (simulate_placement(blocks, p) for p in placements if obeys(blocks, p.device, rules))
         return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
 
     def solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
-        """Return the program's answer for the whole graph, if it has one that fits."""
         most_s, hint = self.blocks.micro_batches * _serial_s(self.blocks), None
         if start is not None:
             hint = simulate_placement(replace(self.blocks, micro_batches=1), start.placement)
@@ -218,12 +210,11 @@ class _Runs:
         return np.minimum(self.capacity, max(0.0, float((counted - over)[over > 0].min())))
 
     def refusal(self) -> str:
-        """Return why there is no answer."""
         devices, rules = self.blocks.devices, self.program.rules
         most = devices.in_all(float(devices.capacity_bytes.max()))
         none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""
         within = f" within {format_bytes(most)} on {devices.count} devices" if math.isfinite(most) else ""
-        text = f"{self.program.name} finds no plan{within}{_ruled(rules)}{none}{self._indivisible()}"
+        text = f"{self.program.name} finds no plan{within}{_ruled(rules)}{none}"
         if self.nearest is not None:
             text += (
                 f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
@@ -233,36 +224,6 @@ class _Runs:
         if rules.balance is not None:
             return f"{text}; raise the limit, or use netsplit or dpos, which have no such rule"
         return f"{text}; raise the limit, use more devices or another planner"
-
-    def _indivisible(self) -> str:
-        """Name the operators that must share a device and break the balance by themselves; "" for none."""
-        balance, blocks = self.program.rules.balance, self.blocks
-        if balance is None:
-            return ""
-        own, units = lasting_bytes(blocks), units_of(blocks)
-        lasting = [float(own[list(unit)].sum()) for unit in units.members]
-        whole, largest = all_once_bytes(blocks), int(np.argmax(lasting))
-        if lasting[largest] <= balance * whole:
-            return ""
-        first, *companions = units.members[largest]
-        name = blocks.names[first] + (
-            f" and {len(companions)} more that belong together" if companions else ""
-        )
-        return f": {name} cannot be divided and holds {lasting[largest] / whole:.1%}"
-
-
-def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[Placement]:
-    """Yield placements with the first operators on device 0 and the others on device 1, in the most even ways
-    that obey the rules: the heuristics know nothing of a balance.
-    """
-    units = units_of(problem)
-    cuts = []
-    for first in range(1, len(units.members)):
-        device = tuple(int(unit >= first) for unit in units.of)
-        if possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
-            cuts.append((int(lasting_units(problem, device).max()), device))
-    for _, device in sorted(cuts)[:_MOST_CUTS]:
-        yield from (placement for _, placement in ordered(problem, device, seed))
 
 
 def _over(simulated: SimulatedPlacement) -> Floats:

@@ -101,10 +101,3 @@ def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> boo
     """Return whether devices obey the memory rule, as :meth:`.program.PlacementProgram._keep` states it."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device) <= limits).all())
-
-
-def fullest_share(problem: PlacementProblem, device: Sequence[int]) -> float:
-    """Return the fullest device's share of all stored and kept bytes."""
-    whole = all_once_bytes(problem)
-    fullest = float(lasting_units(problem, device).max()) * unit_bytes(problem)
-    return fullest / whole if whole else 0.0

@@ -13,6 +13,7 @@ from tensoropt_app.figures.palette import DARK, LIGHT, Palette, run_colours, run
 from tensoropt_app.figures.runs import runs_figure
 from tensoropt_app.library import Library
 from tensoropt_app.views.runs import AxisOptions, Run, common_units, runs_of
+
 from tests.app.figures.test_palette import BLINDNESS
 
 

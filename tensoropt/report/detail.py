@@ -143,8 +143,7 @@ class _SimulatedStep:
         beside: dict[str, float] = {}
         for rows in self._busiest:
             beside = {title: seconds + beside.get(title, 0.0) for title, seconds in rows.beside().items()}
-        weights = self.exploration.weights
-        return [computed for rows in self._busiest for computed in rows.computed(weights)], beside
+        return [computed for rows in self._busiest for computed in rows.computed()], beside
 
     def places(self) -> tuple[Share, ...]:
         return ()
@@ -323,8 +322,7 @@ class _PlacedStep(_SimulatedStep):
         groups = {op.name: op.group for op in self.strategy.placed_graph.operators if op.group is not None}
         # Operators that cut, join or hand out tensors copy beside the groups.
         spent = spent_by_group(own, groups)
-        weights = self.exploration.weights
-        computed = [Computed.of(groups[name], took, name, weights) for name, took in spent.items()]
+        computed = [Computed.of(groups[name], took, name) for name, took in spent.items()]
         return computed, beside_groups(own, spent)
 
     def places(self) -> tuple[Share, ...]:

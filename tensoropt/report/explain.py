@@ -8,7 +8,7 @@ from tensoropt.console import columns
 from tensoropt.exploration.facts import host_words
 from tensoropt.report.faster import Faster
 from tensoropt.report.owners import PointOwners
-from tensoropt.report.step_parts import Detail, Part, Share, part_rows, remedies
+from tensoropt.report.step_parts import Detail, Part, Share, part_rows
 from tensoropt.units import format_bytes, format_seconds
 
 _TOP = 5
@@ -25,7 +25,6 @@ def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> 
         *([f"host {host_words(step)}"] if step.host_s else []),
         f"assumed: {detail.overlap}; figures: {shares}",
         *("", "what the step goes into", parts_table(detail.parts)),
-        *remedies(detail.parts)[:1],
     ]
     if detail.places:
         lines += ["", step.kind.each, _table(detail.places)]

@@ -77,24 +77,6 @@ class PointOwners:
         """The number of the curve's highest point, the first of several."""
         return max(range(len(self.curve)), key=lambda number: self.curve[number].total)
 
-    def number_at(self, time_s: float) -> int:
-        """Return the point of the curve that holds at a time: the last one by then; of several at once, the
-        highest.
-
-        Raises:
-            TensorOptError: the step has no such time.
-        """
-        end_s = self.curve[-1].time_s
-        if not 0 <= time_s <= end_s:
-            raise TensorOptError(
-                f"the step has no moment at {time_s:g} s; its memory curve reaches from 0 to "
-                f"{format_seconds(end_s)}"
-            )
-        before = [number for number, at in enumerate(self.curve) if at.time_s <= time_s]
-        last_s = self.curve[before[-1]].time_s
-        latest = [number for number in before if self.curve[number].time_s == last_s]
-        return max(latest, key=lambda number: self.curve[number].total) if len(latest) > 1 else before[-1]
-
     def at(self, number: int | None = None) -> MomentOwners:
         """Return the owners at a point of the curve; at its peak by default.
 

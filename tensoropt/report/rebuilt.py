@@ -16,7 +16,6 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.costs import job_meshes, kinds_at
 from tensoropt.pipeline.evaluate import PipelineEvaluation, evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
-from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.prices import PlacedPrices
@@ -27,9 +26,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.recorded import (
     CostRecorder,
     Recorded,
-    RecordedCompute,
     RecordedCosts,
-    RecordedWork,
     mesh_of,
 )
 from tensoropt.profiling.workload import Workload, workload
@@ -94,10 +91,6 @@ class StrategyOnMesh:
                 group = stage.graph.group_of[name]
                 yield WorkOfGroup(place, kinds[place], group, work, stage.forwards(name))
 
-    def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:
-        """Return the seconds of the works at a place with these kinds of devices."""
-        return costs.on(kinds).compute()
-
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         metrics = self.evaluated(costs).metrics
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
@@ -152,9 +145,6 @@ class _PlacementOnDevices(StrategyOnMesh):
             if op.group is not None and op.configuration is not None:
                 work = workload(self.strategy.graph, op.configuration, op.mesh, contiguous=True)
                 yield WorkOfGroup(device, (cluster.devices[device],), op.group, work)
-
-    def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:
-        return costs.compute_on(kinds[0])
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         placement = self.evaluated(costs)
@@ -222,15 +212,6 @@ class Rebuilt:
     def simulated(self, **changed: Any) -> SimulatedStep:
         """Return a step, simulated at the exploration's costs or at changed ones, see :meth:`costs`."""
         return self.plan.simulated(self.costs(**changed))
-
-    def works(self) -> tuple[WorkOfGroup, ...]:
-        """Return what a rank of each place computes for each group that is not just sent."""
-        works = self.plan.works(self.cluster)
-        return tuple(each for each in works if not is_crossing(each.group))
-
-    def recorded_work(self, each: WorkOfGroup) -> RecordedWork:
-        """Return the facts and the seconds of what a rank computes for a group."""
-        return self.plan.compute(self.costs(), each.kinds).of(each.work)
 
 
 def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:

@@ -13,7 +13,6 @@ from functools import cached_property
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.shares import Weights
 from tensoropt.plan.spent import NOTHING, Spent, beside_groups, spent_by_group
 from tensoropt.report.step_parts import Computed
 from tensoropt.sharding.groups import Group
@@ -71,14 +70,10 @@ class StageRows:
     def _spent(self) -> dict[str, Spent]:
         return spent_by_group(self.timeline, set(self.names.values()))
 
-    def computed(self, weights: Weights) -> list[Computed]:
-        """Return the seconds that each group computes.
-
-        Args:
-            weights: what operators weigh.
-        """
+    def computed(self) -> list[Computed]:
+        """Return the seconds that each group computes."""
         groups = {self.names[group.name]: group for group in self.strategy.graph.groups}
-        return [Computed.of(groups[name], took, name, weights) for name, took in self._spent.items()]
+        return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
     def beside(self) -> dict[str, float]:
         """Return the seconds that are computed beside groups' own operators, by title."""

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.shares import Weights
 from tensoropt.plan.spent import (
     AGAIN,
     COPIES,
@@ -29,7 +28,6 @@ from tensoropt.plan.spent import (
     Spent,
     is_of_group,
 )
-from tensoropt.report.kernels import Kernels, kernels_of
 from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
@@ -50,8 +48,6 @@ _ROOT = "model"
 """Capture's name for the model itself, whose own operators are in no module."""
 _MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
-_WORTH_FUSING = 0.05
-"""The share of the step from which it is said what would fuse calls."""
 _LEAST_NAMED = 0.01
 """The share of the step from which an operator has a row of its own in a table."""
 KINDS = {
@@ -77,7 +73,6 @@ class Part:
         share: its share of the step.
         count: how many groups of operators it sums; 0 for parts that are not operators.
         groups: the names of their rows.
-        kernels: what its seconds go into by class of call, the longest first; none if all are of one.
     """
 
     key: str
@@ -86,28 +81,11 @@ class Part:
     share: float
     count: int = 0
     groups: tuple[str, ...] = ()
-    kernels: tuple[Kernels, ...] = ()
 
     @property
     def words(self) -> str:
         """The part with its share of the step: ``linear mlp.c_fc (12 ×), 30 %``."""
         return f"{self.title}, {100 * self.share:.0f} %"
-
-    @property
-    def words_by_class(self) -> str:
-        """The same; with a chain of calls that could be one kernel, also what its seconds go into:
-        ``: GELU (9 unfused kernels) 26 %, matrix product 4 %``."""
-        within = ", ".join(f"{words} {100 * share:.0f} %" for words, _, share in self.of_kernels())
-        return f"{self.words}: {within}" if self.chain else self.words
-
-    @property
-    def chain(self) -> Kernels | None:
-        """The calls of it that could be one kernel, if it has any."""
-        return next((kernels for kernels in self.kernels if kernels.remedy), None)
-
-    def of_kernels(self) -> list[tuple[str, float, float]]:
-        """Return (words, seconds, share of the step) of what its seconds go into."""
-        return [(k.words, k.share * self.seconds, k.share * self.share) for k in self.kernels]
 
 
 @dataclass(frozen=True)
@@ -118,21 +96,18 @@ class Computed:
         module: the path of its module; "" if none is known.
         kind: what it computes, as named by :func:`kind_of`.
         row: the name of the group's row.
-        kernels: what its seconds go into (:func:`~tensoropt.report.kernels.kernels_of`).
     """
 
     module: str
     kind: str
     seconds: float
     row: str = ""
-    kernels: tuple[Kernels, ...] = ()
 
     @classmethod
-    def of(cls, group: Group, spent: Spent, row: str, weights: Weights) -> Computed:
+    def of(cls, group: Group, spent: Spent, row: str) -> Computed:
         """Return what a group computes, without copies."""
-        anchor, seconds = group.anchor, spent.forward_s + spent.backward_s
-        kernels = kernels_of(group.operators, weights)
-        return cls(anchor.module, kind_of(anchor.target), seconds, row, kernels)
+        anchor = group.anchor
+        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
 
 def kind_of(target: str) -> str:
@@ -158,18 +133,6 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...]
         inside.setdefault(title, []).append(group)
     rows = [(title, tuple(of), sum(g.seconds for g in of)) for title, of in inside.items()]
     return sorted(rows, key=lambda row: -row[2])
-
-
-def _kernels_in(computed: Sequence[Computed], seconds: float) -> tuple[Kernels, ...]:
-    first = computed[0].kernels if computed else ()
-    shares: dict[str, float] = {}
-    for group in computed:
-        for kernels in group.kernels:
-            shares[kernels.title] = shares.get(kernels.title, 0.0) + kernels.share * group.seconds / seconds
-    if set(shares) != {kernels.title for kernels in first}:
-        return ()
-    together = [replace(kernels, share=shares[kernels.title]) for kernels in first]
-    return tuple(sorted(together, key=lambda kernels: -kernels.share))
 
 
 def titles(computed: Sequence[Computed]) -> list[str]:
@@ -262,7 +225,7 @@ def step_parts(
     rows.append((HOST, "waiting for the host that issues the work", waits[HOST], ()))
     rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
     parts = [
-        Part(key, title, s, s / step_s, len(of), tuple(group.row for group in of), _kernels_in(of, s))
+        Part(key, title, s, s / step_s, len(of), tuple(group.row for group in of))
         for key, title, s, of in rows
         if s > ROUNDING * step_s
     ]
@@ -286,35 +249,8 @@ def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
-    """Return (title, seconds, share of the step) of the parts that a table names, and of what those go into
-    that have a chain of calls which could be one kernel."""
-    rows = []
-    for part in shown_parts(parts):
-        rows.append((part.title, part.seconds, part.share))
-        if part.chain:
-            rows += [(f"  of it {words}", seconds, share) for words, seconds, share in part.of_kernels()]
-    return rows
-
-
-def remedies(parts: Sequence[Part]) -> list[str]:
-    """Return a sentence for each part of the step in which calls that could be one kernel take their time,
-    the longest first."""
-    chains = [(part, part.chain) for part in parts if part.chain]
-    slow = [(part, chain) for part, chain in chains if part.share * chain.share >= _WORTH_FUSING]
-    return [
-        f"{chain.remedy} makes one kernel of the {chain.count} {chain.title} kernels in {part.title}."
-        for part, chain in sorted(slow, key=lambda each: -each[0].share * each[1].share)
-    ]
-
-
-def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], bool] | None = None) -> str:
-    """Name the largest parts with their shares of the step, by class of call; "" without any.
-
-    Args:
-        only: the parts to consider; all by default.
-    """
-    chosen = [p for p in parts if only is None or only(p)]
-    return "; ".join(p.words_by_class for p in chosen[:most] if p.share >= _LEAST_NAMED / 2)
+    """Return (title, seconds, share of the step) of the parts that a table names."""
+    return [(part.title, part.seconds, part.share) for part in shown_parts(parts)]
 
 
 # -- links that are waited for --------------------------------------------------------------------------

@@ -81,19 +81,6 @@ def test_of_a_pipeline_by_stage_and_micro_batch(staged):
     assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
 
 
-def test_a_time_finds_the_moment_that_holds_then(of_shipped):
-    curve = of_shipped.curve
-    assert of_shipped.number_at(0.0) == max(
-        (number for number, at in enumerate(curve) if at.time_s == 0), key=lambda number: curve[number].total
-    )
-    number = of_shipped.number_at(curve[of_shipped.peak].time_s)
-    assert curve[number].total == curve[of_shipped.peak].total
-    assert of_shipped.number_at(curve[-1].time_s) <= len(curve) - 1
-    for time_s in (-1e-9, 2 * curve[-1].time_s, float("nan")):
-        with pytest.raises(TensorOptError, match="the step has no moment at"):
-            of_shipped.number_at(time_s)
-
-
 def test_no_such_point_or_moment(shipped, of_shipped):
     count = len(shipped.all_points)
     with pytest.raises(TensorOptError, match=f"there is no point 1000; there are points 1 to {count}"):

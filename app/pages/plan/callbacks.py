@@ -8,7 +8,6 @@ from dash import html, no_update
 
 from tensoropt.plan.facts_table import named
 from tensoropt.plan.kinds import PlanKind
-from tensoropt.report.step_parts import remedies
 
 from ...context import Context
 from ...downloads import address
@@ -94,7 +93,7 @@ def _parts(data: FrontierData, view: View, detail: Any) -> Any:
         href=address(view.exploration, "trace.json", view.point),
         download="trace.json",
     )
-    return [table, *map(hint, remedies(detail.parts)), html.P(trace)]
+    return [table, html.P(trace)]
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

@@ -42,6 +42,7 @@ from hypothesis import HealthCheck, settings
 
 from tensoropt.ranks.pool import RankPool
 from tests.fake_cuda.library import compiled, why_not
+from tests.lent_ranks import leave_groups
 
 # A fixed, small number of examples in every run; `make test-all` draws ten times as many, others each time.
 settings.register_profile(
@@ -51,14 +52,6 @@ settings.register_profile(
     "thorough", parent=settings.get_profile("quick"), max_examples=250, derandomize=False
 )
 settings.load_profile("quick")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nobody_else_at_work() -> Iterator[None]:
-    """Tests that run beside each other would note that, and time again what was timed meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
-        yield
 
 
 TIMEOUT_S = 600.0
@@ -150,16 +143,28 @@ def _freeze_imported(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
-    """Two ranks, started once: starting costs seconds, a run milliseconds."""
+def two_kept_ranks() -> Iterator[RankPool]:
     with RankPool(2, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def four_ranks() -> Iterator[RankPool]:
+def four_kept_ranks() -> Iterator[RankPool]:
     with RankPool(4, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def ranks(two_kept_ranks: RankPool) -> Iterator[RankPool]:
+    """Two ranks, started once: starting costs seconds, a run milliseconds."""
+    yield two_kept_ranks
+    leave_groups(two_kept_ranks)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(four_kept_ranks: RankPool) -> Iterator[RankPool]:
+    yield four_kept_ranks
+    leave_groups(four_kept_ranks)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -185,7 +185,6 @@ class _ByHand:
 
 
 def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the operand of ``node`` if ``node`` exchanges its last two dims; None otherwise."""
     if str(node.target) != "aten.transpose.int":
         return None
     source, *dims = node.args
@@ -263,9 +262,6 @@ def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 
 def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:
-    """Return (factor, the hidden positions, the scores before) for one call between the product and the
-    softmax.
-    """
     name, args = str(node.target), cast(tuple[Any, ...], node.args)
     if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
         factor = masks.number(args[1])
@@ -293,9 +289,6 @@ def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, An
 
 
 def _spans(mask: Any, node: torch.fx.Node) -> bool:
-    """Return whether a mask spans the queries and keys of the scores, rather than having one row for all
-    queries.
-    """
     if not isinstance(mask, torch.fx.Node):
         return False
     return tuple(mask.meta["val"].shape[-2:]) == tuple(node.meta["val"].shape[-2:])

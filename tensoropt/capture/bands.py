@@ -52,7 +52,6 @@ class Band:
 
 
 def _uniform_band(value: torch.Tensor, shape: Sequence[int]) -> Band:
-    """Return a band whose elements all equal ``value``, a tensor of one element."""
     return Band(tuple(shape), value.detach().reshape(1).expand(shape[-2] + shape[-1] - 1))
 
 
@@ -146,7 +145,6 @@ def _view(name: str, args: Sequence[Any], shape: tuple[int, ...]) -> Band | None
 
 
 def _cut(source: Band, dim: int, start: int, shape: tuple[int, ...]) -> Band | None:
-    """Return the rows or columns from ``start`` on: the diagonals that they cross."""
     place = dim - len(source.shape)
     size = source.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
@@ -194,7 +192,6 @@ def _as_band(value: Any, shape: tuple[int, ...]) -> Band | None:
 
 
 def _narrowed(value: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without the repetitions of an expanded tensor."""
     for dim, stride in enumerate(value.stride()):
         value = value.narrow(dim, 0, 1) if stride == 0 and value.shape[dim] > 1 else value
     return value
@@ -217,7 +214,6 @@ def _positions(operands: Sequence[Any], shape: tuple[int, ...]) -> list[Band | N
 
 
 def _counted(value: Any, shape: tuple[int, ...]) -> tuple[str, torch.Tensor]:
-    """Return (the positions that a tensor holds: queries, keys or neither; the first of them)."""
     nothing = ("", torch.empty(0))
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return nothing

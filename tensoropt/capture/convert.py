@@ -83,7 +83,6 @@ _OF_ONE_TYPE = frozenset(
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in graphs, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -174,7 +173,6 @@ class Converter:
         return target.removeprefix(self.prefix)
 
     def _aliases(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        """Further state-dict keys of each captured parameter (tied weights)."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         captured = {t.key for t in tensors.values() if t.kind == "parameter"}
         main: dict[int, str] = {}
@@ -386,7 +384,6 @@ class Converter:
         )
 
     def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
-        """Return whether operands of one shape (of ``mse_loss`` and its like) come back unchanged."""
         names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
         if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
             return False
@@ -476,7 +473,6 @@ class Converter:
         return name
 
     def _is_view(self, name: str) -> bool:
-        """Return whether an activation is a view of a tensor that its operator reads."""
         maker = next(node for node, made in self.name_of.items() if made == name)
         source = maker.args[0] if maker.target is python_operator.getitem else maker
         assert isinstance(source, torch.fx.Node)
@@ -492,7 +488,6 @@ class Converter:
     def _prune(
         self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]
     ) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
-        """Drop operators that nothing depends on, and tensors that nothing refers to."""
         # Backwards from the graph's outputs: in training that is the loss alone, so logits are dropped.
         needed = set(outputs) | set(mutations.values()) | set(mutations)
         kept: list[Operator] = []

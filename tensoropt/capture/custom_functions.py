@@ -108,7 +108,6 @@ def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: di
 
 
 def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the call, as one operator of the trace."""
     if torch._C._are_functorch_transforms_active():
         raise _refused(cls, "it is called inside torch.func (vmap, grad, ...); call it outside")
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):
@@ -142,8 +141,6 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
 
 @dataclass(frozen=True)
 class _GradientFlags:
-    """Flags of tensors with gradients: of those that the function reads, and of those that it makes."""
-
     read: Sequence[bool]
     made: Sequence[bool]
 
@@ -215,8 +212,6 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """A mode that sees which operator draws random numbers, if any."""
-
     random = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -86,7 +86,6 @@ class _Layer:
         self.tokens, self.chosen = graph.tensors[self.choice].shape
 
     def _flattened(self, name: str) -> str:
-        """Return the (tokens, chosen) tensor of which this is a flat view."""
         view = self.graph.producer.get(name)
         if view is None or view.target not in _VIEWS:
             raise _Unlike
@@ -153,7 +152,6 @@ class _Layer:
             self._row_by_row(op)
 
     def _scaled(self, op: Operator) -> None:
-        """Read the product of the body's result and the router's weights."""
         rows = [name for name in op.inputs() if self.role.get(name) == "rows"]
         if (
             not self.body
@@ -164,7 +162,6 @@ class _Layer:
         self.role[op.outputs[0]] = "scaled"
 
     def _looked_up(self, op: Operator, kind: str | None) -> None:
-        """Read ``source[index]``."""
         source, (index, *more) = op.args
         out, by = op.outputs[0], self.role.get(index.name) if isinstance(index, Ref) else None
         if more:
@@ -247,7 +244,6 @@ class _Layer:
         return weight_name(self.weights.index(name))
 
     def _row_by_row(self, op: Operator) -> None:
-        """Read an operator of the body that computes each row by itself."""
         names = op.inputs()
         if any(self.role.get(name) != "rows" for name in names):
             raise _Unlike

@@ -1,14 +1,9 @@
-"""``torch.export`` of a model as it trains: anything that a model does only because it is exported, or only
-because it generates text, is left out. Operators that change their operands internally, although their
-schemas do not say so, are written out.
+"""``torch.export`` of a model as it trains, without what it does only because it is exported or generates
+text.
 
-``torch.utils.checkpoint`` inside a model: the checkpointed code is traced once, with gradients.
-
-Whether activations are kept or recomputed is a subject of the search, so the plan's choice replaces the
-model's own. The effect of a checkpoint on gradients is preserved: a reentrant one whose arguments have none
-produces none.
-
-PyTorch's composite operators, which a capture keeps whole, are prepared once per process.
+Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model:
+the plan chooses what is computed again. Operators that change their operands although their schemas do not
+say so are written out.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 from torch._decomp import _should_decompose_because_unsafe_op
 from torch._export import utils
 from torch._subclasses import fake_impls
@@ -38,14 +32,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.fidelity import EagerStep, any_names, eager_step, note_of, seeded
+from tensoropt.capture.fidelity import DRAWN, EagerStep, any_names, eager_step, seeded
 from tensoropt.capture.forward_calls import followed_calls, known_values
-from tensoropt.capture.loss import WithLoss
-from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
+from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
 from tensoropt.capture.other_processes import no_other_processes, refuse_communication
-from tensoropt.capture.refusals import backward_requests, no_new_hooks
 from tensoropt.capture.state import watched
-from tensoropt.capture.unsupported import current_line, own_lines_kept, refusing
+from tensoropt.capture.unsupported import own_lines_kept, refusing
 from tensoropt.errors import CaptureError
 
 _LIST, _OVERRIDE = "_materialize_cpp_cia_ops", "_override_composite_implicit_decomp"
@@ -136,9 +128,6 @@ def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
 
 
 def _may_change(target: Any) -> bool:
-    """Return whether an operator is composed of others, stays whole in the graph, and does not declare its
-    changes.
-    """
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
@@ -158,8 +147,6 @@ def _call_key(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call changes an operand, as counted by the operand's version."""
-
     def on_meta(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -182,47 +169,20 @@ def _written_out(target: Any, uses: frozenset[Any], *args: Any, **kwargs: Any) -
     return target._op_dk(_COMPOSITE, *args, **kwargs)
 
 
-_SHOWN = 4
-"""The most modules that a note names."""
-
-
 class _Checkpoints:
-    """The checkpoints that a model's code has used.
-
-    Args:
-        model: provides the names of modules.
-    """
-
-    def __init__(self, model: nn.Module):
-        # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
-        self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
-        self._checkpoint_places: dict[str, str] = {}
-        self._idle: dict[str, None] = {}
+    def __init__(self) -> None:
+        self._notes: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user on these checkpoints."""
-        notes = []
-        if self._checkpoint_places:
-            names = list(self._checkpoint_places)
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            notes.append(
-                f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
-                f"({next(iter(self._checkpoint_places.values()))}) is replaced by the plan's, which chooses "
-                "the blocks whose inside is computed again"
-            )
-        notes += [
-            f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
-            "that it is given has one; use_reentrant=False would train what is inside"
-            for place in self._idle
-        ]
-        return tuple(notes)
+        """Notes for the user on the checkpoints that the model's code has used."""
+        return tuple(self._notes)
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
-        self._meet(function)
+        self._notes[_REPLACED] = None
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            self._idle[current_line()] = None
+            self._notes[_IDLE] = None
             with torch.no_grad():
                 return function(*args)
         return function(*args)
@@ -232,22 +192,21 @@ class _Checkpoints:
         """While open, non-reentrant checkpoints simply call their function."""
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
-            self._meet(function)
+            self._notes[_REPLACED] = None
             yield
 
         with mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain):
             yield
 
-    def _meet(self, function: Any) -> None:
-        module = getattr(function, "__self__", function)
-        while isinstance(module, partial):
-            callee = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
-            module = getattr(callee, "__self__", callee)
-        name = self._names.get(id(getattr(module, "__dict__", None)))
-        place = current_line()
-        self._checkpoint_places.setdefault(name or f"a function at {place}", place)
 
-
+_REPLACED = (
+    "the model's own checkpointing is replaced by the plan's, which chooses the blocks whose inside is "
+    "computed again"
+)
+_IDLE = (
+    "a reentrant checkpoint gives no gradient, as in the model: none of the tensors that it is given has "
+    "one; use_reentrant=False would train what is inside"
+)
 EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
     "without a compiler"
@@ -294,17 +253,12 @@ def _export(
                 tracing.enter_context(context)
             prefix = "model." if training else ""
             changes = tracing.enter_context(watched(subject, prefix))
-            # Outside of it, because it turns reads of `.data` into a detach.
-            tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
-            backward_notes: list[str] = []
             if training:
-                for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)):
-                    tracing.enter_context(context)
-                backward_notes = tracing.enter_context(backward_requests())
+                tracing.enter_context(own_backwards(checkpoints.reentrant))
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
-        all_notes, step = [*notes, *changes.notes, *backward_notes], None
+        all_notes, step = [*notes, *changes.notes], None
         if training:
             with _unheard():
                 step = eager_step(subject, args, kwargs)
@@ -313,7 +267,7 @@ def _export(
                     with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
                         step = eager_step(subject, args, kwargs)
             if step.drew:
-                all_notes.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
+                all_notes.append(DRAWN)
         if asked:
             with _unheard():
                 refuse_communication(lambda: eager_step(subject, args, kwargs))
@@ -333,7 +287,7 @@ def _as_it_trains(
         The checkpoints that were used, and notes on the branches that were decided.
     """
     on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
-    checkpoints = _Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
+    checkpoints = _Checkpoints()
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
@@ -426,26 +380,13 @@ def _unheard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_log() -> Iterator[None]:
-    handlers = [] if os.environ.get("TORCH_LOGS") else _handlers_of_pytorch()
-    for handler in handlers:
-        handler.addFilter(_nothing)
+    before = logging.root.manager.disable
+    if not os.environ.get("TORCH_LOGS"):
+        logging.disable(max(before, logging.ERROR))
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(_nothing)
-
-
-def _handlers_of_pytorch() -> list[logging.Handler]:
-    """Return the handlers of PyTorch's loggers, many of which have their own."""
-    loggers = [
-        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")
-    ]
-    return list({id(handler): handler for logger in loggers for handler in logger.handlers}.values())
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.CRITICAL
+        logging.disable(before)
 
 
 @contextlib.contextmanager

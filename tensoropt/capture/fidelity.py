@@ -1,33 +1,14 @@
-"""Check that a captured graph trains what its model trains, by comparing gradients with the module's own
-forward.
+"""Whether a captured graph computes what its model does: one step of both, compared.
 
-The structure is always compared: the module's forward and backward run once on tensors without values, and
-every parameter that gets a gradient there must get one in the graph. If a model is small and has values, both
-compute loss and gradients once. After its code has run, a model is restored: attributes, buffers, the
-contents of lists and dicts.
+Which parameters get a gradient is always compared, in a step of the model on tensors without values; loss,
+gradients and buffers are too where a model is small and has values. What its code changes is put back. A
+model that is not on the CPU is captured on the meta device, so that a capture needs no GPU.
 
-A model that is not on the CPU is captured on the meta device, so no GPU is needed: an export needs only
-shapes and types. Values are read where the graph keeps some (constants made from what the model stores), and
-are moved to the CPU for this.
+The way back is here as well: an operator graph as a module of one call per operator, with the model's own
+parameters, and the same graph in double precision, operator for operator, which tells rounding from errors (a
+model in float64 has another graph: ``x.float()`` does nothing in one and rounds in the other).
 
-Rebuild an operator graph as an ``fx.GraphModule`` that computes what the captured model computes.
-
-One call per operator, parameters under the model's own keys (tied ones once, with all their names), and
-buffers written at the end of the call, as in a functional graph. NetSplit (section 4) runs models in this
-way.
-
-The same graph in double precision, operator for operator, distinguishes rounding from errors.
-
-Capturing a model converted to float64 gives a different graph: ``x.float()`` does nothing in a float32 model
-and is a cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a
-plan for one is a plan for the other. Under mixed precision its casts remain, from double to double.
-
-Registration of a module's parameters and buffers by their state-dict keys.
-
-Python's and numpy's random numbers in a model's code, made the same in every process that captures it.
-
-A graph records one run of the code: layers that ``random.random() < p`` dropped are dropped permanently.
-Every process has to see the same run, and the graph notes where the numbers were drawn.
+Python's and numpy's random numbers are the same in every process that captures a model.
 """
 
 from __future__ import annotations
@@ -42,7 +23,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -51,7 +31,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.unsupported import is_own, shown_error
+from tensoropt.capture.refusals import refusing_hooks
+from tensoropt.capture.unsupported import shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 from tensoropt.ops.calls import LocalCall
@@ -254,7 +235,6 @@ def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
 
 _SEED = 0
 """The seed for numbers that are drawn while a model is captured."""
-_NUMPY = "site-packages/numpy/"
 
 
 @contextlib.contextmanager
@@ -284,7 +264,6 @@ def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callab
 
 
 def _generators(model: nn.Module | None) -> list[Any]:
-    """Return the generators of Python's or numpy's kind that modules hold."""
     numpy: Any = sys.modules.get("numpy")
     kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
     modules = () if model is None else model.modules()
@@ -315,36 +294,11 @@ def _set_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
-    """Return the note on random numbers that a model's code draws; ``run`` runs that code."""
-    places: dict[str, None] = {}
-    own = _generators(model)
-    last: tuple[str, Any] = ("", None)
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal last
-        if not is_own(frame.f_code.co_filename) or _NUMPY in frame.f_code.co_filename:
-            # The line that called numpy is responsible for what numpy itself calls.
-            return None
-        states = _state(own)
-        # Before each line of the model's code: whatever changed since the previous one was drawn there.
-        if last[0] and states != last[1]:
-            places[last[0]] = None
-        last = f"{frame.f_code.co_filename}:{frame.f_lineno}", states
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    where = ", ".join(list(places)[:3]) or "the model"
-    return (
-        f"{where} draws numbers of Python's or numpy's random module in forward; the graph is the run that "
-        f"was drawn with seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is "
-        "to change from step to step has to be a mask of torch.rand that is multiplied in"
-    )
+DRAWN = (
+    "forward draws numbers of Python's or numpy's random module; the graph is the run that was drawn with "
+    f"seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is to change from "
+    "step to step has to be a mask of torch.rand that is multiplied in"
+)
 
 
 @contextlib.contextmanager
@@ -484,7 +438,8 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         with seeded(model=subject) as drew:
             try:
                 loss = subject(*call, **named)
-                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                with refusing_hooks():
+                    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             except CaptureError:
                 raise
             except Exception as error:
@@ -585,7 +540,7 @@ def check_numbers(
     graph: OperatorGraph,
     model: nn.Module,
 ) -> tuple[str, ...]:
-    """Return notes on how far the graph's loss and gradients are from the module's own.
+    """Return notes on how far the graph's loss, gradients and buffers are from the module's own.
 
     Args:
         run: returns the loss of the module's own forward for args and kwargs.
@@ -621,45 +576,44 @@ def check_numbers(
             return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
         rounding = _rounding(own, parameters, model, model_step, graph)
     loss, gradient = (max(_ROUNDING_FACTOR * size, least) for size, least in zip(
-        (rounding.loss, rounding.gradient), (_LOSS_TOLERANCE, _GRADIENT_TOLERANCE), strict=True
+        (rounding.loss, rounding.rest), (_LOSS_TOLERANCE, _GRADIENT_TOLERANCE), strict=True
     ))  # fmt: skip
     if apart.within(loss, gradient):
         return (
-            f"rounding changes the model's gradients by {rounding.gradient:.0e}, so that the graph's were "
+            f"rounding changes the model's gradients by {rounding.rest:.0e}, so that the graph's were "
             "compared with them no finer than that",
         )
-    if apart.loss > loss:
-        raise CaptureError(
-            f"the captured graph computes another loss than the model itself (off by {apart.loss:.0e} of "
-            "it); forward does something else each time that it runs, or something that torch.export does "
-            "not see: look for state outside of buffers, and for values that leave PyTorch"
-        )
+    differs, size = ("loss", apart.loss) if apart.loss > loss else (apart.name, apart.rest)
     raise CaptureError(
-        f"the captured graph gives {apart.name} another gradient than the model itself (off by "
-        f"{apart.gradient:.0e} of it), so that a plan would train otherwise; look for what changes gradients "
-        "between it and the loss and is no operator: hooks on grad_fn, gradients taken or changed inside "
-        "forward"
+        f"the captured graph computes another {differs} than the model itself (off by {size:.0e} of it), so "
+        "that a plan would train otherwise; forward does something else each time that it runs, or something "
+        "that torch.export does not see: look for state outside of buffers, values that leave PyTorch, hooks "
+        "on grad_fn, and gradients taken or changed inside forward"
     )
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """The largest relative differences between two steps: of their losses, and of their gradients."""
+    """The largest relative differences between two steps: of their losses, and of all else that they make.
+
+    Attributes:
+        name: of the rest, what differs most.
+    """
 
     loss: float
-    gradient: float
+    rest: float
     name: str
 
-    def within(self, loss: float, gradient: float) -> bool:
+    def within(self, loss: float, rest: float) -> bool:
         # Written so that NaN is never within the tolerance.
-        return self.loss <= loss and self.gradient <= gradient
+        return self.loss <= loss and self.rest <= rest
 
 
-_Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
+_Step = tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]
+"""A step's loss, gradients by parameter, and buffers."""
 
 
 def _copied(call: Any) -> Any:
-    """Return the call with copies of its tensors, which a model may write to."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, call)
 
 
@@ -669,27 +623,30 @@ def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Para
 
 
 def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    """Return (loss, gradients), computed with the model's tensors restored and the same random numbers each
-    time.
-    """
     with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
         loss = run()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     zeros = (
         torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters.values(), strict=True)
     )
-    return loss.detach(), dict(zip(parameters, zeros, strict=True))
+    return loss.detach(), dict(zip(parameters, zeros, strict=True)), buffers
 
 
 def _difference(actual: _Step, expected: _Step) -> _Difference:
     largest = max((_largest(g) for g in expected[1].values()), default=0.0)
     worst, name = 0.0, ""
-    for key, gradient in expected[1].items():
-        size = max(_largest(gradient), _GRADIENT_FLOOR * largest, 1e-30)
-        apart = _largest(_wide(actual[1][key]) - _wide(gradient)) / size
-        if not apart <= worst:
-            worst, name = apart, key
+    for kind, floor, made, wanted in (
+        ("gradient of", _GRADIENT_FLOOR * largest, actual[1], expected[1]),
+        ("value of the buffer", 0.0, actual[2], expected[2]),
+    ):
+        for key, value in wanted.items():
+            if torch.equal(made[key], value):
+                continue
+            apart = _largest(_wide(made[key]) - _wide(value)) / max(_largest(value), floor, 1e-30)
+            if not apart <= worst:
+                worst, name = apart, f"{kind} {key}"
     loss = _largest(_wide(actual[0]) - _wide(expected[0])) / max(_largest(expected[0]), 1e-12)
     return _Difference(loss, worst, name)
 
@@ -713,7 +670,6 @@ def _rounding(
     expected: _Step,
     graph: OperatorGraph,
 ) -> _Difference:
-    """Return the change in the module's step when every parameter is changed by rounding."""
     used = {t.dtype for t in graph.tensors.values()}
     unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
     generator = torch.Generator().manual_seed(0)
@@ -724,9 +680,7 @@ def _rounding(
                 for p in parameters.values():
                     p.mul_(1 + unit * torch.randn(p.shape, generator=generator).to(p.dtype))
             change = _difference(_step(own, parameters, model), expected)
-            worst = _Difference(
-                max(worst.loss, change.loss), max(worst.gradient, change.gradient), change.name
-            )
+            worst = _Difference(max(worst.loss, change.loss), max(worst.rest, change.rest), change.name)
     return worst
 
 

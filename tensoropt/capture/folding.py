@@ -1,21 +1,11 @@
 """Constant folding: anything that depends on no input and no parameter is computed once, at capture.
 
-Masks and position ids are dozens of nodes in a language model (35 for GPT-2's causal mask), and the search
-must never see them. Values are stored at broadcast-reduced shape: a dim along which the value does not change
-has size 1 and is expanded where it is used.
+Masks and position ids are dozens of nodes in a language model, and the search must never see them. Values are
+stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what they amount
+to, because they would tie together tensors that are unrelated, and some have no derivative.
 
-Some calls do less than they seem to; they are replaced with their actual effect before they become operators.
-
-In-place code in a model (``shifted[:, 1:] = labels[:, :-1]``) and helpers written for any dtype
-(``y.type_as(x)``) arrive as calls that depend only on a tensor's shape or dtype. Unchanged, they would tie
-together tensors that are unrelated, and some have no derivative.
-
-Writes into a part of a complex tensor are rewritten as writes into its real and imaginary parts.
-
-``out[..., :modes] = spectrum`` (as in the layers of Fourier neural operators) is exported as a
-``slice_scatter``, which PyTorch cannot differentiate for complex numbers. The real and imaginary parts form a
-last dim of size two, which such a write never touches: the same write on ``view_as_real`` is equivalent,
-forward and backward.
+Writes into a part of a complex tensor (``out[..., :modes] = spectrum``), which PyTorch cannot differentiate,
+become writes into its real and imaginary parts.
 """
 
 from __future__ import annotations
@@ -182,7 +172,6 @@ class Folder:
 
 
 def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
-    """Return the bytes that computing a node requires for its result."""
     results = [
         v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
     ]
@@ -214,7 +203,6 @@ def _check_size(nbytes: int, node: torch.fx.Node) -> None:
 
 
 def _line_of(node: torch.fx.Node) -> str:
-    """Return `` at FILE:LINE (source)`` for the model's line that made a node; empty if unknown."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     match = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
     return f" at {match[1]}:{match[2]} ({lines[-1].strip()})" if match else ""
@@ -257,7 +245,6 @@ def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute a view; views refuse some expanded tensors, which are then written out."""
     try:
         return target(*args, **kwargs)
     except RuntimeError:
@@ -463,7 +450,6 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Return all arguments of a call by name, in order, including those left out."""
     assert isinstance(node.target, torch._ops.OpOverload)
     declared = node.target._schema.arguments
     passed = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
@@ -471,7 +457,6 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _called(graph: torch.fx.Graph, like: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:
-    """Return a call with the same position in the model as another one."""
     node = graph.call_function(target, args)
     node.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
     node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))

@@ -1,23 +1,12 @@
 """The calls that a model's code makes during export: refused, placed on the model's device, or answered.
 
-At capture there are no values, so tests of values inside a model are answered here.
+Export refuses to branch on a value. Branches that do not affect what a step costs are answered here, with a
+note: guards that only raise or warn, tests of whether values are finite, and layers that are dropped at
+random (LayerDrop, Fan et al., arXiv 1909.11556), for which the likelier branch is taken.
 
-Export refuses to branch on a value. Three kinds of branches do not affect what a step costs, and the graph
-notes where it took them:
-
-- models guard against overflow (``if not torch.isfinite(x).all(): x = torch.clamp(...)``, in the encoders of
-  DETR and its kin), distributions validate their arguments: a step of numbers that are not finite has no use;
-- models assert what their inputs must be, or raise an error, and so do PyTorch's own losses
-  (``gaussian_nll_loss``): a step that ends in an error has no use either, and warnings do not matter;
-- models drop whole layers at random (LayerDrop, Fan et al., arXiv 1909.11556): the likelier branch is taken.
-
-Some values in a model's code are the same in every call, and are known during export although tensors have no
-values.
-
-A tensor that is made from no input, no parameter and nothing that the model stores (positions counted from 0,
-a mask of ones) has the same value in every call. In eager mode a model may branch on it, and ``transformers``
-does: it omits a mask that hides nothing, and uses the flag for a causal one. Export refuses such a branch,
-which is why ``transformers`` asks whether it is being exported and then makes every mask.
+A tensor that is made from no input and nothing that the model stores (positions counted from 0, a mask of
+ones) has the same value in every call, so that a branch on it is answered as in eager mode: ``transformers``
+leaves out masks that hide nothing in this way.
 """
 
 from __future__ import annotations
@@ -40,12 +29,10 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.unsupported import (
-    NUMBER,
     asking_frame,
     calling_frame,
     is_own,
     line_of,
-    refuse_at_the_call,
     refuse_call,
     refuse_result,
 )
@@ -64,47 +51,7 @@ _BELOW, _ABOVE = (
 )
 
 
-class _Drawn(float):
-    """The value that a model gets from a uniform number by ``item()``: it may only be compared, as the tensor
-    may be, because a plan's steps draw other numbers."""
-
-    def __new__(cls, chance: float, answers: _Answers) -> _Drawn:
-        number = super().__new__(cls, chance)
-        number.answers = answers
-        return number
-
-    answers: _Answers
-
-    def _decided(self, answer: bool) -> bool:
-        return self.answers.decided(answer)
-
-    def __lt__(self, other: float) -> bool:
-        return self._decided(float(self) < other)
-
-    def __le__(self, other: float) -> bool:
-        return self._decided(float(self) < other)
-
-    def __gt__(self, other: float) -> bool:
-        return self._decided(float(self) >= other)
-
-    def __ge__(self, other: float) -> bool:
-        return self._decided(float(self) >= other)
-
-    def _used(self, *_: Any) -> Any:
-        refuse_at_the_call(NUMBER)
-        raise NUMBER.refused("the model", "")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _used
-    __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = __abs__ = __int__ = __round__ = _used
-
-
-def _is_bool(value: Any) -> bool:
-    return getattr(value, "dtype", None) == torch.bool
-
-
 class _Answers(TorchFunctionMode):
-    """A mode that follows the results of such tests, and answers when the model branches on one."""
-
     def __init__(self, notes: list[str]):
         super().__init__()
         self.notes = notes
@@ -117,10 +64,6 @@ class _Answers(TorchFunctionMode):
             answer = self.passing(calling_frame())
             if answer is not None:
                 return answer
-        if name == "item" and isinstance(getattr(subject, _CHANCE, None), float) and not _is_bool(subject):
-            return _Drawn(getattr(subject, _CHANCE), self)
-        if any(isinstance(value, _Drawn) for value in args):
-            refuse_at_the_call(NUMBER)
         reads_bool = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if reads_bool and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
@@ -132,7 +75,6 @@ class _Answers(TorchFunctionMode):
         return result
 
     def _answer(self, subject: torch.Tensor) -> bool | None:
-        """Return the answer for a branch on this tensor; None to use its value."""
         frame = calling_frame()
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if finite is not None:
@@ -140,13 +82,9 @@ class _Answers(TorchFunctionMode):
                 frame, finite, "branches on whether values are finite", "the branch for finite ones"
             )
         if isinstance(chance, bool):
-            return self.decided(chance)
+            reason = "decides at random (layers that are dropped)"
+            return self.noted(frame, chance, reason, "the likelier branch")
         return self.passing(frame)
-
-    def decided(self, answer: bool) -> bool:
-        """Answer a comparison of a random number."""
-        reason = "decides at random (layers that are dropped)"
-        return self.noted(calling_frame(), answer, reason, "the likelier branch")
 
     def passing(self, frame: FrameType | None) -> bool | None:
         """Return the answer to a question that only decides whether to raise or to warn; None for other
@@ -206,9 +144,6 @@ def _passing(frame: FrameType) -> bool | None:
 
 
 def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield the questions of a test, each with the answer that gives the whole test the result
-    ``outcome``.
-    """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _questions(test.operand, not outcome)
     elif isinstance(test, ast.BoolOp):
@@ -258,7 +193,6 @@ def _only_raises_or_warns(node: ast.If) -> bool:
 
 
 def _warns(statement: ast.stmt) -> bool:
-    """Return whether a statement only prints, warns or logs."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     called = statement.value.func
@@ -363,8 +297,6 @@ computed."""
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The recipe for computing a tensor from nothing but numbers and other such tensors."""
-
     function: Callable[..., Any]
     args: Any
     kwargs: Mapping[str, Any]
@@ -384,8 +316,6 @@ class _Recipe:
 
 
 class _KnownValues(TorchFunctionMode):
-    """A mode that follows values computed from constants only, and answers when the model asks for one."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
@@ -408,6 +338,8 @@ class _KnownValues(TorchFunctionMode):
         # A call that changes a tensor returns that tensor, which is then no longer known.
         if any(tensor is result for tensor in tensors) or (not tensors and name not in _FACTORIES):
             return
+        if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):
+            return  # a number made of a value
         recipes = {id(tensor): _recipe_of(tensor) for tensor in tensors}
         # The size is checked last: for an input's view, export would record the question as a condition.
         if None in recipes.values() or result.numel() > _ELEMENTS:
@@ -424,7 +356,6 @@ def _recipe_of(tensor: torch.Tensor) -> _Recipe | None:
 
 
 def _known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the value of a tensor of the model that is being exported; None if it is not known."""
     recipe = _recipe_of(tensor)
     if recipe is None:
         return None

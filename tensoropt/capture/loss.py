@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.no_grad import cut_at
 from tensoropt.errors import CaptureError
 
 
@@ -113,7 +112,6 @@ class Returned:
         return container(contents if issubclass(container, Mapping) else contents.values())  # type: ignore[call-arg]
 
     def _field(self, fields: tuple[str, ...]) -> str | None:
-        """Return the field of a named tuple that its number refers to."""
         return fields[self.key] if self.keys and isinstance(self.key, int) else None
 
     def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
@@ -132,7 +130,6 @@ class Returned:
 
 
 def _needed(container: type) -> list[str]:
-    """Return the arguments that a class's constructor requires."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     arguments = inspect.signature(container).parameters.values()
     return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
@@ -183,7 +180,6 @@ def _is_loss(value: Any) -> bool:
 
 
 def _items(output: Any) -> list[tuple[Any, Any]]:
-    """Return (key, value) for all positions of an output."""
     if isinstance(output, Mapping):
         return list(output.items())
     if isinstance(output, (tuple, list)):
@@ -207,13 +203,11 @@ def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.
 
 
 def _own_attributes(output: Any) -> tuple[str, ...]:
-    """Return the attributes of an object that holds its loss as one of them."""
     is_tensor = isinstance(output, torch.Tensor)
     return () if is_tensor or not hasattr(output, "loss") else attributes_of(output)
 
 
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
-    """Return a note on differentiable scalars other than the loss, including those in nested containers."""
     if returned.container is None:
         return ()
     trained = output[returned.key] if returned.keys else getattr(output, returned.key)
@@ -248,17 +242,10 @@ def _none_found(output: Any, values: list[Any]) -> str:
             f"the model returns {_described(output)} without a scalar that depends on its parameters; "
             "training needs a loss: return one from forward, or pass loss=function(output)"
         )
-    where = next(filter(None, map(cut_at, scalars)), "")
-    if where:
-        return (
-            f"the model returns a scalar that has no gradient: it is cut off from the parameters{where}; "
-            "take that out of the way from parameters to the loss (for a forward pass alone use mode "
-            "inference)"
-        )
     return (
         "the model returns a scalar that depends on no trained parameter; its parameters are frozen, or "
-        "the loss is computed under no_grad or from detached tensors (for a forward pass alone use mode "
-        "inference)"
+        "the loss is computed under no_grad or inference_mode, or from detached tensors (detach(), .data; "
+        "for a forward pass alone use mode inference)"
     )
 
 
@@ -267,15 +254,12 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _checked(loss: Any) -> torch.Tensor:
-    """Return the result of ``loss=`` if it can be a loss; raise CaptureError otherwise."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CaptureError(f"loss= returns {_described(loss)}; it has to return a scalar tensor")
     if not loss.requires_grad:
-        where = cut_at(loss)
         raise CaptureError(
-            f"the result of loss= has no gradient: it is cut off from the parameters{where}"
-            if where
-            else "the result of loss= depends on no trained parameter; are all of them frozen?"
+            "the result of loss= depends on no trained parameter; are all of them frozen, or is it computed "
+            "from detached tensors?"
         )
     return loss
 

@@ -1,18 +1,10 @@
-"""``torch.no_grad`` inside a model, preserved through decomposition.
+"""``torch.no_grad`` and ``torch.inference_mode`` inside a model, preserved through decomposition.
 
-Export wraps such a region in a submodule, and ``run_decompositions`` inlines it without a trace: gradients
-would then flow where the model has none. The results of a region are therefore detached beforehand. A
-``torch.inference_mode`` region is treated as a ``no_grad`` region: all it adds is that its results may not be
-used in backward.
+Decomposition inlines such a region without a trace: its results are detached beforehand. A tensor from
+outside that it writes to keeps its gradient (``gaussian_nll_loss`` bounds variances in this way).
 
-Writing to a tensor from outside the region is a different case: its value changes, but its gradient goes on
-to what it was before (``gaussian_nll_loss`` bounds variances in this way).
-
-The module also finds the places where a model's code cuts a tensor off from its parameters (``detach()``,
-``.data``, ``no_grad`` regions), and the mode (training or evaluation) of each module during capture.
-
-The module also finds the attributes that the forward of a kind of module reads, in its own code and in the
-code that it calls.
+Also the mode (training or evaluation) of each module during capture, and the attributes that the forward of a
+kind of module reads, in its own code and in the code that it calls.
 """
 
 from __future__ import annotations
@@ -29,10 +21,9 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
 
 from tensoropt.capture.convert import Mode
-from tensoropt.capture.unsupported import current_line, is_own, node_line
+from tensoropt.capture.unsupported import is_own, node_line
 from tensoropt.errors import CaptureError
 
 
@@ -53,7 +44,7 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
         if code is None or code in looked_at:
             continue
         looked_at.add(code)
-        names = {name for part in _codes(code) for name in part.co_names}
+        names = {name for part in codes(code) for name in part.co_names}
         attribute_names |= names
         # For every class, because a method may call those of its base classes.
         own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
@@ -62,16 +53,15 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(attribute_names)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield a function's code, and that of the comprehensions and functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            yield from _codes(part)
+            yield from codes(part)
 
 
 def _called(function: Any, names: set[str]) -> list[types.FunctionType]:
-    """Return the user's functions that a function refers to, in its file or around it."""
     within = getattr(function, "__globals__", {})
     values = [within[name] for name in names & within.keys()]
     for cell in function.__closure__ or ():
@@ -135,7 +125,6 @@ def _train(model: nn.Module) -> tuple[str, ...]:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """Return whether a module itself computes something else in training mode."""
     if isinstance(module, _DROPOUTS):
         return module.p > 0
     if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -155,45 +144,6 @@ def _depends_on_mode(module: nn.Module) -> bool:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-_CUT = "_tensoropt_cut"
-
-
-class Detachments(TorchFunctionMode):
-    """A mode that marks results without a gradient of which some operand had one or was itself marked."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad:
-            cut = _cut_of((*args, *(kwargs or {}).values()), getattr(func, "__name__", ""))
-            if cut:
-                setattr(result, _CUT, cut)
-        return result
-
-
-def cut_at(tensor: torch.Tensor) -> str:
-    """Return `` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if
-    known.
-    """
-    return getattr(tensor, _CUT, "")
-
-
-def _cut_of(values: tuple[Any, ...], name: str) -> str:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            place = _cut_of(tuple(value), name)
-        elif not isinstance(value, torch.Tensor):
-            continue
-        elif value.requires_grad:
-            under = "" if torch.is_grad_enabled() else ", without gradients (no_grad or inference_mode)"
-            how = ".data" if name == "__get__" else f"{name}()"
-            place = f" at {current_line()} ({how}{under})"
-        else:
-            place = getattr(value, _CUT, "")
-        if place:
-            return place
-    return ""
 
 
 def keep_no_grad(exported: Any) -> None:
@@ -261,7 +211,6 @@ def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
 
 
 def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
-    """Return the nodes that are computed from something with a gradient."""
     names = exported.graph_signature.inputs_to_parameters
     trained = {name for name, key in names.items() if exported.state_dict[key].requires_grad}
     nodes: set[fx.Node] = set()
@@ -310,7 +259,6 @@ def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node shares memory with its first argument."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.arguments:
         return False

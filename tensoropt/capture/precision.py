@@ -247,7 +247,6 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
 
 def _torch(value: Any) -> Any:
-    """Return an argument with its torch literals resolved; generators are created on the operands' device."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):

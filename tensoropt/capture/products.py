@@ -42,7 +42,6 @@ def _as_linear(graph: OperatorGraph, op: Operator) -> Operator:
 
 
 def _of_parameter(graph: OperatorGraph, op: Operator) -> bool:
-    """Return whether an operator transposes a matrix that is a parameter."""
     if op.target not in _TRANSPOSES or not isinstance(op.args[0], Ref):
         return False
     source = graph.tensors[op.args[0].name]

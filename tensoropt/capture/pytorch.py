@@ -1,21 +1,12 @@
 """The capture of a PyTorch model as an operator graph, through ``torch.export``.
 
 ``torch.export.export`` followed by ``run_decompositions({})`` gives a flat, functional ATen graph that keeps
-``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. This module then drops outputs other
-than the loss in training (they would stay alive), skips calls that only rename a tensor, and folds anything
-that depends on no input and no parameter into a constant, which is stored at broadcast-reduced shape.
+``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. In training everything but the loss
+is dropped, and only activations on a path from a parameter to the loss get a gradient, which export does not
+say.
 
-Only activations on a path from a parameter to the loss get a gradient.
-
-A tensor may depend on parameters and still get no gradient: scores that only determine which experts are
-chosen, states that nothing reads. Export does not distinguish the two; backward keeps and sends nothing for
-the latter.
-
-Tokens per expert are counted in the same way on whichever device a model is captured.
-
-``transformers`` casts expert numbers for ``histc`` to float32 on a CPU, whose kernel accepts nothing else,
-and to int32 elsewhere, so a model on the meta device would give a different graph from the same model with
-weights. The counts are exact in float32 up to 2**24 tokens.
+Tokens per expert are counted alike on every device: ``transformers`` casts expert numbers for ``histc`` to
+float32 on a CPU and to int32 elsewhere; counts are exact in float32 up to 2**24 tokens.
 """
 
 from __future__ import annotations

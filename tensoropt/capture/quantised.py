@@ -68,7 +68,6 @@ def _as_one(graph: OperatorGraph, op: Operator) -> Operator:
 
 
 def _weights_made(graph: OperatorGraph) -> set[str]:
-    """Return the names of the operators that make the weights of linear layers from bytes."""
     return {
         name for op in graph.operators if op.target == _LINEAR for name in _bytes_of(graph, op.args[1])[2:]
     }

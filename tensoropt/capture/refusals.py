@@ -1,9 +1,7 @@
 """Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy.
 
-Hooks on gradients, which a captured graph cannot represent, are detected and refused by name.
-
-Forward hooks are part of what is traced. Backward hooks would be lost silently, together with their effect on
-gradients.
+Hooks of forward are traced. Those of backward would be lost, together with their effect on gradients: they
+are found where a model has them, and where its backward, which runs once without values, calls them.
 """
 
 from __future__ import annotations
@@ -12,31 +10,27 @@ import contextlib
 import inspect
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules import module as all_modules
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.unsupported import (
     OBJECT,
-    calling_frame,
     causes,
-    current_line,
     failing_line,
     first_line,
     frames_of,
     is_own,
     kind_of_tensor,
-    line_of,
     of_error,
     raised_by_model,
 )
@@ -50,186 +44,55 @@ _REMEDY = (
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on gradients that a model or its parameters have.
+    """Refuse hooks on gradients that a model's modules and parameters have.
 
     Raises:
         CaptureError: there is one; the message names its owner, file and line.
     """
-    for kind, hooks in (
-        ("backward hook", all_modules._global_backward_hooks),
-        ("backward pre-hook", all_modules._global_backward_pre_hooks),
-    ):
-        for hook in hooks.values():
-            raise _refused(f"all modules have the {kind}", hook)
-    for name, module in model.named_modules():
-        shown = f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-        for kind, hooks in (
-            ("backward hook", module._backward_hooks),
-            ("backward pre-hook", module._backward_pre_hooks),
-        ):
-            for hook in hooks.values():
-                raise _refused(f"{shown} has the {kind}", hook)
-    for name, parameter in model.named_parameters():
-        for kind, registered in (
-            ("hook", parameter._backward_hooks),
-            ("post-accumulate-grad hook", getattr(parameter, "_post_accumulate_grad_hooks", None)),
-        ):
-            for hook in (registered or {}).values():
-                raise _refused(f"the parameter {name} has the {kind}", hook)
+    for name, owner in (*model.named_modules(), *model.named_parameters()):
+        for kind in ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks"):
+            for hook in (getattr(owner, kind, None) or {}).values():
+                called = getattr(hook, "__qualname__", type(hook).__qualname__)
+                raise _hook_refused(f"{name or 'the model'} has", called, first_line(hook))
 
 
 @contextlib.contextmanager
-def no_new_hooks() -> Iterator[None]:
-    """While open, refuse the registration of a hook on a gradient on this thread, as forward would do it in
-    each step."""
-    thread = threading.get_ident()
+def refusing_hooks() -> Iterator[None]:
+    """Refuse hooks that a backward calls while the context is open, wherever forward registers them: on
+    tensors, modules, nodes of autograd, or for what backward keeps."""
+    hooks: list[CodeType] = []
 
-    def refusing(original: Callable[..., Any], hook_kind: str, place: int) -> Callable[..., Any]:
-        def register(*args: Any, **kwargs: Any) -> Any:
-            tensors = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
-            differentiated = any(
-                isinstance(t, nn.Module) or getattr(t, "requires_grad", False) for t in tensors
-            )
-            if threading.get_ident() == thread and differentiated:
-                hook = args[place] if len(args) > place else next(iter(kwargs.values()), None)
-                raise _refused(f"forward registers, at {current_line()}, the {hook_kind}", hook)
-            return original(*args, **kwargs)
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        # A backward of a Function, or of an operator that a library registers, has another caller.
+        by = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+        if by in _CALLERS_OF_HOOKS and is_own(frame.f_code.co_filename):
+            hooks.append(frame.f_code)
 
-        return register
-
-    def refusing_saved(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # PyTorch's own hooks, which checkpoints install, do not change what is saved.
-            if threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename):
-                hook = next(iter((*args, *kwargs.values())), self)
-                raise _refused(f"forward has, at {current_line()}, the saved-tensor hook", hook)
-            return original(self, *args, **kwargs)
-
-        return make
-
-    def grad_fn(value: torch.Tensor) -> Any:
-        node = own_node(value)
-        own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
-        return _Node(node) if own and node is not None else node
-
-    def edge(value: Any) -> Any:
-        node: Any = original_edge(value)
-        own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
-        return node._replace(node=_Node(node.node)) if own else node
-
-    base: Any = torch._C.TensorBase
-    own_node = base.grad_fn.__get__
-    graph, original_edge = torch.autograd.graph, torch.autograd.graph.get_gradient_edge
-    with contextlib.ExitStack() as stack:
-        saved = refusing_saved(graph.saved_tensors_hooks.__init__)
-        stack.enter_context(mock.patch.object(graph.saved_tensors_hooks, "__init__", saved))
-        stack.enter_context(mock.patch.object(torch.Tensor, "grad_fn", property(grad_fn)))
-        stack.enter_context(mock.patch.object(graph, "get_gradient_edge", edge))
-        for holder, name, description in (
-            (nn.Module, "register_full_backward_hook", "backward hook"),
-            (nn.Module, "register_full_backward_pre_hook", "backward pre-hook"),
-            (nn.Module, "register_backward_hook", "backward hook"),
-            (torch.Tensor, "register_hook", "tensor hook"),
-            (torch.Tensor, "register_post_accumulate_grad_hook", "post-accumulate-grad hook"),
-            (torch.autograd.graph, "register_multi_grad_hook", "multi-grad hook"),
-        ):
-            register = refusing(getattr(holder, name), description, 1)
-            stack.enter_context(mock.patch.object(holder, name, register))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
         yield
+    finally:
+        sys.settrace(before)
+        for code in hooks[:1]:
+            line = f"{code.co_filename}:{code.co_firstlineno}"
+            raise _hook_refused("the model's backward runs", code.co_qualname, line)
 
 
-class _Node:
-    """A node of autograd's graph as the model's code sees it; hooks on it are refused."""
-
-    def __init__(self, node: Any):
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("register_hook", "register_prehook"):
-            kind = "hook" if name == "register_hook" else "pre-hook"
-
-            def refuse(hook: Any) -> Any:
-                hook_kind = f"{kind} of the gradient of {self._node.name()} (grad_fn)"
-                raise _refused(f"forward registers, at {current_line()}, the {hook_kind},", hook)
-
-            return refuse
-        attribute = getattr(self._node, name)
-        if name == "next_functions":
-            return tuple((node and _Node(node), index) for node, index in attribute)
-        return attribute
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._node == (other._node if isinstance(other, _Node) else other))
-
-    def __hash__(self) -> int:
-        return hash(self._node)
-
-
-@contextlib.contextmanager
-def backward_requests() -> Iterator[list[str]]:
-    """While open, note each request that forward makes of backward and that a plan treats differently.
-
-    Yields:
-        The notes, filled as forward runs.
-    """
-    notes: list[str] = []
-    thread = threading.get_ident()
-    pack, retain = torch.autograd.graph.saved_tensors_hooks.__enter__, torch.Tensor.retain_grad
-
-    def noted(text: str) -> None:
-        frame = calling_frame()
-        if threading.get_ident() == thread and frame is not None:
-            note = f"{line_of(frame)} {text}"
-            if note not in notes:
-                notes.append(note)
-
-    def entered(hooks: Any) -> Any:
-        # The hooks of checkpoints, which have a separate note, come from PyTorch's file.
-        if not type(hooks).__module__.startswith("torch.utils."):
-            noted(
-                f"says by {type(hooks).__name__} where activations are kept for backward; a plan keeps them "
-                "where they are, and counts them so"
-            )
-        return pack(hooks)
-
-    def retained(tensor: torch.Tensor) -> None:
-        noted("asks for the gradient of an activation (retain_grad), which a plan's backward does not keep")
-        retain(tensor)
-
-    with (
-        mock.patch.object(torch.autograd.graph.saved_tensors_hooks, "__enter__", entered),
-        mock.patch.object(torch.Tensor, "retain_grad", retained),
-    ):
-        yield notes
-
-
-def _refused(hook_kind: str, hook: Any) -> CaptureError:
-    hook = _written(hook)
-    name = getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
-    return CaptureError(f"{hook_kind} {name} ({first_line(hook)}), which would be lost: {_REMEDY}")
-
-
-def _written(hook: Any) -> Any:
-    """Return the function that a person wrote, if PyTorch wrapped it in its own hook."""
-    if not inspect.isfunction(hook) or is_own(hook.__code__.co_filename):
-        return hook
-    inside = [value for value in inspect.getclosurevars(hook).nonlocals.values() if callable(value)]
-    return next((value for value in inside if is_own(first_line(value).rpartition(":")[0])), hook)
-
-
-_REMEDIES = (
-    (r"same device|two devices", "build the whole model and its inputs on one device"),
-    (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
-    (
-        r"Expected dtype|expected scalar type|expected .* dtype|type Float|type Long",
-        "check the types of the example inputs: the model itself refuses them",
-    ),
-    (
-        r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|[Ee]xpected .* input",
-        "check the shapes of the example inputs: the model itself refuses them",
-    ),
+_CALLERS_OF_HOOKS = tuple(
+    str(Path(torch.__file__).parent / file) for file in ("autograd/graph.py", "utils/hooks.py")
 )
-_USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
+
+
+def _hook_refused(where: str, name: str, line: str) -> CaptureError:
+    shown = name.replace("<locals>.", "")
+    return CaptureError(f"{where} the hook {shown} ({line}), which would be lost: {_REMEDY}")
+
+
+_USUAL = (
+    "check the example inputs (args and kwargs, their types, shapes and device: does the model itself take "
+    "them?); no Python branches on tensor values, no .item(), fixed shapes"
+)
 
 
 def refusal(
@@ -258,15 +121,12 @@ def refusal(
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
         return _own_error(name, error)
-    # The first that matches, because one error may fit several.
-    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
-        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
+        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {_USUAL}."
     )
 
 
 def _own_error(name: str, error: BaseException) -> CaptureError:
-    """Return what to raise where not PyTorch refuses, but the model's own code with these inputs."""
     line = failing_line(error)
     return CaptureError(
         f"{name}'s own code raises {type(error).__name__}{f' at {line}' if line else ''}: "
@@ -403,7 +263,6 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor of a call with its name (:func:`_named_leaves`)."""
     for name, leaf in _named_leaves(model, args, kwargs):
         if isinstance(leaf, torch.Tensor):
             yield name, leaf

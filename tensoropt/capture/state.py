@@ -8,11 +8,10 @@ it was at capture. ``exporting.py`` detects changes that operators make internal
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import dis
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +23,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.unsupported import asking_frame, current_line
+from tensoropt.capture.no_grad import codes
+from tensoropt.capture.unsupported import asking_frame, current_line, node_line
 from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)
@@ -40,39 +40,24 @@ _REMEDY = "register it in __init__ with register_buffer if later steps read it"
 # -- parameters --------------------------------------------------------------------------------------------
 
 
-def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[str, str]) -> CaptureError:
-    """Return the error to raise for parameters that forward changes.
-
-    Args:
-        changed: the model's name of each parameter, with the node of its new value.
-        places: where in the model's code it is changed, as far as that was seen.
-    """
+def _changed_parameters(changed: Mapping[str, torch.fx.Node]) -> CaptureError:
+    """Return the error to raise for parameters that forward changes, given the nodes of their new values."""
     name, node = next(iter(changed.items()))
     more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-    trace = node.meta.get("stack_trace") or ""
-    place, renorm = places.get(name) or _model_line(trace), "renorm" in f"{node.target} {trace}"
+    line, renorm = node_line(node), "renorm" in f"{node.target} {node.meta.get('stack_trace')}"
     hint = " (Embedding's max_norm does that: leave it out, and call renorm_ on its weight instead)"
     return CaptureError(
-        f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
-        "changes parameters, on the ranks that store them. Change it between steps, under torch.no_grad() "
-        f"after optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
-        "not trained"
+        f"the model changes its parameter {name}{more} in forward{f' at {line}' if line else ''}, but in a "
+        "plan only the optimizer changes parameters, on the ranks that store them. Change it between steps, "
+        f"under torch.no_grad() after optimizer.step(){hint if renorm else ''}, or make it a buffer "
+        "(register_buffer) if it is not trained"
     )
-
-
-def _model_line(trace: str) -> str:
-    """Return `` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    own = [(file, line) for file, line in frames if not file.startswith((_LIBRARY, "<"))]
-    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
 
 
 # -- what modules keep elsewhere ---------------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
-    """An attribute of a module, under the module's name."""
-
     module: str
     name: str
 
@@ -82,8 +67,6 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Kept:
-    """An object that a module keeps under a name, as far as it can be compared."""
-
     kind: str
     value: Any
     content: Any = None
@@ -98,10 +81,8 @@ class _Changes:
         notes: notes on what a plan leaves unchanged.
     """
 
-    reassigned: dict[str, str] = field(default_factory=dict)
+    reassigned: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    _lines: dict[tuple[int, str], str] = field(default_factory=dict)
-    _parameters: dict[str, str] = field(default_factory=dict)
 
     def check(self, exported: Any, prefix: str) -> None:
         """Refuse parameters that forward changes, and anything that the graph computes from a value at
@@ -113,16 +94,15 @@ class _Changes:
             if spec.kind.name == "PARAMETER_MUTATION"
         }
         if changed:
-            places = {name.removeprefix(prefix): place for name, place in self._parameters.items()}
-            raise _changed_parameters(changed, places)
+            raise _changed_parameters(changed)
         for spec in exported.graph_signature.input_specs:
             if spec.kind.name == "CONSTANT_TENSOR" and spec.target in self.reassigned:
-                raise _plain_tensor(spec.target.removeprefix(prefix), self.reassigned[spec.target])
+                raise _plain_tensor(spec.target.removeprefix(prefix))
 
 
-def _plain_tensor(name: str, place: str) -> CaptureError:
+def _plain_tensor(name: str) -> CaptureError:
     return CaptureError(
-        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a "
+        f"the model changes its tensor {name} in forward, but it is neither a buffer nor a "
         f"parameter, so every step of a plan would see it as it was at capture; {_REMEDY}"
     )
 
@@ -141,7 +121,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
         CaptureError: forward makes or replaces a parameter, makes a buffer, or changes a plain tensor.
     """
     changes = _Changes()
-    forward, set_, register = type(subject).forward, nn.Module.__setattr__, nn.Module.register_buffer
+    forward = type(subject).forward
 
     def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if vars(module) is not vars(subject):
@@ -155,20 +135,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
         _write_exchanged(before, modules)
         return result
 
-    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-        changes._lines[id(vars(module)), name] = f" at {current_line()}"
-        set_(module, name, value)
-
-    def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
-        changes._lines[id(vars(module)), name] = f" at {current_line()}"
-        register(module, name, *args, **kwargs)
-
-    with (
-        mock.patch.object(type(subject), "forward", run),
-        mock.patch.object(nn.Module, "__setattr__", set_attribute),
-        mock.patch.object(nn.Module, "register_buffer", register_buffer),
-        _Writes(subject, changes),
-    ):
+    with mock.patch.object(type(subject), "forward", run), _Data(subject):
         try:
             yield changes
         except RuntimeError as error:
@@ -177,13 +144,11 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
             ):
                 raise
             anonymous = name[1].startswith("lifted_tensor")
-            raise _plain_tensor(
-                "in a list or variable" if anonymous else name[1].removeprefix(prefix), ""
-            ) from error
+            place = "in a list or variable" if anonymous else name[1].removeprefix(prefix)
+            raise _plain_tensor(place) from error
 
 
 def _state(model: nn.Module) -> dict[_Place, _Kept]:
-    """Return the state that the modules keep, by module and attribute name."""
     state: dict[_Place, _Kept] = {}
     for path, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
@@ -223,31 +188,29 @@ def _compare(
         was, module = before.get(place), modules[place.module]
         if was is not None and was.value is current.value and was.content == current.content:
             continue
-        line = changes._lines.get((id(vars(module)), place.name), "")
         shown = str(place).removeprefix(prefix)
         if current.kind == "_parameters":
             raise CaptureError(
-                f"the model makes its parameter {shown} in forward{line}, where no optimizer knows it; make "
-                "it in __init__, and change it between steps only"
+                f"the model makes its parameter {shown} in forward, where no optimizer knows it; make it in "
+                "__init__, and change it between steps only"
             )
         if current.kind == "_buffers":
             if was is None:
                 del vars(module)["_buffers"][place.name]
-            _check_buffer(shown, line, None if was is None else was.value, current.value)
+            _check_buffer(shown, None if was is None else was.value, current.value)
             continue
         if was is not None and isinstance(was.value, torch.Tensor):
             # A value that is overwritten before it is read (weights that hooks compute) carries nothing over.
-            changes.reassigned[str(place)] = line
+            changes.reassigned.add(str(place))
         elif _carries_over(type(module), place.name, was, current):
             alike.setdefault((type(module), place.name), []).append((place, was))
-    changes.notes += [_note(same_changes, changes, modules, prefix) for same_changes in alike.values()]
+    changes.notes += [_note(same_changes, prefix) for same_changes in alike.values()]
 
 
-def _check_buffer(name: str, line: str, previous: torch.Tensor | None, current: torch.Tensor | None) -> None:
-    """Refuse a buffer that forward makes, or whose shape it changes."""
+def _check_buffer(name: str, previous: torch.Tensor | None, current: torch.Tensor | None) -> None:
     if previous is None or current is None:
         raise CaptureError(
-            f"the model makes its buffer {name} in forward{line}, so that the next step finds another model; "
+            f"the model makes its buffer {name} in forward, so that the next step finds another model; "
             "give it a tensor in __init__ (register_buffer)"
         )
     if previous.shape != current.shape or previous.dtype != current.dtype:
@@ -255,7 +218,7 @@ def _check_buffer(name: str, line: str, previous: torch.Tensor | None, current: 
             f"{list(current.shape)} of {current.dtype} instead of {list(previous.shape)} of {previous.dtype}"
         )
         raise CaptureError(
-            f"the model gives its buffer {name} another shape or type in forward{line} ({shapes}), so that "
+            f"the model gives its buffer {name} another shape or type in forward ({shapes}), so that "
             "the next step finds another model; keep both, with padding where a part is empty"
         )
 
@@ -283,75 +246,46 @@ def _carries_over(owner: type, name: str, previous: _Kept | None, current: _Kept
     # A newly made container carries over no more than a number that is set.
     in_place = previous is not None and previous.value is current.value
     loads = _loads(owner)
-    return in_place or loads is None or name in loads
+    return in_place or name in loads
 
 
 @cache
-def _loads(owner: type) -> frozenset[str] | None:
-    """Return the attributes that a class's methods (except ``__init__``) read; None if its source is not
-    available.
-    """
-    names: set[str] = set()
-    for cls in owner.__mro__:
-        if cls.__module__.split(".")[0] in ("torch", "builtins"):
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-        except (OSError, TypeError, SyntaxError):
-            return None
-        methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
-        for node in (node for method in methods for node in ast.walk(method)):
-            # `x.n += 1` reads the attribute that it sets.
-            read = node.target if isinstance(node, ast.AugAssign) else node
-            if isinstance(read, ast.Attribute) and (read is not node or isinstance(read.ctx, ast.Load)):
-                names.add(read.attr)
-    return frozenset(names)
-
-
-def _note(
-    same_changes: list[tuple[_Place, _Kept | None]],
-    changes: _Changes,
-    modules: Mapping[str, nn.Module],
-    prefix: str,
-) -> str:
-    place, previous = same_changes[0]
-    more = f" and {len(same_changes) - 1} others alike" if len(same_changes) > 1 else ""
-    line = changes._lines.get((id(vars(modules[place.module])), place.name), "")
-    value = "" if previous is None or not isinstance(previous.value, _SCALARS) else f" ({previous.value!r})"
-    return (
-        f"forward changes {str(place).removeprefix(prefix)}{more}{line}, which is no buffer: every step of a "
-        f"plan finds it as it was at capture{value}; {_REMEDY}"
+def _loads(owner: type) -> frozenset[str]:
+    """Return the attributes that a class's methods (except ``__init__``) read."""
+    kinds = [kind for kind in owner.__mro__ if kind.__module__.split(".")[0] not in ("torch", "builtins")]
+    members = [getattr(m, "fget", m) for kind in kinds for n, m in vars(kind).items() if n != "__init__"]
+    functions = [inspect.unwrap(member) for member in members if inspect.isfunction(member)]
+    return frozenset(
+        read.argval
+        for function in functions
+        for code in codes(function.__code__)
+        for read in dis.get_instructions(code)
+        if read.opname in ("LOAD_ATTR", "LOAD_METHOD")
     )
 
 
-def _line_now() -> str:
-    """Return `` at FILE:LINE`` of the model's code that is currently running."""
-    return f" at {current_line()}"
+def _note(same_changes: list[tuple[_Place, _Kept | None]], prefix: str) -> str:
+    place, previous = same_changes[0]
+    more = f" and {len(same_changes) - 1} others alike" if len(same_changes) > 1 else ""
+    value = "" if previous is None or not isinstance(previous.value, _SCALARS) else f" ({previous.value!r})"
+    return (
+        f"forward changes {str(place).removeprefix(prefix)}{more}, which is no buffer: every step of a plan "
+        f"finds it as it was at capture{value}; {_REMEDY}"
+    )
 
 
-class _Writes(TorchFunctionMode):
-    """A mode that records where parameters are written to, and turns ``.data`` into operators, because it
-    bypasses autograd and is invisible to export: a read becomes ``detach``, a write becomes a copy without
-    gradient."""
+class _Data(TorchFunctionMode):
+    """A mode that turns ``.data`` into operators, because it bypasses autograd and is invisible to export: a
+    read becomes ``detach``, a write becomes a copy without gradient."""
 
-    def __init__(self, model: nn.Module, changes: _Changes):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.model, self.changes = model, changes
+        self.model = model
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__") and func in (_GET, _SET) and _is_the_models():
-            if func == _GET:
-                return args[0].detach()
-            return self._set(*args)
-        if _WRITING.fullmatch(name) and args and isinstance(args[0], torch.Tensor):
-            self._note(args[0])
+        if func in (_GET, _SET) and _is_the_models():
+            return args[0].detach() if func == _GET else self._set(*args)
         return func(*args, **(kwargs or {}))
-
-    def _note(self, changed: torch.Tensor) -> None:
-        for name, parameter in self.model.named_parameters():
-            if parameter is changed:
-                self.changes._parameters.setdefault(name, _line_now())
 
     def _set(self, changed: torch.Tensor, value: torch.Tensor) -> None:
         stored = (*self.model.parameters(), *self.model.buffers())
@@ -359,16 +293,13 @@ class _Writes(TorchFunctionMode):
         if not alike or not any(changed is tensor for tensor in stored):
             assignment = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
             raise CaptureError(
-                f"the model sets .data of {assignment}{_line_now()}, which a graph cannot hold; compute a "
-                "new tensor instead, and detach() whatever should have no gradient"
+                f"the model sets .data of {assignment} at {current_line()}, which a graph cannot hold; "
+                "compute a new tensor instead, and detach() whatever should have no gradient"
             )
-        self._note(changed)
         with torch.no_grad():
             changed.copy_(value)
 
 
-_WRITING = re.compile(r"[a-z]\w*_|__i\w+__|__setitem__|embedding_renorm_")
-"""The names of functions that write to their first operand."""
 _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 

@@ -1,12 +1,10 @@
 """The table of things in a model that cannot be captured or trained, each with what to do instead.
 
 Most of them are recognised where the model's code does them, so that the refusal names the model's own line;
-those that are only met later (in a traced graph, in one of PyTorch's own errors) are looked up here too.
+others in a traced graph or in one of PyTorch's own errors.
 
-The module also finds the line of a model's own code that a call, an error or a traced node came from, and
-names operators after the computation and nothing else. ``torch.export`` numbers its nodes, including those
-that were folded, skipped or never read, and their number depends on the device. A plan names operators, so
-they are renumbered as they occur in the graph.
+Operators are named after the computation and nothing else: ``torch.export`` numbers its nodes differently on
+each device, and a plan names operators.
 """
 
 from __future__ import annotations
@@ -92,7 +90,6 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _base(target: str) -> str:
-    """Return an operator's base name: ``view`` for ``aten.view.default``."""
     name = target.split(".")[1] if "." in target else target
     return name.strip("_") if name.startswith("__") else name
 
@@ -228,9 +225,6 @@ _TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in 
 
 
 def _named_line(text: str) -> str:
-    """Return the innermost line of the model that an error's message names, as for a traced graph that is
-    run.
-    """
     matches = [match for match in _TRACE_LINE.finditer(text) if is_own(match["file"])]
     if not matches:
         return ""
@@ -290,7 +284,6 @@ class _Unsupported:
 
 
 _FIXED = "keep shapes fixed: use torch.where or a mask instead"
-_LOOP = "write it as a Python loop over the steps, which is unrolled"
 
 _SPARSE_GRADIENT = _Unsupported(
     "gives an embedding a sparse gradient", "pass sparse=False: gradients are summed and sent as they are"
@@ -313,18 +306,6 @@ _PACKED = _Unsupported(
 _CTC = _Unsupported(
     "computes a CTC loss",
     "explore with another loss over the same scores (cross_entropy costs about the same)",
-)
-_COND = _Unsupported(
-    "branches on a tensor by torch.cond", "compute both branches and choose by torch.where, or fix the branch"
-)
-_SCAN = _Unsupported("runs a recurrence by scan", _LOOP)
-_WHILE = _Unsupported("loops by while_loop", "give the loop a fixed count: a Python loop is unrolled")
-_MAP = _Unsupported("calls a function for each row by map", "write it for the whole batch, or by torch.vmap")
-_FLEX = _Unsupported(
-    "calls flex_attention", "use torch.nn.functional.scaled_dot_product_attention, with a mask as attn_mask"
-)
-_HIGHER_ORDER = _Unsupported(
-    "uses an operator that takes functions", "write what it computes in plain PyTorch calls"
 )
 _GRADIENT = _Unsupported(
     "computes a gradient inside forward",
@@ -395,18 +376,24 @@ OBJECT = _Unsupported(
     "use tensors, tuples or dicts, or call torch.export.register_dataclass on the class first",
 )
 
-_OF_HIGHER_ORDER = {
-    "cond": _COND,
-    "scan": _SCAN,
-    "associative_scan": _SCAN,
-    "while_loop": _WHILE,
-    "map": _MAP,
-    "map_impl": _MAP,
-    "flex_attention": _FLEX,
-}
+_TAKE_FUNCTIONS = frozenset(
+    {"cond", "scan", "associative_scan", "while_loop", "map", "map_impl", "flex_attention"}
+)
+
+
+def higher_order(name: str) -> _Unsupported:
+    """Return the unsupported behaviour that leaves an operator which takes functions in a model's graph."""
+    return _Unsupported(
+        f"uses {name if name in _TAKE_FUNCTIONS else 'an operator'}, which takes functions",
+        "write what it computes in plain calls: torch.where for a branch, a Python loop (which is unrolled) "
+        "over steps, the whole batch (or torch.vmap) for a map, scaled_dot_product_attention with a mask "
+        "for flex_attention",
+    )
+
+
 _OF_FILES = (
     (r"torch/_higher_order_ops/(\w+)\.py$", None),
-    (r"torch/nn/attention/flex_attention\.py$", _FLEX),
+    (r"torch/nn/attention/(flex_attention)\.py$", None),
     (r"torch/nn/modules/adaptive\.py$", _ADAPTIVE),
     (r"torch/nn/modules/batchnorm\.py$", _CUMULATIVE),
     (r"torch/nn/utils/rnn\.py$", _PACKED),
@@ -416,31 +403,19 @@ _OF_FILES = (
 )
 """PyTorch files in an error's traceback, mapped to the model's action; the innermost match decides."""
 _OF_MESSAGES = (
-    (r"FlexAttention", _FLEX),
+    (r"FlexAttention", higher_order("flex_attention")),
     (r"process group|group cannot be None|torch\.distributed|c10d", _DISTRIBUTED),
     (r"CUDA|cuda devices|NVIDIA driver|cuda:\d", CUDA),
     (r"data is not allocated yet", _STACKED),
     (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
-    (r"_ctc_loss", _CTC),
     (
         r"derivative for \S+ is not implemented|no autograd formula|is not differentiable|"
         r"does not support automatic differentiation",
         _NO_BACKWARD,
     ),
-    (r"\.numpy\(\)|numpy", _NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", _GRADIENT),
     (r"[Dd]ata-dependent|DataDependent|unbacked", _VALUE),
-    (r"[Ss]parse", _SPARSE),
-    (r"[Nn]ested", _NESTED),
-    (r"quantized", QUANTISED),
 )
-
-
-def higher_order(name: str) -> _Unsupported:
-    """Return the unsupported behaviour that leaves a higher-order operator of this name in a model's
-    graph.
-    """
-    return _OF_HIGHER_ORDER.get(name, _HIGHER_ORDER)
 
 
 def of_error(error: BaseException) -> _Unsupported | None:
@@ -455,7 +430,7 @@ def of_error(error: BaseException) -> _Unsupported | None:
             # graph passes through the other files of that folder.
             if kind is _CUMULATIVE and getattr(frame.f_locals.get("self"), "momentum", None) is not None:
                 continue
-            if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
+            if match and (kind is not None or match[1] in _TAKE_FUNCTIONS):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"
     return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)

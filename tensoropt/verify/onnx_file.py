@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 28
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The tolerance relative to the largest value, by an output's type; 1e-3 for other types. Assumptions, as for
 other rounding."""
-_RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
+_RANDOM = ("RandomNormal", "RandomUniform")
 
 
 @dataclass(frozen=True)

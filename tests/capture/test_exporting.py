@@ -21,7 +21,7 @@ from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
 
 SITUATIONS = "tests/situations/gradients.py"
-NOTE = "the model's own checkpointing of "
+NOTE = "the model's own checkpointing is replaced"
 
 
 @pytest.mark.parametrize("name", ["build_reentrant", "build_not_reentrant"])
@@ -29,7 +29,7 @@ def test_what_is_checkpointed_is_trained_and_said(name):
     built = load_model(f"{SITUATIONS}:{name}")
     graph = capture(built.model, built.args).graph
     assert trained_parameters(graph) == {name for name, _ in built.model.named_parameters()}
-    assert any(note.startswith(f"{NOTE}blocks.0, blocks.1, blocks.2 (") for note in graph.notes)
+    assert any(note.startswith(NOTE) for note in graph.notes)
 
 
 def test_both_kinds_give_the_graph_of_a_model_without():
@@ -72,7 +72,7 @@ class Selective(nn.Module):
 def test_a_selective_checkpoint():
     graph = capture(Selective(), (torch.randn(4, 8),)).graph
     assert trained_parameters(graph) == {"layer.weight", "layer.bias"}
-    assert any(note.startswith(f"{NOTE}layer (") for note in graph.notes)
+    assert any(note.startswith(NOTE) for note in graph.notes)
 
 
 class Moved(nn.Module):

@@ -198,20 +198,6 @@ def test_a_buffer_changed_through_data_is_seen():
     assert list(graph.mutations) == ["b_model_count"]
 
 
-@pytest.mark.parametrize(
-    ("forward", "pattern"),
-    [
-        (lambda m, x: (m.a(x) * torch.eye(4).to_sparse().to_dense()).sum(), "sparse tensor"),
-        (lambda m, x: torch.autograd.grad(m.a(x).sum(), m.a.weight)[0].sum(), "gradient inside forward"),
-        (lambda m, x: nn.Linear(4, 4)(m.a(x)).sum(), "parameter in forward"),
-        (lambda m, x: m.a(x + torch.randn(4, generator=torch.Generator())).sum(), "Generator"),
-    ],
-)
-def test_a_refusal_has_the_models_line_and_a_remedy(forward, pattern):
-    with pytest.raises(CaptureError, match=rf"test_forward_calls\.py:\d+ .*{pattern}.*not supported; \w+"):
-        capture(net(forward), (torch.randn(4, 4),))
-
-
 def test_seeding_in_forward_is_noted_and_does_not_touch_the_scripts_numbers():
     def forward(m, x):
         torch.manual_seed(3)

@@ -370,7 +370,7 @@ REFUSED = {
     build_replaced_parameter: r"state\.py:\d+ .*makes a parameter in forward",
     build_exchanged_tensor: r"changes its tensor plain in forward",
     build_changed_tensor: r"changes its tensor plain in forward",
-    build_late_buffer: r"makes its buffer late in forward at .*state\.py",
+    build_late_buffer: r"makes its buffer late in forward",
     build_max_norm: r"changes its parameter table\.weight in forward at .*state\.py.*max_norm",
 }
 """What is said of models that cannot be captured as they are."""

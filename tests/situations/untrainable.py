@@ -647,7 +647,7 @@ def build_norm_of_other_rank():
     return Scalar(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm1d(4))), (torch.randn(4, 3, 8, 8),)
 
 
-build_norm_of_other_rank.refused = r"expected 2D or 3D input \(got 4D input\).*check the shapes"
+build_norm_of_other_rank.refused = r"expected 2D or 3D input \(got 4D input\).*example inputs.*shapes"
 
 
 class Scalar(nn.Module):

@@ -1,8 +1,8 @@
 """Random ONNX graphs, imported and run, beside the package's own evaluator.
 
-A graph is a chain of the standard's own cases: nodes with the attributes and the other operands that the
-package ships. What one of them gives is bent into what the next one takes: the case's operand, and a tenth of
-it. ``python -m tests.sweep.onnx_graphs 200`` runs so many.
+A graph is a chain of the standard's own cases that are imported alone: nodes with the attributes and the
+other operands that the package ships. What one of them gives is bent into what the next one takes: the case's
+operand, and a tenth of it. ``python -m tests.sweep.onnx_graphs 200`` runs so many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tensoropt.capture.onnx import OnnxError, import_onnx
 from tests.capture.onnx.models import node, ran
-from tests.capture.onnx.test_nodes import cases, decoded
+from tests.capture.onnx.test_nodes import cases, decoded, imported
 
 NODES = 4
 SIZE = 24
@@ -52,10 +52,22 @@ def links() -> dict[str, list[Any]]:
     return found
 
 
+@cache
+def is_imported(name: str) -> bool:
+    """Whether a case alone is imported."""
+    try:
+        return bool(imported(next(case for of in links().values() for case in of if case.name == name)))
+    except OnnxError:
+        return False
+
+
 def built(seed: int) -> tuple[onnx.ModelProto, list[str]]:
     """A chain of random cases, and their names."""
     rng = random.Random(seed)
-    chain = [rng.choice(links()[rng.choice(list(links()))]) for _ in range(NODES)]
+    chain = []
+    while len(chain) < NODES:
+        case = rng.choice(links()[rng.choice(list(links()))])
+        chain += [case] if is_imported(case.name) else []
     nodes, held, value, size, results = [], [], "x", SIZE, []
     for number, case in enumerate(chain):
         graph = case.model.graph

@@ -20,7 +20,7 @@ KEYS = [
     "parameter_difference", "worst_parameter", "buffer_difference", "not_finite", "replicas_agree",
     "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
     "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
-    "memory_tracked_of_ranks", "time_measured_s", "cores_busy", "error", "collectives_predicted",
+    "memory_tracked_of_ranks", "time_measured_s", "error", "collectives_predicted",
     "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike", "memory_unlike",
     "memory_predicted_bytes", "memory_predicted_of_places", "time_predicted_s",
 ]  # fmt: skip

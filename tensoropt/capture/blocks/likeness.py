@@ -119,9 +119,6 @@ def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _may_stand_for_others(module: nn.Module) -> bool:
-    """Return whether a module has its own code around other modules, and keeps no statistics of its
-    inputs.
-    """
     if next(module.children(), None) is None or type(module).forward is nn.Module.forward:
         return False
     norms = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -188,7 +185,6 @@ def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
 
 
 def _shallow(value: Any) -> Any:
-    """Return the attributes that an object holds, with nested objects represented by their identity."""
     if isinstance(value, nn.Module):
         return None
     attributes = getattr(value, "__dict__", {})

@@ -85,8 +85,6 @@ class Traced:
 
 @dataclass
 class _Run:
-    """The calls of blocks in one run of the model's code; an export runs the code more than once."""
-
     called: list[Block] = field(default_factory=list)
     traced: list[Traced] = field(default_factory=list)
 
@@ -181,7 +179,6 @@ class TracedBlocks:
         entered: Sequence[torch.Tensor],
         arguments: tuple[Any, Any],
     ) -> tuple[Traced, list[torch.Tensor]]:
-        """Return (the last call as it was traced, the tensors that it made)."""
         versions = [t._version for t in entered]
         state, flat_arguments = block.state(), pytree.tree_flatten(arguments)
         self._inside = True
@@ -276,7 +273,6 @@ class _Seen:
 
 @contextlib.contextmanager
 def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
-    """While open, record which of these attributes a block reads, and which attributes it sets."""
     seen = _Seen()
     parts = dict(block.module.named_modules(remove_duplicate=False))
     own = {id(vars(part)) for part in parts.values()}
@@ -314,14 +310,12 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
 
 
 def _called_by_torch() -> bool:
-    """Return whether the code that reads an attribute belongs to PyTorch or to this module."""
     reader = sys._getframe(2).f_globals.get("__name__", "")
     return reader == __name__ or reader.split(".")[0] == "torch"
 
 
 @contextlib.contextmanager
 def _attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a class while the context is open."""
     own = name in vars(cls)
     before = vars(cls).get(name)
     setattr(cls, name, value)

@@ -159,7 +159,6 @@ class _Body:
 
 
 def _exchange(marker: fx.Node, values: Sequence[fx.Node]) -> None:
-    """Replace a marker's results with other nodes."""
     for result in list(marker.users):
         assert result.target is operator.getitem
         result.replace_all_uses_with(values[_arguments(result)[1]])
@@ -168,13 +167,10 @@ def _exchange(marker: fx.Node, values: Sequence[fx.Node]) -> None:
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """Return the arguments of a marker, or of reading one of its results."""
     return node.args
 
 
 def _stack(node: fx.Node, before: str, after: str) -> dict[str, Any]:
-    """Return the module stack of a node, with one module's path replaced by another's."""
-
     def path(old: str) -> str:
         return after + old.removeprefix(before) if old == before or old.startswith(before + ".") else old
 

@@ -3,8 +3,6 @@ collected.
 
 A node that fails does not stop the pass; nodes that depend on it are skipped. The error at the end therefore
 names every obstacle, not just the first one.
-
-The converters are in a registry, one per ONNX operator, by domain, name and the opset from which it applies.
 """
 
 from __future__ import annotations
@@ -16,20 +14,9 @@ from typing import Any
 import onnx
 import torch
 
-from tensoropt.capture.onnx.reader import (
-    MAX_NODES,
-    label,
-    opsets_of,
-    ordered,
-    reads,
-    standard_function,
-    subgraphs,
-)
+from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, reads, subgraphs
 from tensoropt.capture.onnx.values import DataDependentError, FxBuilder, OnnxError, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, attribute_value, find_weights
-
-MICROSOFT = "com.microsoft"
-"""The domain of the operators that ONNX Runtime's optimizer writes."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +26,19 @@ class Call:
     Attributes:
         op: the operator's name.
         name: the node's name, for messages.
-        opset: the version of the operator's domain in which the file is written.
         operands: one per input; None if an optional input is left out.
         attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs unchanged.
         wanted: for each output, whether anything reads it.
-        types: the ONNX element type of each input; 0 if it is not known.
         batch: (the file's batch size, the one requested instead), if a fixed one was overridden.
         run: evaluates a subgraph with values for its inputs; returns its outputs.
     """
 
     op: str
     name: str
-    opset: int
     operands: Sequence[Traced]
     attributes: Mapping[str, Any]
     wanted: Sequence[bool]
     builder: FxBuilder
-    types: Sequence[int] = ()
     batch: tuple[int, int] | None = None
     run: Callable[..., list[Any]] | None = None
 
@@ -76,10 +59,6 @@ class Call:
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute of the node, or ``default`` if the file has none."""
         return self.attributes.get(name, default)
-
-    def type_of(self, index: int) -> int:
-        """Return the ONNX element type of an input; 0 if it is not known."""
-        return self.types[index] if index < len(self.types) else 0
 
     def wants(self, index: int) -> bool:
         """Return whether anything reads an output."""
@@ -132,29 +111,21 @@ def positive(dim: int, dims: int) -> int:
 
 
 _Converter = Callable[[Call], Any]
-_CONVERTERS: dict[tuple[str, str], list[tuple[int, _Converter]]] = {}
+_CONVERTERS: dict[str, _Converter] = {}
 
 
-def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_Converter], _Converter]:
-    """Register a function as the converter of operators, from an opset on."""
+def converter(*names: str) -> Callable[[_Converter], _Converter]:
+    """Register a function as the converter of operators of the standard, by name."""
 
     def register(function: _Converter) -> _Converter:
-        for name in names:
-            versions = _CONVERTERS.setdefault((domain, name), [])
-            versions.append((since, function))
-            # Newest first, so that the first one that applies at an opset is the right one.
-            versions.sort(key=lambda entry: entry[0], reverse=True)
+        _CONVERTERS.update(dict.fromkeys(names, function))
         return function
 
     return register
 
 
-def _find_converter(domain: str, name: str, opset: int) -> _Converter | None:
-    """Return the converter that applies at an opset, or None."""
-    for since, function in _CONVERTERS.get((domain, name), ()):
-        if since <= opset:
-            return function
-    return None
+def _find_converter(node: onnx.NodeProto) -> _Converter | None:
+    return _CONVERTERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
 _LISTED = 12
@@ -172,10 +143,6 @@ class Importer:
         reader: the reader of the model's tensors.
         device: ``meta`` keeps only the weights' shapes.
         batch: (the file's batch size, the requested one), if a fixed one was replaced.
-        types: ONNX element types of tensors by name, as far as they are known.
-
-    Attributes:
-        made: shapes of the nodes' results.
     """
 
     def __init__(
@@ -185,21 +152,15 @@ class Importer:
         *,
         device: str = "cpu",
         batch: tuple[int, int] | None = None,
-        types: Mapping[str, int] | None = None,
     ):
-        # ONNX types are kept in addition to PyTorch's, because PyTorch has no four-bit types.
-        self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
         self.builder = FxBuilder(device)
-        self.opsets = opsets_of(model)
         self.weights = find_weights(model.graph)
         self.unsupported: dict[str, list[str]] = {}
         self.problems: list[str] = []
-        self.made: dict[str, tuple[int, ...]] = {}
         self.notes: list[str] = []
         self._tables = _embedding_tables(model.graph)
         self._nodes_run = 0
-        self._inside_function = 0
 
     # -- one graph --------------------------------------------------------------------------------
 
@@ -237,7 +198,6 @@ class Importer:
         stored: Mapping[str, onnx.TensorProto],
         outputs: Iterable[str],
     ) -> None:
-        """Run nodes and store their results in ``env``."""
         outputs = list(outputs)
         needed = ordered(nodes, env.keys() | stored.keys(), outputs)
         # Optional outputs that nothing reads are not requested from converters, some of which cannot provide
@@ -252,10 +212,6 @@ class Importer:
             for name, result in zip(node.output, results, strict=False):
                 if name:
                     env[name] = result
-                    # Names inside a definition of the standard are not the file's, and shape inference knows
-                    # nothing about them.
-                    if isinstance(result, OnnxValue) and not self._inside_function:
-                        self.made[name] = result.shape
 
     def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
         if name not in env:
@@ -312,11 +268,8 @@ class Importer:
         stored: Mapping[str, onnx.TensorProto],
         live: set[str],
     ) -> Sequence[Any]:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        opset = self.opsets.get(domain, 1)
-        convert = _find_converter(domain, node.op_type, opset)
-        body = None if convert else standard_function(node, domain, opset, self.model.graph)
-        if convert is None and body is None:
+        convert = _find_converter(node)
+        if convert is None:
             self._note_unsupported(node)
             return [_Failed() for _ in node.output]
         operands = [self._lookup(name, env, stored) if name else None for name in node.input]
@@ -326,11 +279,7 @@ class Importer:
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
         try:
-            if body is not None:
-                results = self._function(body, node, operands)
-            else:
-                assert convert is not None
-                results = convert(self._call(node, opset, operands, env, stored, live))
+            results = convert(self._call(node, operands, env, stored, live))
         except RecursionError:
             raise OnnxError(f"{label(node)} is nested too deep") from None
         except OnnxError as error:
@@ -345,14 +294,8 @@ class Importer:
         return [_Failed() for _ in node.output]
 
     def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
-        """Turn a constant that a node makes into a parameter if it is used as a weight."""
         name = node.output[index] if index < len(node.output) else ""
-        if (
-            name not in self.weights
-            or self._inside_function
-            or not isinstance(result, OnnxValue)
-            or result.data is None
-        ):
+        if name not in self.weights or not isinstance(result, OnnxValue) or result.data is None:
             return result
         if not self.weights.holds(name, result.data):
             return result
@@ -362,7 +305,6 @@ class Importer:
     def _call(
         self,
         node: onnx.NodeProto,
-        opset: int,
         operands: list[Any],
         env: dict[str, Any],
         stored: Mapping[str, onnx.TensorProto],
@@ -387,36 +329,13 @@ class Importer:
         return Call(
             op=node.op_type,
             name=node.name,
-            opset=opset,
             operands=operands,
             attributes={a.name: attribute_value(a, self.reader) for a in node.attribute},
             wanted=[name in live for name in node.output],
-            types=[self.types.get(name, 0) for name in node.input],
             builder=self.builder,
             batch=self.batch,
             run=run,
         )
-
-    def _function(
-        self, body: onnx.FunctionProto, node: onnx.NodeProto, operands: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """Return an operator that the standard defines in terms of others, evaluated by its definition."""
-        env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
-        # A definition is written in its own opset, which may be older than the file's.
-        opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
-        results = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
-        nodes = list(body.node)
-        for inner in nodes:  # optional operands that were left out
-            for i, name in enumerate(inner.input):
-                if name in body.input and name not in env:
-                    inner.input[i] = ""
-        self._inside_function += 1
-        try:
-            self._evaluate(nodes, env, {}, results)
-        finally:
-            self.opsets = opsets
-            self._inside_function -= 1
-        return tuple(env.get(name) for name in body.output)
 
     # -- what went wrong --------------------------------------------------------------------------
 
@@ -425,8 +344,7 @@ class Importer:
         self.unsupported.setdefault(name, []).append(node.name or (node.output[0] if node.output else "?"))
         for graph in subgraphs(node):
             for inner in graph.node:
-                domain = "" if inner.domain == "ai.onnx" else inner.domain
-                if _find_converter(domain, inner.op_type, self.opsets.get(domain, 1)) is None:
+                if _find_converter(inner) is None:
                     self._note_unsupported(inner)
 
     def _refuse(self) -> None:
@@ -437,7 +355,7 @@ class Importer:
             listed = "; ".join(
                 f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items())
             )
-            parts.append(f"operators that are not supported: {listed}")
+            parts.append(f"operators that are not supported, write the model without them: {listed}")
         parts += self.problems[:_LISTED]
         if len(self.problems) > _LISTED:
             parts.append(f"and {len(self.problems) - _LISTED} more")
@@ -451,7 +369,6 @@ class Importer:
 
 
 def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
-    """Return the matrices that rows are gathered from, by shape."""
     gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
     tables: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     for tensor in graph.initializer:
@@ -461,7 +378,6 @@ def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:
-    """Return the names that a subgraph may take from outside."""
     holder = onnx.NodeProto()
     attribute = holder.attribute.add()
     attribute.g.CopyFrom(graph)

@@ -14,8 +14,8 @@ from torch import fx
 
 from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
 from tensoropt.capture.onnx.importer import Importer, first_line
-from tensoropt.capture.onnx.reader import checked, read_model
-from tensoropt.capture.onnx.signature import Inferred, Input, bind_inputs, infer, with_loss
+from tensoropt.capture.onnx.reader import checked, newer, read_model
+from tensoropt.capture.onnx.signature import Input, bind_inputs, with_loss
 from tensoropt.capture.onnx.values import OnnxError, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import TensorReader
 
@@ -103,21 +103,18 @@ def _import(
         path = Path(source)
         model, folder = read_model(path), path.parent
     model = checked(model)
+    output_names = list(outputs) or [o.name for o in model.graph.output]
+    if not output_names:
+        raise OnnxError("it has no outputs")
+    model = newer(model, output_names)
     graph = model.graph
     inputs, batch = bind_inputs(graph, dims)
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
-    # A file whose fixed batch was replaced has the old one in constants of its shape arithmetic, so inference
-    # would contradict the import.
-    inferred = infer(model, inputs) if batch is None else Inferred()
-    importer = Importer(model, TensorReader(folder), device=device, batch=batch, types=inferred.types)
+    importer = Importer(model, TensorReader(folder), device=device, batch=batch)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
-    output_names = list(outputs) or [o.name for o in graph.output]
-    if not output_names:
-        raise OnnxError("it has no outputs")
     results = importer.convert(values, output_names)
-    inferred.check(importer.made)
     # After the pass, which determines the tables that an input indexes.
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
     notes = list(importer.notes)

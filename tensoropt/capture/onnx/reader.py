@@ -3,72 +3,28 @@ defined once.
 
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.
-
-The module also has the definitions of operators that the ONNX standard defines in terms of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
 import onnx.inliner
+import onnx.version_converter
 from google.protobuf.message import DecodeError
 
 from tensoropt.capture.onnx.values import OnnxError
 from tensoropt.units import format_bytes
 
-
-def standard_function(
-    node: onnx.NodeProto, domain: str, opset: int, graph: onnx.GraphProto
-) -> onnx.FunctionProto | None:
-    """Return the definition of a node's operator with the node's attributes substituted; None if it has none.
-
-    A definition that depends on the operands' types is not used here, because those operators have
-    converters.
-    """
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
-    if not schema.has_function:  # type: ignore[attr-defined]
-        return None
-    body = onnx.FunctionProto()
-    body.CopyFrom(schema.function_body)
-    attributes = {a.name: a for a in node.attribute}
-    defaults = {name: a.default_value for name, a in schema.attributes.items()}
-    for inner in body.node:
-        _bind(inner, attributes, defaults)
-    return body
-
-
-def _bind(
-    node: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
-) -> None:
-    """Replace references to the function's attributes with their values; drop those without a value."""
-    kept = []
-    for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            for inner in attribute.g.node:
-                _bind(inner, attributes, defaults)
-            kept.append(attribute)
-            continue
-        value = attributes.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
-        if value is None or value.type == onnx.AttributeProto.UNDEFINED:
-            continue
-        bound = onnx.AttributeProto()
-        bound.CopyFrom(value)
-        bound.name = attribute.name
-        kept.append(bound)
-    values = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
-    del node.attribute[:]
-    node.attribute.extend(values)
-
-
-_MIN_OPSET, _MAX_OPSET = 7, 28
-"""Below 7, broadcasting was a separate attribute; above the maximum, operators may have meanings that are not
-covered here."""
+_MIN_OPSET, _OPSET, _MAX_OPSET = 7, 18, 28
+"""Older files than ``_OPSET`` are converted to it. Below 7, broadcasting was a separate attribute; above the
+maximum, operators may have meanings that are not covered here."""
+_UNKNOWN = "unknown"
+_SMALL_BYTES = 4096
+"""The largest constants that the conversion sees with their values: axes, sizes, bounds."""
 MAX_NODES = 500_000
 """The most nodes after inlining. The largest exported language models have some tens of thousands."""
 _MAX_FILE_BYTES = 2**31
@@ -108,7 +64,7 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
     if not _MIN_OPSET <= opsets.get("", _MIN_OPSET) <= _MAX_OPSET:
         raise OnnxError(
             f"the file is written in opset {opsets['']}, but {_MIN_OPSET} to {_MAX_OPSET} are understood; "
-            "convert it with onnx.version_converter.convert_version"
+            "export it again"
         )
     _count(model)
     if model.functions:
@@ -118,6 +74,71 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
             raise OnnxError(f"its functions cannot be inlined: {error}") from error
         _count(model)
     return model
+
+
+def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
+    """Return the model in opset 18 or newer, with its constants as they are: only the nodes that ``outputs``
+    depend on are converted.
+
+    Raises:
+        OnnxError: onnx cannot convert it.
+    """
+    version = opsets_of(model).get("", _OPSET)
+    if version >= _OPSET:
+        return model
+    old, stored = model.graph, {tensor.name for tensor in model.graph.initializer}
+    bare = onnx.ModelProto(ir_version=max(model.ir_version, 8), opset_import=model.opset_import)
+    bare.graph.name = old.name
+    bare.graph.node.extend(ordered(old.node, {value.name for value in old.input} | stored, outputs))
+    for node in every_node(bare.graph):
+        # The converter asserts that it knows an operator; the import lists all that it does not know.
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, version):
+            node.domain = _UNKNOWN
+    for domain in {node.domain for node in every_node(bare.graph)} - {o.domain for o in bare.opset_import}:
+        bare.opset_import.add(domain=domain, version=1)
+    bare.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    bare.graph.input.extend(value for value in old.input if value.name not in stored)
+    for tensor in old.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < _SMALL_BYTES:
+            bare.graph.initializer.append(tensor)
+        else:
+            kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            bare.graph.input.append(kind)
+    try:
+        made = onnx.version_converter.convert_version(bare, _OPSET).graph
+    except Exception as error:  # the converter asserts
+        text = str(error).rpartition("failed: ")[2]
+        raise OnnxError(
+            f"onnx cannot convert it from opset {version} to {_OPSET} ({text}); export it in opset {_OPSET}"
+        ) from None
+    if version < 11:
+        # onnx leaves newer defaults to them.
+        for node in every_node(made):
+            if node.op_type == "Resize":
+                node.attribute.append(
+                    onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric")
+                )
+                node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+    for node in every_node(made):
+        node.domain = "" if node.domain == _UNKNOWN else node.domain
+    result = onnx.ModelProto(ir_version=bare.ir_version)
+    result.opset_import.extend(model.opset_import)
+    for entry in result.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = _OPSET
+    result.graph.CopyFrom(old)
+    del result.graph.node[:]
+    result.graph.node.extend(made.node)
+    result.graph.initializer.extend(t for t in made.initializer if t.name not in stored)
+    return result
+
+
+def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield a graph's nodes, each followed by those of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from every_node(inner)
 
 
 def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
@@ -134,7 +155,6 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _count(model: onnx.ModelProto) -> None:
-    """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
     # Counted before inlining, because functions that each call another one twice double with every level.
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     counts: dict[tuple[str, str, str], int] = {}
@@ -160,7 +180,7 @@ def _count(model: onnx.ModelProto) -> None:
 
 
 def ordered(
-    nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Iterable[str]
+    nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Sequence[str]
 ) -> list[onnx.NodeProto]:
     """Return the nodes that ``outputs`` depends on, each after the nodes that it reads.
 
@@ -172,69 +192,32 @@ def ordered(
     Raises:
         OnnxError: a name is defined twice or not at all, or nodes depend on each other in a cycle.
     """
-    maker: dict[str, onnx.NodeProto] = {}
-    for node in nodes:
-        for name in node.output:
-            if name and (name in maker or name in defined):
+    maker: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in maker or name in defined:
                 raise OnnxError(f"'{name}' is made twice, the second time by {label(node)}")
-            if name:
-                maker[name] = node
-    order: list[onnx.NodeProto] = []
-    state: dict[int, int] = {}  # 1: being visited, 2: done
-    for start in outputs:
-        if start in maker:
-            _visit(maker[start], maker, defined, state, order)
-        elif start not in defined:
-            raise OnnxError(f"the output '{start}' is made by no node")
-    position = {id(node): index for index, node in enumerate(nodes)}
-    in_order = sorted(order, key=lambda n: position[id(n)])
-    return in_order if _is_ordered(in_order, defined) else order
-
-
-def _visit(
-    start: onnx.NodeProto,
-    maker: dict[str, onnx.NodeProto],
-    defined: set[str],
-    state: dict[int, int],
-    order: list[onnx.NodeProto],
-) -> None:
-    """Visit depth first, without recursion: a chain of nodes may be longer than Python's stack."""
-    stack: list[tuple[onnx.NodeProto, Iterator[str]]] = []
-
-    def enter(node: onnx.NodeProto) -> None:
-        state[id(node)] = 1
-        stack.append((node, iter(reads(node))))
-
-    if id(start) in state:
-        return
-    enter(start)
-    while stack:
-        node, names = stack[-1]
-        for name in names:
-            if name in maker and state.get(id(maker[name])) != 2:
-                if state.get(id(maker[name])) == 1:
-                    circle = [n for n, _ in stack]
-                    raise OnnxError(
-                        f"nodes depend on each other in a circle: {label(maker[name])} needs {label(node)}, "
-                        f"which needs it ({len(circle)} nodes are involved at most)"
-                    )
-                enter(maker[name])
-                break
-            if name not in maker and name not in defined:
-                raise OnnxError(f"{label(node)} reads '{name}', which nothing makes")
-        else:
-            state[id(node)] = 2
-            order.append(node)
-            stack.pop()
-
-
-def _is_ordered(nodes: Sequence[onnx.NodeProto], defined: set[str]) -> bool:
-    made = set(defined)
-    for node in nodes:
-        if not made.issuperset(reads(node)):
-            return False
-        made.update(node.output)
-    return True
+            maker[name] = place
+    for name in outputs:
+        if name not in maker and name not in defined:
+            raise OnnxError(f"the output '{name}' is made by no node")
+    before: dict[int, list[int]] = {}
+    todo = [maker[name] for name in outputs if name in maker]
+    while todo:
+        place = todo.pop()
+        if place not in before:
+            for name in reads(nodes[place]):
+                if name not in maker and name not in defined:
+                    raise OnnxError(f"{label(nodes[place])} reads '{name}', which nothing makes")
+            before[place] = [maker[name] for name in reads(nodes[place]) if name in maker]
+            todo += before[place]
+    if all(earlier < place for place, read in before.items() for earlier in read):
+        return [nodes[place] for place in sorted(before)]
+    try:
+        return [nodes[place] for place in TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        circle = " needs ".join(label(nodes[place]) for place in error.args[1][:2])
+        raise OnnxError(f"nodes depend on each other in a circle: {circle}") from None
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

@@ -36,12 +36,6 @@ FOLDED_BYTES = 2**31
 Tile)."""
 
 
-_WIDE_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-"""Types that PyTorch stores and moves, but for which it has little arithmetic."""
-_TRIED_ELEMENTS = 2**22
-"""The most elements of a call on these types that is tried at import."""
-
-
 Traced = Any
 """Static type of an :class:`OnnxValue` in converters: to them, and to PyTorch's own functions, a tensor."""
 
@@ -249,13 +243,7 @@ class FxBuilder:
         if fold and all(v.data is not None for v in operands):
             # Before it is computed: the meta result shows how much memory it will take.
             self._allow(meta, operands)
-            try:
-                data = self._run(func, args, kwargs, lambda v: v.data)
-            except NotImplementedError:
-                raise _no_kernel(func, operands) from None
-            return self._wrap(meta, data, None)
-        if any(v.dtype in _WIDE_UNSIGNED for v in operands):
-            self._try_unsigned(func, args, kwargs, meta, operands)
+            return self._wrap(meta, self._run(func, args, kwargs, lambda v: v.data), None)
         args, kwargs = pytree.tree_map(
             lambda v: self.node(v) if isinstance(v, OnnxValue) else v, (args, kwargs)
         )
@@ -268,18 +256,6 @@ class FxBuilder:
         plain = pytree.tree_map(lambda v: of(v) if isinstance(v, OnnxValue) else v, (args, kwargs))
         with torch.no_grad():
             return func(*plain[0], **plain[1])
-
-    def _try_unsigned(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[OnnxValue]
-    ) -> None:
-        """Run the call on ones, since shapes alone do not show that PyTorch has no arithmetic for a type."""
-        tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
-        if sum(t.numel() for t in tensors) > _TRIED_ELEMENTS:
-            raise _no_kernel(func, operands)
-        try:
-            self._run(func, args, kwargs, lambda v: torch.ones(v.shape, dtype=v.dtype))
-        except NotImplementedError:
-            raise _no_kernel(func, operands) from None
 
     def _allow(self, meta: Any, operands: list[OnnxValue]) -> None:
         shared = {v.meta.untyped_storage()._cdata for v in operands}
@@ -322,13 +298,6 @@ class FxBuilder:
         return value.node
 
 
-def _no_kernel(func: Callable[..., Any], operands: list[OnnxValue]) -> OnnxError:
-    types = ", ".join(sorted({str(v.dtype).removeprefix("torch.") for v in operands}))
-    name = getattr(func, "__name__", str(func))
-    return OnnxError(f"PyTorch cannot compute {name} of {types}; cast to int64 before")
-
-
 def _identifier(name: str) -> str:
-    """Return an ONNX name as a Python identifier."""
     cleaned = re.sub(r"\W", "_", name)
     return cleaned if cleaned[:1].isalpha() or cleaned.startswith("_") else f"v_{cleaned}"

@@ -1,23 +1,13 @@
-"""The constants of a file that are weights, and therefore trainable parameters.
+"""The constants of a file, read and checked, and which of them are weights that train.
 
-Files of PyTorch's newer exporter declare this for constants that they copied unchanged. For all others, the
-use of a float constant with more than one element decides. A constant is a weight if it is in a position that
-holds a weight by the operator's meaning (a convolution's kernel, a matrix, an embedding's table, a norm's
-scale), or if it is added to, multiplied with or concatenated with something. Statistics of a batch norm,
-masks, positions, sizes, clipping bounds, and constants that are subtracted or divided by (image
-normalisation) do not train and become buffers.
-
-Read ``TensorProto`` as ``torch.Tensor``; sizes are checked against the available bytes before any are
-read.
-
-External data is read only from files next to the model: a path that leads out of the model's folder, through
-``..`` or a link, is refused.
+Files of PyTorch's newer exporter say it; in others the position of a constant in an operator decides, or its
+values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +16,7 @@ import numpy as np
 import onnx
 import torch
 
-from tensoropt.capture.onnx.reader import subgraphs
+from tensoropt.capture.onnx.reader import every_node
 from tensoropt.capture.onnx.values import OnnxError
 
 _T = onnx.TensorProto
@@ -40,64 +30,23 @@ _DTYPES: dict[Any, torch.dtype] = {
     _T.INT32: torch.int32,
     _T.INT64: torch.int64,
     _T.UINT8: torch.uint8,
-    _T.UINT16: torch.uint16,
-    _T.UINT32: torch.uint32,
-    _T.UINT64: torch.uint64,
     _T.BOOL: torch.bool,
-    _T.COMPLEX64: torch.complex64,
-    _T.COMPLEX128: torch.complex128,
 }
-
-
-@dataclass(frozen=True)
-class _Narrow:
-    """An element type for which PyTorch has no arithmetic, and its representation in memory here.
-
-    Attributes:
-        bits: bits per element in the file, if several elements share a byte.
-        dtype: the PyTorch type that can represent all its values.
-        bounds: its range, for whole numbers, if ``dtype`` has another one.
-        rounding: the dtype that rounds in the same way, for floats of eight bits.
-    """
-
-    bits: int
-    dtype: torch.dtype
-    bounds: tuple[int, int] | None = None
-    rounding: torch.dtype | None = None
-
-
-_NARROW = {
-    "INT4": _Narrow(4, torch.int8, (-8, 7)),
-    "UINT4": _Narrow(4, torch.uint8, (0, 15)),
-    "INT2": _Narrow(2, torch.int8, (-2, 1)),
-    "UINT2": _Narrow(2, torch.uint8, (0, 3)),
-    "FLOAT4E2M1": _Narrow(4, torch.float32),
-    "FLOAT8E4M3FN": _Narrow(8, torch.float32, rounding=torch.float8_e4m3fn),
-    "FLOAT8E4M3FNUZ": _Narrow(8, torch.float32, rounding=torch.float8_e4m3fnuz),
-    "FLOAT8E5M2": _Narrow(8, torch.float32, rounding=torch.float8_e5m2),
-    "FLOAT8E5M2FNUZ": _Narrow(8, torch.float32, rounding=torch.float8_e5m2fnuz),
-    "FLOAT8E8M0": _Narrow(8, torch.float32),
+_TYPED_FIELDS: dict[Any, str] = {
+    _T.FLOAT: "float_data",
+    _T.DOUBLE: "double_data",
+    _T.INT64: "int64_data",
 }
-NARROW: dict[int, _Narrow] = {_T.DataType.Value(n): t for n, t in _NARROW.items() if hasattr(_T, n)}
-"""The narrow types by ONNX's number of the type; older packages lack some of them."""
-_TYPED_FIELDS: dict[Any, tuple[str, int]] = {
-    _T.FLOAT: ("float_data", 1),
-    _T.DOUBLE: ("double_data", 1),
-    _T.INT64: ("int64_data", 1),
-    _T.UINT32: ("uint64_data", 1),
-    _T.UINT64: ("uint64_data", 1),
-    _T.COMPLEX64: ("float_data", 2),
-    _T.COMPLEX128: ("double_data", 2),
-}
+"""The field with a tensor's numbers if they are not raw bytes; ``int32_data`` for all other types."""
 
 
 def torch_dtype(code: int, label: str) -> torch.dtype:
     """Return the PyTorch dtype that holds an ONNX element type.
 
     Raises:
-        OnnxError: there is none (strings).
+        OnnxError: there is none (text), or none that computes (complex, wide unsigned, a few bits).
     """
-    dtype = NARROW[code].dtype if code in NARROW else _DTYPES.get(code)
+    dtype = _DTYPES.get(code)
     if dtype is None:
         in_standard = code in _T.DataType.values()
         name = _T.DataType.Name(code) if in_standard else f"number {code}"  # type: ignore[arg-type]
@@ -105,29 +54,7 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
     return dtype
 
 
-def rounded(x: Any, code: int, saturate: bool) -> Any:
-    """Return ``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
-
-    Args:
-        saturate: values that are too large become the largest number, instead of infinity or NaN.
-
-    Raises:
-        OnnxError: nothing here rounds in the way of that type.
-    """
-    x, narrow = x.to(torch.float32), NARROW[code]
-    if narrow.rounding is not None:
-        most = torch.finfo(narrow.rounding).max
-        return (torch.clamp(x, -most, most) if saturate else x).to(narrow.rounding).to(torch.float32)
-    if narrow.bits != 4:
-        raise OnnxError(f"conversion to {_T.DataType.Name(code)} cannot be imported")  # type: ignore[arg-type]
-    # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even.
-    size = torch.nan_to_num(torch.clamp(torch.abs(x), max=6.0), nan=0.0)
-    step = torch.where(torch.lt(size, 2.0), 0.5, torch.where(torch.lt(size, 4.0), 1.0, 2.0))
-    return torch.copysign(torch.round(size / step) * step, x)
-
-
 def _dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
-    """Return a tensor's shape; raise :class:`OnnxError` for negative sizes."""
     dims = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in dims):
         raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")
@@ -152,7 +79,7 @@ class TensorReader:
         if len(shape) > 64:
             raise OnnxError(f"{label} has {len(shape)} dims; at most 64 make sense")
         elements = math.prod(shape)
-        expected = _stored_bytes(tensor.data_type, dtype, elements)
+        expected = elements * dtype.itemsize
         if tensor.data_location == _T.EXTERNAL:
             path, offset, length = self._external(tensor)
             if length != expected:
@@ -167,14 +94,11 @@ class TensorReader:
                     f"{len(tensor.raw_data)}; it is corrupt"
                 )
         else:
-            field, per_element = _TYPED_FIELDS.get(tensor.data_type, ("int32_data", 1))
-            count = len(getattr(tensor, field))
-            # Complex numbers take two entries each; narrow ones share one, just as they share a byte.
-            needed = expected if tensor.data_type in NARROW else elements * per_element
-            if count != needed:
+            count = len(getattr(tensor, _TYPED_FIELDS.get(tensor.data_type, "int32_data")))
+            if count != elements:
                 raise OnnxError(
-                    f"{label} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
-                    "is corrupt"
+                    f"{label} of shape {list(shape)} needs {elements} numbers, but the file holds {count}; "
+                    "it is corrupt"
                 )
         return shape, dtype
 
@@ -191,18 +115,12 @@ class TensorReader:
             with path.open("rb") as stream:
                 stream.seek(offset)
                 data = stream.read(length)
-            if tensor.data_type in NARROW:
-                inside = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=data)
-                return _narrow(inside, dtype, shape)
             return _from_bytes(data, dtype, shape)
-        if tensor.data_type in NARROW:
-            return _narrow(tensor, dtype, shape)
         if tensor.HasField("raw_data"):
             return _from_bytes(tensor.raw_data, dtype, shape)
         return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-        """Return the (file, offset, bytes) of external data, checked."""
         label = f"the external data of tensor '{tensor.name}'"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
@@ -241,18 +159,6 @@ class TensorReader:
         return path, offset, length
 
 
-def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
-    return -(-elements * NARROW[code].bits // 8) if code in NARROW else elements * dtype.itemsize
-
-
-def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return values that share bytes, or for which NumPy has no type, as the package itself reads them."""
-    if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
-    array = onnx.numpy_helper.to_array(tensor)
-    return torch.from_numpy(array.astype(str(dtype).removeprefix("torch.")).copy()).reshape(shape)
-
-
 def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
@@ -283,30 +189,18 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
-    "DeformConv": (1, 3),
     "Einsum": tuple(range(64)),
     "GRU": (1, 2, 3),
     "Gather": (0,),
     "Gemm": (0, 1, 2),
     "GroupNormalization": (1, 2),
     "InstanceNormalization": (1, 2),
-    "LSTM": (1, 2, 3, 7),
+    "LSTM": (1, 2, 3),
     "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
     "PRelu": (1,),
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3),
-    "SimplifiedLayerNormalization": (1,),
-    # com.microsoft
-    "Attention": (1, 2),
-    "BiasGelu": (1,),
-    "EmbedLayerNormalization": (2, 3, 4, 5, 6),
-    "FastGelu": (1,),
-    "FusedConv": (1, 2),
-    "FusedGemm": (0, 1, 2),
-    "FusedMatMul": (0, 1),
-    "SkipLayerNormalization": (2, 3, 4),
-    "SkipSimplifiedLayerNormalization": (2, 3),
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
 """Calls whose operands may be a weight, but may also be a mask or a grid of positions: their values
@@ -404,7 +298,7 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
     Sizes and values are examined later, by :meth:`_TrainedConstants.holds`.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in _all_nodes(graph):
+    for node in every_node(graph):
         for position, name in enumerate(node.input):
             if name:
                 uses.setdefault(name, []).append((node, position))
@@ -433,15 +327,8 @@ def _is_mask(data: torch.Tensor) -> bool:
 def _leaves(graph: onnx.GraphProto) -> Iterator[str]:
     for tensor in graph.initializer:
         yield tensor.name
-    made: Mapping[str, str] = {n.output[0]: n.op_type for n in _all_nodes(graph) if n.output}
-    yield from (name for name, op in made.items() if op in ("Constant", _GENERATED, "DequantizeLinear"))
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _all_nodes(inner)
+    made: Mapping[str, str] = {n.output[0]: n.op_type for n in every_node(graph) if n.output}
+    yield from (name for name, op in made.items() if op in ("Constant", _GENERATED))
 
 
 def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:

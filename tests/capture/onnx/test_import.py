@@ -221,6 +221,12 @@ VERSIONS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], int, Any]] = {
         9,
         lambda x: F.interpolate(x, scale_factor=2),
     ),
+    "resize 10": (
+        [node("Resize", "x s", "y", mode="nearest")],
+        {"s": np.float32([1, 1, 1.7, 0.6])},
+        10,
+        lambda x: F.interpolate(x, scale_factor=(1.7, 0.6)),
+    ),
     "resize 11": (
         [
             node(
@@ -281,6 +287,12 @@ def test_version(case: str) -> None:
     torch.testing.assert_close(ran(imported.module, X)[0], expected(X))
 
 
+def test_old_images_are_not_resized_in_another_way() -> None:
+    nodes, scales = [node("Upsample", "x s", "y", mode="linear")], {"s": np.float32([1, 1, 2, 2])}
+    with pytest.raises(OnnxError, match="linear, asymmetric"):
+        import_onnx(model(nodes, {"x": [2, 3, 8, 8]}, ["y"], scales, opset=9))
+
+
 def test_shape_arithmetic_leaves_no_node() -> None:
     nodes, constants, opset, _ = VERSIONS["shape arithmetic"]
     module = import_onnx(model(nodes, {"x": [2, 3, 8, 8]}, ["y"], constants, opset=opset)).module
@@ -331,42 +343,3 @@ def test_functions_of_the_file_are_inlined() -> None:
     proto.opset_import.append(helper.make_opsetid("here", 1))
     x = torch.randn(4)
     torch.testing.assert_close(ran(import_onnx(proto).module, x)[0], 2 * x)
-
-
-# -- ONNX Runtime's fused operators ---------------------------------------------------------------
-
-
-def ms(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    made = node(op, inputs, outputs, **attributes)
-    made.domain = "com.microsoft"
-    return made
-
-
-def test_fused_attention_and_skip_norm() -> None:
-    x, w, b = torch.randn(2, 5, 8), weight(8, 24), weight(24)
-    nodes = [
-        ms("Attention", "x w b", "a", num_heads=2),
-        ms("SkipLayerNormalization", "a x g h", "y", epsilon=1e-5),
-    ]
-    constants = {"w": w, "b": b, "g": weight(8), "h": weight(8)}
-    imported = import_onnx(model(nodes, {"x": [2, 5, 8]}, ["y"], constants))
-    q, k, v = (x @ torch.from_numpy(w) + torch.from_numpy(b)).split(8, 2)
-    heads = [t.view(2, 5, 2, 4).transpose(1, 2) for t in (q, k, v)]
-    attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(2, 5, 8)
-    expected = F.layer_norm(attended + x, (8,), torch.from_numpy(weight(8)), torch.from_numpy(weight(8)))
-    torch.testing.assert_close(ran(imported.module, x)[0], expected)
-    assert len(list(imported.module.parameters())) == 4
-
-
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        ("Gelu", F.gelu),
-        ("QuickGelu", lambda x: x * torch.sigmoid(1.702 * x)),
-        ("FastGelu", lambda x: F.gelu(x, approximate="tanh")),
-    ],
-)
-def test_fused_activations(op: str, expected: Any) -> None:
-    x = torch.randn(4)
-    got = ran(import_onnx(model([ms(op, "x", "y")], {"x": [4]}, ["y"])).module, x)[0]
-    torch.testing.assert_close(got, expected(x))

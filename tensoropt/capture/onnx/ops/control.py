@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.importer import Call, converter
 from tensoropt.capture.onnx.values import DataDependentError, OnnxError
 
 _MAX_ITERATIONS = 4096
@@ -25,7 +25,7 @@ def _if_(call: Call) -> Any:
 
 
 @converter("Loop")
-def loop(call: Call) -> Any:
+def _loop(call: Call) -> Any:
     assert call.run is not None
     body = call.attribute("body")
     count = int(call.scalar(0, _MAX_ITERATIONS + 1, "trip count"))
@@ -49,45 +49,3 @@ def loop(call: Call) -> Any:
     if any(not items for items in collected):
         raise OnnxError("it never runs, so its collected outputs have no shape")
     return (*state, *(torch.stack(items, 0) for items in collected))
-
-
-@converter("Scan", since=9)
-def scan(call: Call) -> Any:
-    assert call.run is not None
-    body, scanned = call.attribute("body"), int(call.attribute("num_scan_inputs"))
-    states = len(call) - scanned
-    state, inputs = [call[i] for i in range(states)], [call[states + i] for i in range(scanned)]
-    outs = len(body.output) - states
-    in_axes = call.attribute("scan_input_axes") or [0] * scanned
-    in_axes = [positive(a, x.ndim) for a, x in zip(in_axes, inputs, strict=True)]
-    backwards = call.attribute("scan_input_directions") or [0] * scanned
-    length = inputs[0].shape[in_axes[0]]
-    if length > _MAX_ITERATIONS:
-        raise OnnxError(f"it runs {length} times; at most {_MAX_ITERATIONS} are unrolled")
-    collected: list[list[Any]] = [[] for _ in range(outs)]
-    for step in range(length):
-        rows = [
-            torch.select(x, a, length - 1 - step if back else step)
-            for x, a, back in zip(inputs, in_axes, backwards, strict=True)
-        ]
-        results = call.run(body, [*state, *rows])
-        state = results[:states]
-        for items, result in zip(collected, results[states:], strict=True):
-            items.append(result)
-    out_axes = call.attribute("scan_output_axes") or [0] * outs
-    turned = call.attribute("scan_output_directions") or [0] * outs
-    stacked = [
-        torch.stack(items[::-1] if back else items, axis)
-        for items, axis, back in zip(collected, out_axes, turned, strict=True)
-    ]
-    return (*state, *stacked)
-
-
-@converter("OptionalHasElement")
-def _optional_has_element(call: Call) -> Any:
-    return call.builder.constant(call.optional(0) is not None)
-
-
-@converter("Optional", "OptionalGetElement")
-def _optional_element(call: Call) -> Any:
-    return (call[0],)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -103,24 +102,10 @@ def _scattered(call: Call, x: Traced, axis: int, index: Traced, updates: Traced)
     return torch.scatter_reduce(x, axis, index, updates, _REDUCTIONS[reduction])
 
 
-@converter("ScatterElements", "Scatter")
+@converter("ScatterElements")
 def _scatter_elements(call: Call) -> Traced:
     axis = call.dim()
     return _scattered(call, call[0], axis, _counted_from_front(call[1], call[0].shape[axis]), call[2])
-
-
-@converter("TensorScatter")
-def _tensor_scatter(call: Call) -> Traced:
-    past, update = call[0], call[1]
-    axis = positive(call.attribute("axis", -2), past.ndim)
-    steps = torch.arange(update.shape[axis]).reshape(-1, *(1,) * (past.ndim - axis - 1))
-    start = call.optional(2)
-    places: Any = call.builder.known(steps)
-    if start is not None:
-        places = start.reshape(-1, *(1,) * (past.ndim - 1)) + places
-    if call.attribute("mode", "linear") == "circular":
-        places = torch.remainder(places, past.shape[axis])
-    return torch.scatter(past, axis, places.to(torch.int64).method("expand", list(update.shape)), update)
 
 
 @converter("Where")
@@ -147,28 +132,6 @@ def _trilu(call: Call) -> Traced:
     return keep(call[0], int(call.scalar(1, 0, "diagonal")))
 
 
-@converter("ReverseSequence")
-def _reverse_sequence(call: Call) -> Traced:
-    x, lengths = call[0], call.ints(1, "lengths")
-    time, batch = call.attribute("time_axis", 0), call.attribute("batch_axis", 1)
-    size = x.shape[time]
-    order = np.tile(np.arange(size), (len(lengths), 1))
-    for row, length in zip(order, lengths, strict=True):
-        row[:length] = row[:length][::-1].copy()
-    index = torch.from_numpy(order if batch < time else order.T.copy())
-    index = index.reshape(*index.shape, *(1,) * (x.ndim - 2))
-    return torch.gather(x, time, call.builder.known(index).method("expand", list(x.shape)))
-
-
-@converter("Compress")
-def _compress(call: Call) -> Traced:
-    chosen = call.known(1, "condition").reshape(-1).nonzero().reshape(-1)
-    x, axis = call[0], call.attribute("axis")
-    if axis is None:
-        x, axis = x.reshape(x.numel), 0
-    return torch.index_select(x, positive(axis, x.ndim), call.builder.known(chosen))
-
-
 @converter("NonZero")
 def _non_zero(call: Call) -> Traced:
     value = call[0]
@@ -179,38 +142,3 @@ def _non_zero(call: Call) -> Traced:
         )
     call.builder.reserve(value.numel * value.ndim * 8)
     return call.builder.known(value.data.nonzero().t().contiguous())
-
-
-@converter("NonMaxSuppression")
-def _non_max_suppression(call: Call) -> Traced:
-    raise DataDependentError(
-        "how many boxes it keeps depends on the values of an input, so the shapes of what "
-        "follows are not fixed"
-    )
-
-
-@converter("Unique")
-def unique(call: Call) -> Any:
-    value, axis = call.known(0, "input").numpy(), call.attribute("axis")
-    unique_values, first, inverse, counts = np.unique(
-        value, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
-    if not call.attribute("sorted", 1):
-        order = np.argsort(first)
-        unique_values = np.take(unique_values, order, axis=axis or 0)
-        first, counts = first[order], counts[order]
-        inverse = np.argsort(order)[inverse]
-    arrays = (unique_values, first, inverse.reshape(-1), counts)
-    return tuple(call.builder.known(torch.from_numpy(np.ascontiguousarray(a))) for a in arrays)
-
-
-@converter("Col2Im")
-def col2im(call: Call) -> Traced:
-    image, block = call.ints(1, "image shape"), call.ints(2, "block shape")
-    if len(image) != 2:
-        raise OnnxError("only images of two spatial dims can be put together")
-    pads = call.attribute("pads") or [0, 0, 0, 0]
-    if pads[:2] != pads[2:]:
-        raise OnnxError("uneven pads cannot be imported")
-    dilations, strides = call.attribute("dilations") or [1, 1], call.attribute("strides") or [1, 1]
-    return F.fold(call[0], *(tuple(v) for v in (image, block, dilations, pads[:2], strides)))

@@ -18,7 +18,7 @@ _CONSTANTS = ("value_float", "value_floats", "value_int", "value_ints")
 
 
 @converter("Constant")
-def constant(call: Call) -> Traced:
+def _constant(call: Call) -> Traced:
     value = call.attribute("value")
     if value is not None:
         return call.builder.known(value)
@@ -30,19 +30,19 @@ def constant(call: Call) -> Traced:
 
 
 @converter("Identity")
-def identity(call: Call) -> Traced:
+def _identity(call: Call) -> Traced:
     return call[0]
 
 
 @converter("Shape")
-def shape(call: Call) -> Traced:
+def _shape(call: Call) -> Traced:
     sizes = call[0].shape
     start, end = call.attribute("start", 0), call.attribute("end", len(sizes))
     return call.builder.constant(list(sizes)[start:end], torch.int64)
 
 
 @converter("Size")
-def size(call: Call) -> Traced:
+def _size(call: Call) -> Traced:
     return call.builder.constant(call[0].numel, torch.int64)
 
 
@@ -69,7 +69,7 @@ def _eye_like(call: Call) -> Traced:
 
 
 @converter("Range")
-def _range_(call: Call) -> Traced:
+def _range(call: Call) -> Traced:
     start, limit, delta = (call.scalar(i, role=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
@@ -85,7 +85,7 @@ def _range_(call: Call) -> Traced:
 
 
 @converter("Reshape")
-def reshape(call: Call) -> Traced:
+def _reshape(call: Call) -> Traced:
     x, target = call[0], call.ints(1, "shape")
     if not call.attribute("allowzero", 0):
         if any(s == 0 and i >= x.ndim for i, s in enumerate(target)):
@@ -112,7 +112,7 @@ def _for_batch(call: Call, x: Traced, target: list[int]) -> list[int]:
 
 
 @converter("Flatten")
-def flatten(call: Call) -> Traced:
+def _flatten(call: Call) -> Traced:
     x = call[0]
     axis = call.attribute("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
@@ -129,17 +129,8 @@ def _transpose(call: Call) -> Traced:
 
 
 @converter("Squeeze", "Unsqueeze")
-def _squeeze_attribute(call: Call) -> Traced:
-    return _squeezed(call, call.attribute("axes"))
-
-
-@converter("Squeeze", "Unsqueeze", since=13)
 def _squeeze(call: Call) -> Traced:
-    return _squeezed(call, call.ints_or(1, None, "axes"))
-
-
-def _squeezed(call: Call, axes: Sequence[int] | None) -> Traced:
-    x = call[0]
+    x, axes = call[0], call.ints_or(1, None, "axes")
     if call.op == "Squeeze":
         dims = [i for i, s in enumerate(x.shape) if s == 1] if axes is None else axes
         dims = [positive(d, x.ndim) for d in dims]
@@ -157,7 +148,7 @@ def _squeezed(call: Call, axes: Sequence[int] | None) -> Traced:
 
 
 @converter("Expand")
-def expand(call: Call) -> Traced:
+def _expand(call: Call) -> Traced:
     x, target = call[0], call.ints(1, "shape")
     sizes = list(torch.broadcast_shapes(x.shape, target))
     return x if sizes == list(x.shape) else x.method("expand", sizes)
@@ -180,62 +171,31 @@ def _depth_to_space(call: Call) -> Traced:
     return parts.reshape(n, c // block**2, h * block, w * block)
 
 
-@converter("SpaceToDepth")
-def _space_to_depth(call: Call) -> Traced:
-    x, block = call[0], call.attribute("blocksize")
-    n, c, h, w = x.shape
-    order = (0, 1, 3, 5, 2, 4) if call.attribute("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
-    parts = x.reshape(n, c, h // block, block, w // block, block).permute(*order)
-    return parts.reshape(n, c * block**2, h // block, w // block)
-
-
 # -- joining and cutting --------------------------------------------------------------------------
 
 
 @converter("Concat")
-def concat(call: Call) -> Traced:
+def _concat(call: Call) -> Traced:
     parts = [call[i] for i in range(len(call))]
     return parts[0] if len(parts) == 1 else torch.cat(parts, call.dim())
 
 
 @converter("Split")
-def _split_attribute(call: Call) -> Any:
-    return _split(call, call.attribute("split"), None)
-
-
-@converter("Split", since=13)
-def split(call: Call) -> Any:
-    return _split(call, call.ints_or(1, None, "sizes"), call.attribute("num_outputs"))
-
-
-def _split(call: Call, sizes: list[int] | None, parts: int | None) -> Any:
-    x, axis = call[0], call.dim()
+def _split(call: Call) -> Any:
+    x, axis, sizes = call[0], call.dim(), call.ints_or(1, None, "sizes")
     if sizes is None:
-        count = parts or len(call.wanted)
-        # Rounded up, with a smaller last part, as in the standard since opset 18.
+        count = call.attribute("num_outputs") or len(call.wanted)
+        # Rounded up, with a smaller last part.
         each = -(-x.shape[axis] // count)
         sizes = [min(each, x.shape[axis] - i * each) for i in range(count)]
     return torch.split(x, sizes, axis)
 
 
 @converter("Slice")
-def _slice_attributes(call: Call) -> Traced:
-    starts, ends = call.attribute("starts"), call.attribute("ends")
-    axes = call.attribute("axes") or list(range(len(starts)))
-    return _sliced(call[0], starts, ends, axes, [1] * len(starts))
-
-
-@converter("Slice", since=10)
-def _slice_(call: Call) -> Traced:
-    starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
+def _slice(call: Call) -> Traced:
+    x, starts, ends = call[0], call.ints(1, "starts"), call.ints(2, "ends")
     axes = call.ints_or(3, list(range(len(starts))), "axes")
     steps = call.ints_or(4, [1] * len(starts), "steps")
-    return _sliced(call[0], starts, ends, axes, steps)
-
-
-def _sliced(
-    x: Traced, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
-) -> Traced:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
             raise OnnxError("its step is 0")
@@ -264,17 +224,8 @@ def _stepped(x: Traced, dim: int, first: int, count: int, step: int) -> Traced:
 
 
 @converter("Pad")
-def _pad_attributes(call: Call) -> Traced:
-    return _padded(call, call.attribute("pads"), call.attribute("value", 0.0), None)
-
-
-@converter("Pad", since=11)
-def pad(call: Call) -> Traced:
-    return _padded(call, call.ints(1, "pads"), call.scalar(2, 0, "value"), call.ints_or(3, None, "axes"))
-
-
-def _padded(call: Call, pads: Sequence[int], value: Any, axes: Sequence[int] | None) -> Traced:
-    x = call[0]
+def _pad(call: Call) -> Traced:
+    x, pads, axes = call[0], call.ints(1, "pads"), call.ints_or(3, None, "axes")
     dims = list(range(x.ndim)) if axes is None else [positive(a, x.ndim) for a in axes]
     if len(pads) != 2 * len(dims):
         raise OnnxError(f"it has {len(pads)} pads for {len(dims)} dims; each needs two")
@@ -283,7 +234,7 @@ def _padded(call: Call, pads: Sequence[int], value: Any, axes: Sequence[int] | N
         begin[dim], end[dim] = pads[i], pads[i + len(dims)]
     mode = call.attribute("mode", "constant")
     if mode == "constant":
-        return pad_constant(x, [(begin[d], end[d]) for d in range(x.ndim)], value)
+        return pad_constant(x, [(begin[d], end[d]) for d in range(x.ndim)], call.scalar(2, 0, "value"))
     for dim in range(x.ndim):
         x = _pad_by_copies(x, dim, begin[dim], end[dim], mode)
     return x
@@ -302,37 +253,18 @@ def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> 
     return F.pad(x, flat, value=value)
 
 
-_COPIED = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
-
-
 def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> Traced:
     """Reflect, edge and wrap padding: the index that each position of the result copies is known."""
     if before == after == 0:
         return x
-    if mode not in _COPIED:
+    if mode not in ("reflect", "edge", "wrap"):
         raise OnnxError(f"its mode '{mode}' is unknown")
     cut = max(-before, 0), max(-after, 0)
     x = torch.narrow(x, dim, cut[0], x.shape[dim] - sum(cut)) if any(cut) else x
     before, after = max(before, 0), max(after, 0)
     x.builder.reserve((before + after) * 8)
-    index = np.pad(np.arange(x.shape[dim]), (before, after), mode=_COPIED[mode])  # type: ignore[call-overload]
+    index = np.pad(np.arange(x.shape[dim]), (before, after), mode=mode)  # type: ignore[call-overload]
     return torch.index_select(x, dim, x.builder.constant(index, torch.int64))
-
-
-@converter("CenterCropPad")
-def _center_crop_pad(call: Call) -> Traced:
-    x, sizes = call[0], call.ints(1, "shape")
-    axes = [positive(a, x.ndim) for a in call.attribute("axes") or range(x.ndim)]
-    for dim, target in zip(axes, sizes, strict=True):
-        have = x.shape[dim]
-        if have > target:
-            x = torch.narrow(x, dim, (have - target) // 2, target)
-        elif have < target:
-            before = (target - have) // 2
-            pads = [(0, 0)] * x.ndim
-            pads[dim] = (before, target - have - before)
-            x = pad_constant(x, pads)
-    return x
 
 
 # -- sequences, as far as they are known -----------------------------------------------------------
@@ -343,34 +275,9 @@ def _sequence_construct(call: Call) -> Any:
     return ([call[i] for i in range(len(call))],)
 
 
-@converter("SequenceEmpty")
-def _sequence_empty(call: Call) -> Any:
-    return ([],)
-
-
 @converter("SequenceAt")
 def _sequence_at(call: Call) -> Traced:
     return call[0][int(call.scalar(1, role="position"))]
-
-
-@converter("SequenceLength")
-def _sequence_length(call: Call) -> Traced:
-    return call.builder.constant(len(call[0]), torch.int64)
-
-
-@converter("SequenceInsert")
-def _sequence_insert(call: Call) -> Any:
-    items = list(call[0])
-    position = int(call.scalar(2, len(items), "position"))
-    items.insert(position + len(items) if position < 0 else position, call[1])
-    return (items,)
-
-
-@converter("SequenceErase")
-def _sequence_erase(call: Call) -> Any:
-    items = list(call[0])
-    del items[int(call.scalar(1, -1, "position"))]
-    return (items,)
 
 
 @converter("SplitToSequence")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement import Placement, PlacementProblem, simulate_placement
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.units import format_seconds
 
@@ -33,21 +34,19 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
         yield from _method(name, problem, seed)
 
 
-def fastest_heuristic(problem: PlacementProblem, seed: int) -> tuple[str, SimulatedPlacement] | None:
-    """Return the heuristics' fastest placement that fits, and the heuristic; None if none fits."""
-    simulated = (
-        (name, simulate_placement(problem, placement)) for name, placement in heuristics(problem, seed)
-    )
-    fitting = [(name, each) for name, each in simulated if each.fits()]
-    return min(fitting, key=lambda pair: pair[1].time_s, default=None)
-
-
 def faster_heuristic(problem: PlacementProblem, seed: int, time_s: float) -> str:
     """Return a note that names a heuristic whose placement is faster than ``time_s``; "" if there is none."""
-    fastest = fastest_heuristic(problem, seed)
-    if fastest is None or fastest[1].time_s >= time_s:
-        return ""
-    return f"{fastest[0]} is faster: {format_seconds(fastest[1].time_s)}"
+    simulated = ((simulate_placement(problem, place), name) for name, place in heuristics(problem, seed))
+    fastest_s, name = min(
+        ((each.time_s, name) for each, name in simulated if each.fits()), default=(time_s, "")
+    )
+    return f"{name} is faster: {format_seconds(fastest_s)}" if fastest_s < time_s else ""
+
+
+def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield orders of execution for operators whose devices are fixed."""
+    # Pinning every operator leaves a heuristic nothing to choose but the order.
+    yield from scheduled(replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device))), seed)
 
 
 def scheduled(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:

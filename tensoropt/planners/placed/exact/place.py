@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.compare import cp_sat
 from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
-from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics
-from tensoropt.planners.placed.common.units import PlacedAnswer
+from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics, ordered, possible
+from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
 from tensoropt.planners.placed.exact.program import ROUNDING, Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
@@ -39,6 +39,8 @@ room. An assumption."""
 SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
+_MOST_CUTS = 3
+"""The most ways tried to cut a problem in two, the most even ones; an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,8 @@ class _Runs:
     def start(self, seed: int) -> SimulatedPlacement | None:
         rules, blocks = self.program.rules, self.blocks
         placements = [placement for _, placement in heuristics(blocks, seed)]
+        if rules.balance is not None:
+            placements += _halves(blocks, rules, seed)
         simulated = (simulate_placement(blocks, p) for p in placements if obeys(blocks, p.device, rules))
         return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
 
@@ -224,6 +228,20 @@ class _Runs:
         if rules.balance is not None:
             return f"{text}; raise the limit, or use netsplit or dpos, which have no such rule"
         return f"{text}; raise the limit, use more devices or another planner"
+
+
+def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[Placement]:
+    """Yield placements with the first operators on device 0 and the others on device 1, in the most even ways
+    that obey the rules: the heuristics know nothing of a balance.
+    """
+    units = units_of(problem)
+    cuts = []
+    for first in range(1, len(units.members)):
+        device = tuple(int(unit >= first) for unit in units.of)
+        if possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
+            cuts.append((int(lasting_units(problem, device).max()), device))
+    for _, device in sorted(cuts)[:_MOST_CUTS]:
+        yield from (placement for _, placement in ordered(problem, device, seed))
 
 
 def _over(simulated: SimulatedPlacement) -> Floats:

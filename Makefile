@@ -15,8 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-all test-gpu test-nojit test-oldest dist lint clean \
-	bench mutants sweep notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
+.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
+	bench mutants sweep notebooks figures bench-fidelity bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -68,20 +68,17 @@ fit-figures: $(STAMP) ## what `tensoropt fit` knows of the zoo, and how far off 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tests.docs.screenshots
 
-bench-dashboard: $(STAMP) ## how quickly the page answers on 20,000 points (needs Chromium)
-	$(BIN)/python -m tests.benchmarks.dashboard.bench_dashboard $(ARGS)
-
 bench-search: $(STAMP) ## the search against published methods, about 10 minutes (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.search.bench_search $(ARGS)
-
-bench-planners: $(STAMP) ## seconds of the placing planners on large graphs (ARGS=--quick for a taste)
-	$(BIN)/python -m tests.benchmarks.planners.bench_planners $(ARGS)
 
 gate: $(STAMP) ## answer thirty fixed questions: what moved? (ARGS=--keep accepts today's answers)
 	$(BIN)/python -m tests.gate $(ARGS)
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+
+test-quarter: $(STAMP) ## a quarter of the slow tests (QUARTER=0 to 3)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --quarter $(QUARTER) $(ARGS)
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --hypothesis-profile thorough $(ARGS)

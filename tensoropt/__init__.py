@@ -23,7 +23,6 @@ from tensoropt.version import __version__
 if TYPE_CHECKING:
     from tensoropt.api import compare, explore, recost, with_jobs
     from tensoropt.capture.onnx import load_onnx
-    from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.estimate.fit import fit
     from tensoropt.execute import (
@@ -38,64 +37,38 @@ if TYPE_CHECKING:
     )
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
-    from tensoropt.machine import dashboard, detect, measure_links, profiles
+    from tensoropt.machine import dashboard, detect, measure_links
     from tensoropt.plan.plan import Plan, load_plan
     from tensoropt.plan.point import Point
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, show
+    from tensoropt.saved import choose, export_job
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import explore_batches, explore_clusters, shop
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
-_MODULE_OF = {
-    "Cluster": "tensoropt.cluster",
-    "ConstraintError": "tensoropt.sharding.constraints",
-    "Exploration": "tensoropt.exploration.exploration",
-    "Plan": "tensoropt.plan.plan",
-    "Point": "tensoropt.plan.point",
-    "Settings": "tensoropt.question.settings",
-    "Space": "tensoropt.plan.space",
-    "choose": "tensoropt.saved",
-    "compare": "tensoropt.api",
-    "dashboard": "tensoropt.machine",
-    "detect": "tensoropt.machine",
-    "explore": "tensoropt.api",
-    "explore_batches": "tensoropt.shopping",
-    "explore_clusters": "tensoropt.shopping",
-    "export_csv": "tensoropt.saved",
-    "export_frontiers": "tensoropt.saved",
-    "export_job": "tensoropt.saved",
-    "fit": "tensoropt.estimate.fit",
-    "list_clusters": "tensoropt.catalogue",
-    "list_models": "tensoropt.catalogue",
-    "list_planners": "tensoropt.catalogue",
-    "load": "tensoropt.exploration.exploration",
-    "load_checkpoint": "tensoropt.execute",
-    "load_cluster": "tensoropt.cluster",
-    "load_model": "tensoropt.question.model_source",
-    "load_onnx": "tensoropt.capture.onnx",
-    "load_plan": "tensoropt.plan.plan",
-    "measure_links": "tensoropt.machine",
-    "original_shape": "tensoropt.execute",
-    "parallelize": "tensoropt.execute",
-    "profiles": "tensoropt.machine",
-    "recost": "tensoropt.api",
-    "sampler": "tensoropt.execute",
-    "save_checkpoint": "tensoropt.execute",
-    "save_pretrained": "tensoropt.execute",
-    "shop": "tensoropt.shopping",
-    "show": "tensoropt.saved",
-    "shutdown": "tensoropt.execute",
-    "tune": "tensoropt.tuning.tune",
-    "verify_plan": "tensoropt.verify",
-    "verify_random": "tensoropt.verify",
-    "whole": "tensoropt.execute",
-    "with_jobs": "tensoropt.api",
+_NAMES = {
+    "tensoropt.api": "compare explore recost with_jobs",
+    "tensoropt.capture.onnx": "load_onnx",
+    "tensoropt.cluster": "Cluster load_cluster",
+    "tensoropt.estimate.fit": "fit",
+    "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
+    "save_pretrained shutdown whole",
+    "tensoropt.exploration.exploration": "Exploration load",
+    "tensoropt.machine": "dashboard detect measure_links",
+    "tensoropt.plan.plan": "Plan load_plan",
+    "tensoropt.plan.point": "Point",
+    "tensoropt.plan.space": "Space",
+    "tensoropt.question.model_source": "load_model",
+    "tensoropt.question.settings": "Settings",
+    "tensoropt.saved": "choose export_job",
+    "tensoropt.sharding.constraints": "ConstraintError",
+    "tensoropt.tuning.tune": "tune",
+    "tensoropt.verify": "verify_plan verify_random",
 }
-"""The module that each name is imported from when it is first used."""
+"""The names of each module, which is imported when one of them is first used."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [
@@ -120,15 +93,8 @@ __all__ = [
     "detect",
     "errors",
     "explore",
-    "explore_batches",
-    "explore_clusters",
-    "export_csv",
-    "export_frontiers",
     "export_job",
     "fit",
-    "list_clusters",
-    "list_models",
-    "list_planners",
     "load",
     "load_checkpoint",
     "load_cluster",
@@ -138,13 +104,10 @@ __all__ = [
     "measure_links",
     "original_shape",
     "parallelize",
-    "profiles",
     "recost",
     "sampler",
     "save_checkpoint",
     "save_pretrained",
-    "shop",
-    "show",
     "shutdown",
     "tune",
     "verify_plan",

@@ -8,7 +8,6 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,14 +30,13 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
-from tensoropt.question.settings import ANY_SPACE, Settings
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.detail import recorded_of
 from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
-from tensoropt.session.launcher_space import evaluate_launcher
 from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -88,8 +86,7 @@ def explore(
         limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
         keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
             determines its points has changed: the operators, the cluster, the settings, the contents of the
-            store, this package. Explorations with planners are not kept, but their tables and the frontiers
-            of single spaces are.
+            store, this package. Explorations with planners are not kept, but their tables are.
         chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
             ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
@@ -106,7 +103,7 @@ def explore(
     settings = with_dtype(settings, loaded.source, [where])
     session = Session(where, settings, store, heard(progress), keep=keep)
     # What cannot be is refused before anything is computed.
-    entries = _entries(settings, planners, planner_options)
+    entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
@@ -117,26 +114,14 @@ def explore(
 
 
 def _check_words(args: Any, loss: Any) -> None:
-    """Refuse example inputs and a loss of other types than :func:`explore` takes."""
     if not isinstance(args, (tuple, list)):
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is None:
-        return
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise TensorOptError(
             f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
         )
-    try:
-        inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).bind(None)
-    except TypeError:
-        raise TensorOptError(
-            f"loss is called with what the model returns alone, and {type(loss).__name__} takes more; let "
-            "forward take the targets and return the loss, or pass loss=lambda output: ... with fixed targets"
-        ) from None
-    except ValueError:
-        return  # written in C, without a signature
 
 
 def explore_captured(
@@ -270,8 +255,7 @@ def recost(
     Args:
         cluster: another cluster; by default the saved one.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces in the profile store, and reuse kept ones: if nothing
-            has changed since, nothing is searched.
+        keep: keep tables in the profile store, and reuse kept ones.
         old_points: also simulate the old strategies, which takes time in proportion to their number.
 
     Returns:
@@ -285,7 +269,7 @@ def recost(
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, heard(progress), keep=keep)
-    entries = _entries(settings, planners)
+    entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     imported = exploration.report.get("imported", ())
     updated = _evaluated(session, searched, exploration.model, imported)
@@ -322,23 +306,6 @@ def with_jobs(
     return launched.with_jobs(exploration, read, store, heard(progress))
 
 
-def _entries(
-    settings: Settings, planners: str | Sequence[str], options: Sequence[str] = ()
-) -> tuple[Entry, ...]:
-    """Return the published planners that are asked for.
-
-    Raises:
-        TensorOptError: there is no such planner or option, or the settings leave out what planners need.
-    """
-    entries = requested_planners(planners, options)
-    if entries and settings.space != ANY_SPACE:
-        raise TensorOptError(
-            f"published planners are compared on the tables of all plans, and space={settings.space} has "
-            "none; leave out one of the two"
-        )
-    return entries
-
-
 def _explored(
     session: Session,
     captured: KeptCapture,
@@ -366,10 +333,10 @@ def _explored(
     with garbage_sought_seldom():
         searched = search(session, prepared())
         exploration = _evaluated(session, searched, captured.model, captured.notes)
-        if entries and not exploration.report.get("interrupted"):
+        if entries and not session.left:
             exploration = with_planners(session, searched, exploration, entries, limits)
-    if exploration.report.get("interrupted"):
-        raise InterruptedExplorationError(exploration)
+    if session.left:
+        raise InterruptedExplorationError(session.left, exploration)
     check_found(searched, exploration)
     if keep:
         with session.open_store() as store:
@@ -383,43 +350,29 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners; or of
-    all that a launcher can be told."""
-    if session.settings.space != ANY_SPACE:
-        exploration = evaluate_launcher(session, searched, info)
-    else:
-        with finished_when_interrupted() as interrupted:
-            exploration = evaluate_searched(session, searched, info)
-        left = list(searched.interrupted)
-        later = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
-        for what, add in (later | {"plans of planners": with_quick_plans}).items():
-            if not left and not interrupted:
-                try:
-                    exploration = add(session, searched, exploration)
-                    left += exploration.report.get("interrupted", ())
-                    continue
-                except KeyboardInterrupt:
-                    pass
-            if not exploration.points or (what in later and pinned_pipeline(session.settings)):
-                raise KeyboardInterrupt  # nothing of what was asked for
-            left.append(what)
-        if left:
-            note = f"interrupted: not searched: {', '.join(left)}"
-            exploration = exploration.noted([note], interrupted=left)
-        with finished_when_interrupted():
-            exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    with finished_when_interrupted() as interrupted:
+        exploration = evaluate_searched(session, searched, info)
+    stages = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
+    for what, add in (stages | {"plans of planners": with_quick_plans}).items():
+        if not session.left and not interrupted:
+            try:
+                exploration = add(session, searched, exploration)
+                continue
+            except KeyboardInterrupt:
+                pass
+        if not exploration.points or (what in stages and pinned_pipeline(session.settings)):
+            raise KeyboardInterrupt  # nothing of what was asked for
+        session.left.append(what)
+    if session.left:
+        exploration = exploration.noted([f"interrupted: not searched: {', '.join(session.left)}"])
+    with finished_when_interrupted():
+        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})
 
 
 def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settings:
-    """Return the settings that a caller gave, whole or one by one.
-
-    Raises:
-        TensorOptError: a setting is given twice, which the message names; or a value is invalid.
-        TypeError: something chosen is not a setting.
-    """
     if settings is None:
         fields = {name: value for name, value in chosen.items() if name != "memory"}
         if "memory" in chosen:
@@ -437,7 +390,6 @@ def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settin
 def _prepared(
     session: Session, loaded: LoadedModel, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Capture, Problem]:
-    """Return the capture of the model, and its operators ready for costs."""
     settings, name = session.settings, type(loaded.model).__name__
     session.progress("capture", 0, 1, name)
     with session.clock.stage("capture"), session.open_store() as store:
@@ -452,7 +404,6 @@ def _prepared(
 
 
 def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
-    """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
     trained = [tensor for tensor in graph.parameters if tensor.requires_grad]
     schemes, more = weights_in_bytes(graph)

@@ -241,7 +241,6 @@ def _descriptor(stream: TextIO, otherwise: int) -> int:
 
 
 def _flush(stream: TextIO) -> None:
-    """Write everything buffered for file descriptor 1, including C's buffers, to its current target."""
     import ctypes
 
     stream.flush()

@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,6 +135,15 @@ def unpack(content: bytes) -> Any:
         return array.reshape(shape, order=order).copy("K")  # aligned, and may be written to
 
     return json.loads(raw[8:first], object_hook=array_of)
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a record, a dataclass or a pydantic model, as they stand: the ``default`` with
+    which :func:`json.dumps` writes records in records. A ``TypeAdapter`` of their class reads them back.
+    """
+    if is_dataclass(record):
+        return {field.name: getattr(record, field.name) for field in fields(record)}
+    return dict(record)
 
 
 @contextlib.contextmanager

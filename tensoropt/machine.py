@@ -1,11 +1,10 @@
-"""Functions about this machine: its links, its profile store, and the dashboard that it serves."""
+"""Functions about this machine: its links, what it is as a cluster, and the dashboard that it serves."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.cluster.hosts import Network, detected_hosts, taken_alike, together
 from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
-from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
 from tensoropt.errors import ClusterError, TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
-from tensoropt.profiling.store import KINDS, ProfileStore
-from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_hosts
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_ranks
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.types import ProgressChoice, heard
@@ -45,10 +43,11 @@ def measure_links(
         TensorOptError: the cluster is not this machine, or has a single device.
     """
     where = load_cluster(cluster)
-    if (number := detected_hosts(where)) > 1 and job_hosts() is None:
+    if (number := detected_hosts(where)) > 1 and job_ranks() is None:
         raise TensorOptError(
             f"the links between {number} hosts are timed from all of them at once; run on each: torchrun "
-            f"--nnodes {number} --nproc-per-node 1 ... -m tensoropt measure links --cluster FILE"
+            f"--nnodes {number} --nproc-per-node {where.device_count // number} ... -m tensoropt measure "
+            "links --cluster FILE"
         )
     if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(
@@ -58,7 +57,7 @@ def measure_links(
     if where.device_count < 2:
         raise TensorOptError("a single device has no links; give at least local:2")
     fits = {}
-    with _open(store) as profile, ranks as pool:
+    with nullcontext(store) if store is not None else ProfileStore() as profile, ranks as pool:
         # All meshes of up to MAX_AXES axes, also those that an exploration leaves out.
         for mesh in where.meshes(MAX_AXES):
             fits[mesh.label] = measure_links_of_mesh(
@@ -105,62 +104,6 @@ def _speed(between: Network) -> float:
     return between.link.bandwidth_bytes_per_s * between.cards
 
 
-@dataclass(frozen=True)
-class _KnownProfiles:
-    """The contents of a profile store.
-
-    Attributes:
-        path: the store's file.
-        records: the number of records of each kind.
-        fits: the errors of the fit to the records by class of operator, for each (device kind, mode).
-        sampled, of: the number of records used for the fits, and the number of all.
-        sample_words: the same in words.
-        exported, imported, forgotten: the number of records exported, imported or forgotten; None if not
-            requested.
-    """
-
-    path: Path
-    records: Mapping[str, int]
-    fits: Mapping[tuple[str, str], list[dict[str, Any]]]
-    sampled: int
-    of: int
-    sample_words: str
-    exported: int | None = None
-    imported: int | None = None
-    forgotten: int | None = None
-
-
-def profiles(
-    *,
-    export: str | os.PathLike[str] | None = None,
-    import_: str | os.PathLike[str] | None = None,
-    forget_failed: bool = False,
-    store: ProfileStore | None = None,
-) -> _KnownProfiles:
-    """Return the contents of the profile store, and how well a fit predicts them.
-
-    Args:
-        export: a file to which all records are written, for another machine.
-        import_: such a file, whose records are added.
-        forget_failed: forget what failed, hung or ran out of memory, so that it is tried again.
-        store: by default the user's own.
-
-    Raises:
-        TensorOptError: a file cannot be written or read.
-    """
-    with _open(store) as profile:
-        exported = profile.export_file(export) if export else None
-        imported = profile.import_file(import_) if import_ else None
-        forgotten = profile.forget_failed() if forget_failed else None
-        counts = {kind: profile.count(kind) for kind in KINDS}
-        drawn = profile.sample(MOST_SAMPLES)
-        fits = fit_errors(drawn.records)
-        path = Path(profile.path)
-    return _KnownProfiles(
-        path, counts, fits, len(drawn.records), drawn.total, drawn.words, exported, imported, forgotten
-    )
-
-
 def dashboard(
     folder: str | os.PathLike[str] | None = None,
     *,
@@ -184,7 +127,3 @@ def dashboard(
     server = import_extra("tensoropt_app.server", "app", "the dashboard")
     address: str = server.serve(Path(folder) if folder else None, host=host, port=port, say=say)
     return address
-
-
-def _open(store: ProfileStore | None) -> Any:
-    return nullcontext(store) if store is not None else ProfileStore()

@@ -1,28 +1,19 @@
-"""Functions of a saved exploration: a plan to run, the reasons for a point's costs, CSV files."""
+"""Functions of a saved exploration: a plan to run, a point as a launcher is told of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import baseline_row
-from tensoropt.exploration.batch import ExplorationBatch, load_batch
 from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import (
-    write_all_strategies_csv,
-    write_frontier_csv,
-    write_frontiers_csv,
-    write_strategies_csv,
-)
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
-from tensoropt.report.detail import detail
-from tensoropt.report.step_parts import Detail
 from tensoropt.session.launched import job_prices
 from tensoropt.session.told import ToldJob
 from tensoropt.session.told import nearest as nearest_job
@@ -72,7 +63,7 @@ def choose(
         saved,
         memory_bytes=limit_bytes(memory_bytes, memory),
         time_s=limit_seconds(time_s, time),
-        knee=knee,
+        knee_point=knee,
         point=point,
         fastest=fastest,
         devices=devices,
@@ -84,21 +75,18 @@ def choose(
 def chosen_point(
     saved: _Saved,
     *,
-    memory_bytes: float | None = None,
-    headroom: float | None = None,
-    time_s: float | None = None,
-    knee: bool = False,
     point: int | None = None,
-    fastest: bool = False,
     baseline: str | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
+    **limits: Any,
 ) -> tuple[Exploration, int]:
-    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
-    limits: dict[str, Any] = {
-        "memory_bytes": memory_bytes, "headroom": headroom, "time_s": time_s, "knee_point": knee,
-        "fastest": fastest,
-    }  # fmt: skip
+    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan.
+
+    Args:
+        baseline: the plan that people make by hand, one of :data:`~tensoropt.exploration.answer.BASELINES`.
+        limits: the others of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+    """
     if point is not None:
         for name, given in (("devices", devices), ("batch", batch)):
             if given is not None:
@@ -106,92 +94,14 @@ def chosen_point(
                     f"a point is of one exploration; name its folder instead of giving --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
-    if baseline is not None:
-        if point is not None or time_s is not None or knee or fastest:
-            raise TensorOptError(
-                f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
-                "give one of them"
-            )
-        return exploration, baseline_row(exploration, baseline, memory_bytes, headroom)
-    return exploration, exploration.index(**limits, point=point)
-
-
-def show(
-    saved: _Saved,
-    point: int | None = None,
-    *,
-    memory: float | str | None = None,
-    time: float | str | None = None,
-    knee: bool = False,
-    memory_bytes: float | None = None,
-    time_s: float | None = None,
-) -> Detail:
-    """Return the detail of a point's costs: its operators, reshardings, timeline and memory curve.
-
-    Args:
-        point: its number, from 1; by default the point that :func:`choose` would select.
-        memory, time, knee, memory_bytes, time_s: as in :func:`choose`.
-
-    Raises:
-        TensorOptError: there is no such point, or the exploration was saved without its costs.
-        InfeasibleError: nothing fits; the message says what would.
-    """
-    exploration = opened(saved)
-    _, index = chosen_point(
-        exploration,
-        memory_bytes=limit_bytes(memory_bytes, memory),
-        time_s=limit_seconds(time_s, time),
-        knee=knee,
-        point=point,
-    )
-    return detail(exploration, index)
-
-
-def export_csv(
-    saved: _Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
-) -> Exploration:
-    """Write the frontier as CSV files; return the exploration.
-
-    Args:
-        csv: the file with a row per point of the frontier.
-        strategies: the file with a row per point and operator.
-
-    Raises:
-        TensorOptError: there is no exploration, or a file cannot be written.
-    """
-    exploration = opened(saved)
-    write_frontier_csv(exploration, csv)
-    if strategies:
-        write_strategies_csv(exploration, strategies)
-    return exploration
-
-
-def export_frontiers(
-    folders: Sequence[str | os.PathLike[str]],
-    csv: str | os.PathLike[str],
-    *,
-    strategies: str | os.PathLike[str] | None = None,
-) -> ExplorationBatch:
-    """Write the frontiers of several explorations as one CSV file; return the explorations, by folder, and
-    what else lies in the folders.
-
-    Behind the columns of a single frontier stand ``exploration``, the folder, and ``cluster``; ``devices`` is
-    among them.
-
-    Args:
-        folders: explorations, sweeps over clusters or numbers of devices, folders of such folders.
-        csv: the file with a row per point of each frontier.
-        strategies: the file with a row per point and operator, ``exploration``, ``cluster`` and ``devices``
-            behind them.
-
-    Raises:
-        TensorOptError: a folder holds no exploration that can be read, or a file cannot be written.
-    """
-    batch = load_batch(folders)
-    write_frontiers_csv(batch.explorations, csv)
-    if strategies:
-        write_all_strategies_csv(batch.explorations, strategies)
-    return batch
+    if baseline is None:
+        return exploration, exploration.index(**limits, point=point)
+    if point is not None or limits["time_s"] is not None or limits["knee_point"] or limits["fastest"]:
+        raise TensorOptError(
+            f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
+            "give one of them"
+        )
+    return exploration, baseline_row(exploration, baseline, limits["memory_bytes"], limits["headroom"])
 
 
 @shows_progress

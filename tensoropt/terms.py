@@ -43,7 +43,6 @@ TERMS = {
     "micro-batches": "The parts of a batch that are computed one after another, which takes less memory.",
     "blocks recomputed": _RECOMPUTED,
     "recompute": _RECOMPUTED,
-    "split by": "How many operators are split along the batch (data), another dim (model), or not at all.",
     "stage": "The layers of a pipeline that one device, or group of devices, computes.",
     "schedule": "The order in which a pipeline's stages compute forward and backward of the micro-batches.",
     # memory

@@ -162,7 +162,6 @@ def parse_flops(text: str) -> float:
 
 
 def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
-    """Format three significant figures in the largest unit of which the value has at least one."""
     for unit, factor in units:
         if abs(value) >= factor:
             amount = value / factor

@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
@@ -41,6 +42,7 @@ from hypothesis import HealthCheck, settings
 
 from tensoropt.ranks.pool import RankPool
 from tests.fake_cuda.library import compiled, why_not
+from tests.lent_ranks import leave_groups
 
 # A fixed, small number of examples in every run; `make test-all` draws ten times as many, others each time.
 settings.register_profile(
@@ -52,20 +54,16 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nobody_else_at_work() -> Iterator[None]:
-    """Tests that run beside each other would note that, and time again what was timed meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
-        yield
-
-
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
 MANY_MODULES = 200
 _created = pytest.StashKey[str]()
 _modules = pytest.StashKey[int]()
 _swept = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quarter", type=int, help="only the files of this quarter (0 to 3) of all files")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,12 +95,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that need ranks or a browser first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out other quarters, and put files that need ranks or a browser first.
 
     Workers begin with equal shares of the list and take what others have left from its end: most often, one
     worker starts ranks and a browser, and the others do not. What takes longest comes first, too.
     """
+    quarter = config.getoption("--quarter")
+    if quarter is not None:
+        others = [item for item in items if crc32(item.path.name.encode()) % 4 != quarter % 4]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.path.name.encode()) % 4 == quarter % 4]
     shared = {"ranks", "four_ranks", "browser"}
     first = {
         item.path
@@ -140,16 +143,28 @@ def _freeze_imported(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
-    """Two ranks, started once: starting costs seconds, a run milliseconds."""
+def two_kept_ranks() -> Iterator[RankPool]:
     with RankPool(2, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def four_ranks() -> Iterator[RankPool]:
+def four_kept_ranks() -> Iterator[RankPool]:
     with RankPool(4, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def ranks(two_kept_ranks: RankPool) -> Iterator[RankPool]:
+    """Two ranks, started once: starting costs seconds, a run milliseconds."""
+    yield two_kept_ranks
+    leave_groups(two_kept_ranks)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(four_kept_ranks: RankPool) -> Iterator[RankPool]:
+    yield four_kept_ranks
+    leave_groups(four_kept_ranks)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tensoropt.engine.runtime import leave_job
 from tensoropt.profiling import links, overheads, workload_timing
 from tensoropt.ranks.pool import RankPool
 
@@ -28,6 +29,16 @@ def _settle(rank: int, world_size: int, folder: str, constants: dict[tuple[str, 
     os.chdir(folder)
     for (module, name), value in constants.items():
         setattr(sys.modules[module], name, value)
+
+
+def _leave(rank: int, world_size: int) -> None:
+    leave_job()
+
+
+def leave_groups(pool: RankPool) -> None:
+    """Leave the process groups that were made: two threads of each look for work a hundred times a second."""
+    pool.run(_leave)
+    pool.reset()
 
 
 class KeptRanks:

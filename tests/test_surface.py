@@ -17,10 +17,10 @@ from tests.plan.explorations import MIB, small_exploration
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = {
-    "export": ["export_csv", "export_frontiers"],
+    "export": ["export_job"],
     "verify": ["verify_plan", "verify_random"],
-    "list": ["list_models", "list_clusters", "list_planners"],
-    "measure": ["measure_links", "detect", "profiles"],
+    "list": [],
+    "measure": ["measure_links", "detect"],
 }
 """Functions of verbs that are not called like them."""
 
@@ -103,28 +103,3 @@ def test_points_are_numbered_from_1_and_sequences_indexed_from_0() -> None:
     assert (found.leanest, found.fastest) == (found.frontier[0], found.frontier[-1])
     assert found.choose(point=1) == found.plan(found.leanest) == found.plan(0)
     assert found.choose(point=len(found.points)) == found.choose(fastest=True) == found.plan(found.fastest)
-    told = tensoropt.show(folder, 2)
-    assert (told.index, told.to_dict()["point"]) == (1, 2)
-    assert "point 2 " in repr(told)
-
-
-def test_the_csv_files_of_a_folder(tmp_path: Path) -> None:
-    small_exploration().save(tmp_path / "out")
-    tensoropt.export_csv(tmp_path / "out", tmp_path / "f.csv", strategies=tmp_path / "s.csv")
-    assert (tmp_path / "f.csv").read_bytes() == (tmp_path / "out" / "frontier.csv").read_bytes()
-    assert (tmp_path / "s.csv").read_text().startswith("point,operator,")
-
-
-def test_why_a_point_costs_what_it_costs() -> None:
-    folder = ROOT / "app" / "data" / "gpt2-dgx-h100"
-    told = tensoropt.show(folder, knee=True)
-    assert told.index == tensoropt.load(folder).knee
-    assert len(repr(told).splitlines()) < 25
-    with pytest.raises(TensorOptError, match="there is no point 9999"):
-        tensoropt.show(folder, 9999)
-
-
-def test_what_there_is_by_name() -> None:
-    assert "zoo:gpt2" in {model.name for model in tensoropt.list_models()}
-    assert {"local", "dgx-h100"} <= {cluster.name for cluster in tensoropt.list_clusters()}
-    assert "frontier" in {planner.name for planner in tensoropt.list_planners()}

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration_files import DESCRIBED
-from tensoropt.exploration.verified import PLANNERS, load_changed
+from tensoropt.exploration.exploration_files import DESCRIBED, read_described
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.point import FRONTIER, Point
 
 _RECOST, _ONLY_BESIDE = "recost", "--only-beside"
+SAME = "same_frontier"
+"""The name in a result's report of whether the search found the same as before."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +65,32 @@ def beside_of(arguments: Sequence[str]) -> Path | None:
 
 def run_planners(arguments: Sequence[str], progress: Any) -> str:
     """Run the planners of a job of :class:`Beside`, save the result, and return its table; tables and
-    frontiers that were kept are reused if nothing has changed since."""
+    facts that were kept are reused if nothing has changed since."""
     from tensoropt.api import recost
     from tensoropt.exploration.exploration import load_exploration
-    from tensoropt.exploration.verified import (
-        COSTS,
-        Changed,
-        fingerprint,
-        only_planners_differ,
-        save_changed,
-    )
     from tensoropt.report.table import comparison_text
 
     _, folder, _, planners, _, _, out = arguments
     before = load_exploration(folder)
     after, _ = recost(before, progress=progress, planners=planners, keep=True, old_points=False)
-    after.save(out)
-    same = only_planners_differ(before, after)
-    words = "published planners beside it" if same else "the costs of now, and planners beside it"
-    save_changed(out, Changed(fingerprint(before), PLANNERS if same else COSTS, words))
+    after.noted([], **{SAME: only_planners_differ(before, after)}).save(out)
     return comparison_text(after)
+
+
+def only_planners_differ(before: Findings, after: Findings) -> bool:
+    """Return whether the search found the same in both; points that a planner's plan beats may be missing."""
+
+    def own(of: Findings) -> dict[tuple[str, float, float], Point]:
+        rows = zip(of.keys, of.points, strict=False)
+        return {(key, p.memory_bytes, p.time_s): p for key, p in rows if p.planner == FRONTIER}
+
+    def beaten(point: Point, of: Findings) -> bool:
+        return any(p.memory_bytes <= point.memory_bytes and p.time_s <= point.time_s for p in of.points)
+
+    first, second = own(before), own(after)
+    return all(beaten(first[known], after) for known in first.keys() - second.keys()) and all(
+        beaten(second[known], before) for known in second.keys() - first.keys()
+    )
 
 
 def shown_instead(results: Iterable[tuple[Sequence[str], Path]]) -> Mapping[Path, Path]:
@@ -100,9 +109,9 @@ def shown_instead(results: Iterable[tuple[Sequence[str], Path]]) -> Mapping[Path
 
 def _is_the_same(before: Path, folder: Path) -> bool:
     try:
-        changed = load_changed(folder)
+        same = read_described(folder)["report"].get(SAME)
         # One that was explored again since is another one.
         newer = (before / DESCRIBED).stat().st_mtime <= (folder / DESCRIBED).stat().st_mtime
-    except (OSError, TensorOptError):
+    except (OSError, ValueError, TensorOptError):
         return False
-    return newer and changed is not None and changed.key == PLANNERS
+    return newer and bool(same)

@@ -151,7 +151,7 @@ KIND_TITLES = {
 PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
-    *("mesh", "micro-batches", FIT, "range", "compute", "communication", "split by"), *LISTED_NAMES,
+    *("mesh", "micro-batches", FIT, "range", "compute", "communication"), *LISTED_NAMES,
     "figures", PROVEN,
 )  # fmt: skip
 """The facts on the card, in order."""
@@ -315,7 +315,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
                 _changed(figure.label, a.figures[figure.name], b.figures[figure.name], figure.unit.words)
             )
     first, second = data.facts(row), data.facts(other)
-    for name in ("plan", "mesh", "micro-batches", "devices", "planner", "split by"):
+    for name in ("plan", "mesh", "micro-batches", "devices", "planner"):
         rows.append(_Difference(name, str(first[name].value), str(second[name].value), ""))
     return tuple(d for d in rows if d.first != d.second)
 

@@ -11,17 +11,14 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensoropt.console import WHOLE, ProgressDisplay, option_type
 from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import Setting, settings_fields
-from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
-
-OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
-"""The options that :func:`add_amount` adds."""
+from tensoropt.units import parse_bytes, parse_count, read_number, read_whole
 
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
@@ -30,9 +27,7 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
     length.add_argument("--samples", metavar="N", help="its length in samples")
-    length.add_argument("--epochs", metavar="N", help="its length in epochs; with --samples-per-epoch")
     length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
-    group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
     group.add_argument(
         "--price",
         action="append",
@@ -48,18 +43,14 @@ def amount_option(options: argparse.Namespace) -> Any:
     """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
 
     Raises:
-        TensorOptError: it is not an amount, or the size of an epoch is missing.
+        TensorOptError: it is not an amount.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
-    size = options.samples_per_epoch
-    of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
     for unit in AMOUNTS:
         text = getattr(options, unit)
         if text is not None:
-            return Amount(parse_count(text, f"--{unit}"), unit, of_epoch)
-    if of_epoch is not None:
-        raise TensorOptError("--samples-per-epoch is the size of an epoch; give --epochs with it")
+            return Amount(parse_count(text, f"--{unit}"), unit)
     return None
 
 
@@ -73,39 +64,6 @@ def tariff_option(options: argparse.Namespace) -> Any:
 
     price, by_kind = prices_of(",".join(options.price))
     return Tariff(price, by_kind, options.currency.strip())
-
-
-def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the facts of a point as lines, including the time and cost of the requested training and what
-    running its plan showed, and as data what is not in its figures: ``rates``, ``fit``, ``range``, and
-    ``verified``, a list.
-
-    Raises:
-        TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have; or
-            what was kept of runs is damaged.
-    """
-    from tensoropt.exploration.facts import range_data, rate_facts
-    from tensoropt.exploration.figure_rows import FigureRow, rates_data
-    from tensoropt.exploration.rates import kinds_of
-    from tensoropt.exploration.verified import load_verified
-    from tensoropt.plan.facts_table import Fact, fact_lines
-    from tensoropt.report.ran import ran_words
-    from tensoropt.report.table import point_lines
-
-    amount, tariff = amount_option(options), tariff_option(options)
-    tariff.check(kinds_of(exploration))
-    row = FigureRow.of(exploration, index, tariff)
-    memory = getattr(options, "memory", None)
-    budget = exploration.settings.get("memory_bytes") if memory is None else parse_bytes(memory)
-    ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
-    words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
-    data = {
-        "rates": rates_data(row, amount),
-        "fit": exploration.fit(index, budget).to_data(),
-        "range": range_data(exploration, index),
-        "verified": [asdict(run) for run in ran],
-    }
-    return [*point_lines(row), *fact_lines([*words, *rate_facts(row, amount)])], data
 
 
 class Answer(NamedTuple):
@@ -150,11 +108,6 @@ CLUSTER_HELP = (
 )
 
 
-def add_folder(verb: argparse.ArgumentParser) -> None:
-    """Add the argument for the folder of a saved exploration."""
-    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
-
-
 def add_onnx(verb: argparse.ArgumentParser) -> None:
     """Add the options for what an ONNX file leaves open."""
     group = verb.add_argument_group("ONNX files")
@@ -190,16 +143,6 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
     return dims
 
 
-def add_notes(verb: argparse.ArgumentParser) -> None:
-    """Add the option for all that an exploration noted."""
-    verb.add_argument(
-        "--notes",
-        action="store_true",
-        help="also say where figures come from, what was counted and how long it took; by default only what "
-        "was left out or not timed",
-    )
-
-
 def add_headroom(verb: argparse.ArgumentParser) -> None:
     """Add the option for the share of a device's memory to keep free."""
     verb.add_argument(
@@ -224,37 +167,6 @@ def headroom_option(options: argparse.Namespace, device_bytes: Callable[[], floa
         return None
     whole = device_bytes()
     return headroom_bytes(options.headroom, whole) / whole
-
-
-def add_point(which: Any, default: str = "; default: the recommended plan", *, memory: bool = True) -> None:
-    """Add the options that select a point of a saved frontier.
-
-    Args:
-        which: a group of mutually exclusive arguments.
-        default: the point selected without any of them, in words.
-        memory: whether a budget alone also selects a point.
-    """
-    which.add_argument(
-        "--point", type=WHOLE, metavar="N",
-        help=f"the point's number, from 1; plans of other planners follow the frontier's{default}",
-    )  # fmt: skip
-    if memory:
-        which.add_argument(
-            "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
-        )
-    which.add_argument(
-        "--time", metavar="0.5", help="what needs least within this time per step (seconds, 500ms)"
-    )
-    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
-
-
-def limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Return ``--memory``, ``--time`` and ``--knee`` as arguments of the functions that choose a point."""
-    return {
-        "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
-        "time_s": parse_seconds(options.time) if options.time is not None else None,
-        "knee": options.knee,
-    }
 
 
 @contextlib.contextmanager
@@ -324,7 +236,6 @@ def add_question(verb: argparse.ArgumentParser) -> None:
 
 
 def _flag(setting: Setting) -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting's flag."""
     if setting.default is True:
         said = f"{setting.help}; default: {setting.text(True)}"
         return {"action": argparse.BooleanOptionalAction, "default": True, "help": said}
@@ -341,7 +252,6 @@ def _flag(setting: Setting) -> dict[str, Any]:
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """Return the chosen :class:`~tensoropt.question.settings.Settings`."""
     from tensoropt.question.settings import Settings
 
     chosen = {}
@@ -360,7 +270,7 @@ def question_option(options: argparse.Namespace) -> Any:
     """Return the command line as a :class:`~tensoropt.question.question.Question`."""
     from tensoropt.question.model_source import with_lora, with_sequence
     from tensoropt.question.question import Question, read_batches
-    from tensoropt.units import parse_bytes, read_counts
+    from tensoropt.units import read_counts
 
     comparing = bool(getattr(options, "planners", None))
     limits = options.memory.split(",") if comparing and options.memory else []
@@ -384,7 +294,6 @@ def question_option(options: argparse.Namespace) -> Any:
         model=model if options.sequence is None else with_sequence(model, options.sequence),
         cluster=options.cluster,
         **batches,
-        batch_per_device=getattr(options, "batch_per_device", None),
         seed=options.seed,
         dims=dims_option(options),
         outputs=options.output,
@@ -403,7 +312,7 @@ def question_option(options: argparse.Namespace) -> Any:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name.strip()) if text else ()
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
@@ -441,7 +350,7 @@ def explored(
     question, taken = question.as_run_by(jobs, cluster.device_count)
     if taken:
         progress.note(taken)
-    question = computing_on(question, [cluster], progress).on(cluster)
+    question = computing_on(question, [cluster], progress)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out
@@ -471,7 +380,6 @@ def explored(
 
 
 def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptError:
-    """Return the error that nothing fits a budget, with what would: the leanest plan, and where it is."""
     from tensoropt.errors import InfeasibleError
     from tensoropt.plan.plan_names import brief_name
     from tensoropt.units import format_seconds

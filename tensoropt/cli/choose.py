@@ -10,14 +10,13 @@ from tensoropt.cli.arguments import (
     Answer,
     Verb,
     add_amount,
-    add_folder,
     add_headroom,
-    add_point,
+    amount_option,
     headroom_option,
-    limits,
-    told_point,
+    tariff_option,
 )
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
+from tensoropt.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from tensoropt.exploration.exploration import Exploration
@@ -29,7 +28,7 @@ BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    add_folder(verb)
+    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     verb.add_argument(
         "--devices",
         metavar="auto|N",
@@ -41,7 +40,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="in a folder made with explore --batch: plans at batch N, or at the one with most samples/s",
     )
     add_headroom(verb)
-    add_point(verb.add_mutually_exclusive_group())
+    which = verb.add_mutually_exclusive_group()
+    which.add_argument(
+        "--point", type=WHOLE, metavar="N",
+        help="the point's number, from 1; plans of other planners follow the frontier's; default: the "
+        "recommended plan",
+    )  # fmt: skip
+    which.add_argument(
+        "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
+    )
+    which.add_argument(
+        "--time", metavar="0.5", help="what needs least within this time per step (seconds, 500ms)"
+    )
+    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
     verb.add_argument(
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )
@@ -63,9 +74,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
-    wanted = limits(options)
-    wanted["headroom"] = headroom_option(options, lambda: _device_bytes(options.dir))
-    wanted["fastest"] = options.fastest
+    memory = parse_bytes(options.memory) if options.memory is not None else None
+    headroom = headroom_option(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.report.commands import run_ways
@@ -77,11 +87,15 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         baseline=options.baseline,
         devices=options.devices,
         batch=options.batch,
-        **wanted,
+        memory_bytes=memory,
+        headroom=headroom,
+        time_s=parse_seconds(options.time) if options.time is not None else None,
+        knee_point=options.knee,
+        fastest=options.fastest,
     )
     plan = exploration.plan(index)
-    lines, told = told_point(options, exploration, index)
-    within = answer_within(exploration, wanted["memory_bytes"], wanted["headroom"])
+    lines, told = _told(options, exploration, index, memory)
+    within = answer_within(exploration, memory, headroom)
     taken = within.taken_words() if within.row == index and options.point is None else ""
     lines = [within.sentence(), *([taken] if taken else []), "", *lines]
     if options.why or options.trace:
@@ -104,10 +118,39 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
+def _told(
+    options: argparse.Namespace, exploration: Exploration, index: int, memory_bytes: float | None
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the facts of a point as lines, including the time and cost of the requested training and what
+    running its plan showed, and as data what is not in its figures: ``rates``, ``fit``, ``range``, and
+    ``verified``, a list.
+    """
+    from tensoropt.exploration.facts import range_data, rate_facts
+    from tensoropt.exploration.figure_rows import FigureRow, rates_data
+    from tensoropt.exploration.rates import kinds_of
+    from tensoropt.exploration.verified import load_verified
+    from tensoropt.plan.facts_table import Fact, fact_lines
+    from tensoropt.report.ran import ran_words
+    from tensoropt.report.table import point_lines
+
+    amount, tariff = amount_option(options), tariff_option(options)
+    tariff.check(kinds_of(exploration))
+    row = FigureRow.of(exploration, index, tariff)
+    budget = exploration.settings.get("memory_bytes") if memory_bytes is None else memory_bytes
+    ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
+    words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
+    data = {
+        "rates": rates_data(row, amount),
+        "fit": exploration.fit(index, budget).to_data(),
+        "range": range_data(exploration, index),
+        "verified": [asdict(run) for run in ran],
+    }
+    return [*point_lines(row), *fact_lines([*words, *rate_facts(row, amount)])], data
+
+
 def _reasons(
     exploration: Exploration, index: int, options: argparse.Namespace
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return what a point's step and memory go into, as lines and as data, and write its trace if asked."""
     from tensoropt.report.detail import detail
     from tensoropt.report.explain import why_lines
     from tensoropt.report.faster import what_is_faster
@@ -133,7 +176,6 @@ def _reasons(
 
 
 def _device_bytes(folder: str) -> float:
-    """Return the memory of the smallest device of the explored cluster, or of a part of it."""
     from tensoropt.exploration.cluster_offers import folders_in
     from tensoropt.exploration.exploration import load_exploration
 

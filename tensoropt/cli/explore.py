@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from tensoropt.cli.arguments import (
     Verb,
     add_amount,
     add_headroom,
-    add_notes,
     add_question,
     amount_option,
     computing_on,
@@ -23,7 +22,7 @@ from tensoropt.cli.arguments import (
     writable_folder,
 )
 from tensoropt.cli.offers import offers_answer
-from tensoropt.console import WHOLE, ProgressDisplay
+from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
 
@@ -32,7 +31,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    add_notes(verb)
+    verb.add_argument(
+        "--notes",
+        action="store_true",
+        help="also say where figures come from, what was counted and how long it took; by default only what "
+        "was left out or not timed",
+    )
     add_headroom(verb)
     verb.add_argument(
         "--devices",
@@ -63,15 +67,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
     )
     verb.add_argument(
-        "--batch-per-device",
-        type=WHOLE,
-        metavar="N",
-        help="weak scaling: the global batch is N for each device, instead of --batch",
-    )
-    verb.add_argument(
         "--also-on",
         metavar="CLUSTER,...",
-        help="explore on these clusters too, a folder in DIR for each, and compare; presets: all of them",
+        help="explore on these clusters too, a folder in DIR for each, and compare",
     )
     add_amount(verb)
 
@@ -154,25 +152,22 @@ def explore(
 
 
 def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """Return a row per planner and limit, next to the frontier's; save the exploration and the table in
-    ``out``."""
+    """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
     requested_planners(question.planners, question.planner_options)
     exploration = explored(question, progress, out)
-    from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.exploration.export import compared, limits_asked
     from tensoropt.report.table import comparison_text
 
-    write_comparison_csv(exploration, Path(out) / "comparison.csv")
-    saved = f"saved: {out} (exploration, frontier.csv, comparison.csv)"
-    rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    saved = f"saved: {out} (exploration, frontier.csv)"
+    rows = [asdict(row) for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
     return Answer(data, f"{comparison_text(exploration)}\n{saved}")
 
 
 def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
-    """Return what a training by a point takes and costs; nothing if nobody asked, or nothing fits."""
     from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow
     from tensoropt.exploration.rates import CLUSTERS_OWN
@@ -185,32 +180,26 @@ def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[
 
 
 def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
-    """Refuse a price of devices that no cluster has, before anything is explored."""
     if "tariff" in asked:
-        from tensoropt.cluster import load_cluster
-        from tensoropt.shopping import named_clusters
-
-        clusters = map(load_cluster, named_clusters([question.cluster, *question.also_on]))
+        clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
 
 
-def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
-    """Return the answer for several clusters, or several device counts of one; the model is captured once."""
+def _clusters(question: Any) -> dict[str, Any]:
     from tensoropt.cluster import load_cluster
-    from tensoropt.shopping import named_clusters
-    from tensoropt.shopping import over_clusters as explore_each
 
+    whole = load_cluster(question.cluster)
     if question.devices:
-        whole = load_cluster(question.cluster)
-        clusters: Any = {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
-    else:
-        first = question.cluster
-        clusters = named_clusters(
-            [first if isinstance(first, str) else load_cluster(first), *question.also_on]
-        )
-    loaded = clusters.values() if question.devices else map(load_cluster, clusters)
-    question = computing_on(question, tuple(loaded), progress)
-    question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
+        return {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
+    first = question.cluster if isinstance(question.cluster, str) else whole.name
+    return {first: whole, **{name: load_cluster(name) for name in question.also_on}}
+
+
+def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
+    from tensoropt.sweeps import over_clusters
+
+    clusters = _clusters(question)
+    question = computing_on(question, tuple(clusters.values()), progress)
     _check_for_several(out)
     # A budget only says which points fit: without it, what does not fit is saved too, and says what it needs.
     limits = {"memory_bytes": question.settings.memory_bytes, **asked}
@@ -218,15 +207,12 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Ma
     with writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
-            # Operators have the batch in their shapes.
-            alike = sibling if question.batch_per_device is None else None
-            return explored(question, progress, None, cluster, alike, within=out)
+            return explored(question, progress, None, cluster, sibling, within=out)
 
-        explorations = explore_each(clusters, on, out=folder, progress=progress)
-    answer = offers_answer(explorations, limits)
-    refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
+        sweep = over_clusters(clusters, on, out=folder, progress=progress)
+    answer = offers_answer(sweep, limits)
     saved = f"saved: {folder}, one exploration for each"
-    return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
+    return Answer({"out": str(folder), **answer.data}, f"{answer.text}\n{saved}")
 
 
 def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
@@ -234,14 +220,9 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
     their shapes."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
-    from tensoropt.shopping import over_batches as explore_each
+    from tensoropt.sweeps import over_batches
 
-    others = {
-        "--devices": question.devices,
-        "--also-on": question.also_on,
-        "--batch-per-device": question.batch_per_device,
-    }
-    for flag, given in others.items():
+    for flag, given in (("--devices", question.devices), ("--also-on", question.also_on)):
         if given:
             raise TensorOptError(
                 f"--batch {write_counts(question.batches)} explores several batches on one cluster, and "
@@ -258,25 +239,23 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
         def at(batch: int) -> Any:
             return explored(question.at(batch), progress, None, within=out)
 
-        sweep = explore_each(
+        sweep = over_batches(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
     answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
     from tensoropt.exploration.batch_sweep import throughput_frontier
 
     points = len(throughput_frontier(sweep.explorations))
-    refused = [f"{name}: {reason}" for name, reason in sweep.refused.items()]
     lines = [
         answer.text,
         f"{points} points that none at any batch beats in memory and time per sample: {folder}/frontier.csv",
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]
-    return Answer({"out": str(folder), "refused": refused, **answer.data}, "\n".join(lines))
+    return Answer({"out": str(folder), **answer.data}, "\n".join(lines))
 
 
 def _check_for_several(out: str) -> None:
-    """Refuse a folder of one exploration, which would hide the folders of several inside it."""
     if (Path(out) / "exploration.json").exists():
         raise TensorOptError(
             f"{out} holds one exploration, and several would lie in folders inside it; choose another --out"
@@ -284,7 +263,6 @@ def _check_for_several(out: str) -> None:
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
-    """Return the device counts that ``auto`` or a list stands for; each is a part of the cluster."""
     if isinstance(devices, str):
         return tuple(cluster.part_sizes)
     return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))

@@ -54,25 +54,28 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies}
     lines = []
     from tensoropt.exploration.exploration_files import DESCRIBED
-    from tensoropt.saved import export_csv, opened
+    from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+    from tensoropt.saved import opened
 
     (folder, *more) = options.dirs
     if more or (Path(folder).is_dir() and not (Path(folder) / DESCRIBED).is_file()):
         return _batch(options, data)
     exploration = opened(folder)
     data["points"] = len(exploration.points)
-    export_csv(exploration, options.csv, strategies=options.strategies)
+    write_frontier_csv(exploration, options.csv)
     lines.append(f"{len(exploration.points)} points written to {options.csv}")
     if options.strategies:
+        write_strategies_csv(exploration, options.strategies)
         lines.append(f"their strategies written to {options.strategies}")
     return Answer(data, "\n".join(lines))
 
 
 def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Write a point as a launcher is told of it, or return the text."""
     from tensoropt.files import write_text
+    from tensoropt.launchers.registry import launcher_named
     from tensoropt.saved import export_job, opened
 
+    launcher_named(options.launcher)  # an unknown one is the first thing to say
     if options.csv or options.strategies:
         raise TensorOptError("--as writes a config, and --csv a table; give one of them")
     if len(options.dirs) > 1 or options.point is None:
@@ -104,29 +107,23 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
 
 
-_MOST_NAMED = 20
-"""The most paths that are named for people for each reason to leave them out; JSON has all."""
-
-
 def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
-    """Write the frontiers of several explorations; return what was written, and what is none."""
-    from tensoropt.saved import export_frontiers
+    from tensoropt.exploration.batch import load_batch
+    from tensoropt.exploration.export import write_all_strategies_csv, write_frontiers_csv
 
-    batch = export_frontiers(options.dirs, options.csv, strategies=options.strategies)
-    data["points"] = batch.points
+    found, left_out = load_batch(options.dirs)
+    write_frontiers_csv(found, options.csv)
+    data["points"] = sum(len(exploration.points) for exploration in found.values())
     data["explorations"] = [
-        {"exploration": name, "cluster": found.cluster.get("name"), "points": len(found.points)}
-        for name, found in batch.explorations.items()
+        {"exploration": name, "cluster": one.cluster.get("name"), "points": len(one.points)}
+        for name, one in found.items()
     ]
-    data["left_out"] = dict(batch.left_out)
-    several = counted(len(batch.explorations), "exploration")
-    lines = [f"{batch.points} points of {several} written to {options.csv}"]
+    data["left_out"] = left_out
+    lines = [f"{data['points']} points of {counted(len(found), 'exploration')} written to {options.csv}"]
     if options.strategies:
+        write_all_strategies_csv(found, options.strategies)
         lines.append(f"their strategies written to {options.strategies}")
-    for reason in dict.fromkeys(batch.left_out.values()):
-        paths = [path for path, why in batch.left_out.items() if why == reason]
-        more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-        lines.append(f"left out: {', '.join(paths[:_MOST_NAMED])}{more}: {reason}")
+    lines += [f"left out: {path}: {reason}" for path, reason in left_out.items()]
     return Answer(data, "\n".join(lines))
 
 

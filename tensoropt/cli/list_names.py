@@ -11,6 +11,7 @@ from tensoropt.console import ProgressDisplay, columns
 from tensoropt.units import format_bytes
 
 _Rows = list[list[str]]
+_OF_MODELS = ("size", "batch", "description", "paper", "requires")
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -25,47 +26,67 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Return every model with the figures of one training step at its default batch, if known."""
-    from tensoropt.catalogue import list_models
-    from tensoropt.zoo.figures import Figures
+    from tensoropt.zoo import list_models
+    from tensoropt.zoo.figures import Figures, figures
 
+    known = figures()
     data: list[dict[str, Any]] = []
     rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
              "with a rule", "what it is", "options"]]  # fmt: skip
     for model in list_models():
-        figures = model.figures
-        counted = asdict(figures) if figures else dict.fromkeys(Figures.__dataclass_fields__)
-        named = {name: value for name, value in vars(model).items() if name != "figures"}
-        data.append({**counted, **named})
+        of = known.get(model.name)
+        data.append(
+            {
+                **(asdict(of) if of else dict.fromkeys(Figures.__dataclass_fields__)),
+                **{name: getattr(model, name) for name in _OF_MODELS},
+                "name": f"zoo:{model.name}",
+                "options": model.overrides,
+            }
+        )
         cells = (
-            [f"{figures.parameters / 1e6:,.2f} M", str(figures.operators), str(figures.groups),
-             f"<= {figures.treewidth}", f"{figures.flop / 1e9:,.4g}", f"{100 * figures.rule_share:.1f} %"]
-            if figures
+            [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups),
+             f"<= {of.treewidth}", f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]
+            if of
             else ["-"] * 6
         )  # fmt: skip
-        options = "&".join(f"{name}={value}" for name, value in model.options.items())
-        rows.append([model.name, model.size, str(model.batch), *cells, model.description, options])
+        options = "&".join(f"{name}={value}" for name, value in model.overrides.items())
+        about = f"zoo:{model.name}", model.size, str(model.batch)
+        rows.append([*about, *cells, model.description, options])
     return data, rows, (0, 1, 9, 10)
 
 
-def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    from tensoropt.catalogue import list_clusters
+_FAMILIES = {
+    "local:N": ("local", "N of this machine's GPUs, or N CPU ranks where it has none"),
+    "cpu:N": ("cpu:2", "N CPU ranks of this machine"),
+}
+"""Of each family of this machine's clusters one member, and the source of its figures."""
 
-    clusters = list_clusters()
+
+def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
+    """Return this machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
+    from tensoropt.cluster import list_clusters, load_cluster
+
+    data: list[dict[str, Any]] = []
     rows = [["name", "devices", "kind", "memory each", "source"]]
-    for c in clusters:
-        devices = str(c.devices) if c.devices else ("N" if c.name.endswith(":N") else "N nodes")
-        memory = format_bytes(c.memory_bytes) if c.memory_bytes else "a share"
-        rows.append([c.name, devices, c.device, memory, c.source])
-    return [dict(vars(c)) for c in clusters], rows, (0, 2, 4)
+    for name in ("local", *_FAMILIES, *list_clusters()):
+        member, source = _FAMILIES.get(name, (name.removesuffix("xN"), ""))
+        cluster = load_cluster(member)
+        count = None if name.endswith("N") else cluster.device_count
+        memory = None if name in _FAMILIES else cluster.memory_bytes
+        source = source or cluster.source
+        told = {"name": name, "devices": count, "device": cluster.device.name, "memory_bytes": memory}
+        data.append({**told, "source": source})
+        devices = str(count) if count else ("N" if name.endswith(":N") else "N nodes")
+        each = format_bytes(memory) if memory else "a share"
+        rows.append([name, devices, cluster.device.name, each, source])
+    return data, rows, (0, 2, 4)
 
 
 def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    from tensoropt.catalogue import list_planners
+    from tensoropt.planners import PLANNERS
 
-    planners = list_planners()
-    rows = [["name", "what it does"], *([planner.name, planner.description] for planner in planners)]
-    return [dict(vars(planner)) for planner in planners], rows, (0, 1)
+    data = [{"name": name, "description": about} for name, about in PLANNERS.items()]
+    return data, [["name", "what it does"], *([*one.values()] for one in data)], (0, 1)
 
 
 VERB = Verb("list", "list models, clusters or planners by name", add_arguments, answer)

@@ -52,7 +52,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _links(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the fits for every mesh of this machine."""
     if options.cluster is None:
         raise TensorOptError("measure links needs --cluster local, local:N or cpu:N")
     from tensoropt.cluster import load_cluster
@@ -66,7 +65,6 @@ def _links(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
-    """Return the fits of one mesh as plain data."""
     return {
         "mesh": mesh,
         "collectives": [
@@ -95,27 +93,29 @@ def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
 
 
 def _profiles(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
-    """Export, import or forget records as requested; return the contents of the profile store."""
-    from tensoropt.machine import profiles
+    from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
+    from tensoropt.profiling.store import KINDS, ProfileStore
     from tensoropt.report.table import fit_lines
 
-    store = profiles(export=options.export, import_=options.import_, forget_failed=options.forget_failed)
-    data: dict[str, Any] = {"path": str(store.path)}
     lines: list[str] = []
-    if store.exported is not None:
-        lines.append(f"{store.exported} records written to {options.export}")
-    if store.imported is not None:
-        lines.append(f"{store.imported} records added from {options.import_}")
-    if store.forgotten is not None:
-        data["forgotten"] = store.forgotten
-        lines.append(f"{store.forgotten} records of what failed forgotten; it is tried again when needed")
-    lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in store.records.items()))
-    lines += [f"fitted to {store.sample_words}"] if store.sample_words else []
-    for (device, mode), errors in store.fits.items():
+    with ProfileStore() as store:
+        data: dict[str, Any] = {"path": str(store.path)}
+        if options.export:
+            lines.append(f"{store.export_file(options.export)} records written to {options.export}")
+        if options.import_:
+            lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
+        if options.forget_failed:
+            data["forgotten"] = gone = store.forget_failed()
+            lines.append(f"{gone} records of what failed forgotten; it is tried again when needed")
+        data["records"] = {kind: store.count(kind) for kind in KINDS}
+        drawn = store.sample(MOST_SAMPLES)
+    fits = fit_errors(drawn.records)
+    lines.append(f"{data['path']}: " + ", ".join(f"{n} {kind}" for kind, n in data["records"].items()))
+    lines += [f"fitted to {drawn.words}"] if drawn.words else []
+    for (device, mode), errors in fits.items():
         lines += [f"{device}, {mode}:", *fit_lines(errors)]
-    data["records"] = dict(store.records)
-    data["fit"] = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in store.fits.items()]
-    data["fitted_to"] = {"records": store.sampled, "of": store.of}
+    data["fit"] = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in fits.items()]
+    data["fitted_to"] = {"records": len(drawn.records), "of": drawn.total}
     return Answer(data, "\n".join(lines))
 
 

@@ -15,31 +15,34 @@ from tensoropt.units import (
 )
 
 
-def offers_answer(saved: Any, limits: dict[str, Any]) -> Answer:
-    """Return the sentences and tables about explorations on several clusters, or device counts.
+def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
+    """Return the sentences and tables about a :class:`tensoropt.sweeps.Sweep`.
 
     Args:
-        saved: :data:`tensoropt.shopping.SavedOnClusters`.
+        asked: the fields of a :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion`.
     """
-    from tensoropt.exploration.cluster_offers import offers_data
-    from tensoropt.shopping import OnClusters, shop
+    from tensoropt.exploration.cluster_offers import (
+        ClusterCurve,
+        ClusterQuestion,
+        offers,
+        offers_data,
+        profile,
+    )
 
-    explorations = OnClusters.of(saved)
-    offers, profile = shop(explorations, **limits), explorations.profile
-    per_device = explorations.batch_per_device
-    tables = _profile_table(profile, explorations.explorations), "", _table(offers)
-    lines = [*offers.sentences(), "", *tables]
+    found = offers(sweep.explorations, ClusterQuestion(**asked), sweep.refused)
+    table = profile([ClusterCurve.of(one) for one in sweep.explorations])
+    lines = [*found.sentences(), "", _profile_table(table, sweep.explorations), "", _table(found)]
     best = {
         name: None if row is None else row.cluster
-        for name, row in (("cheapest", offers.cheapest), ("fastest", offers.fastest))
+        for name, row in (("cheapest", found.cheapest), ("fastest", found.fastest))
     }
     data = {
-        "profile": asdict(profile),
-        "batch_per_device": per_device,
+        "refused": [f"{name}: {reason}" for name, reason in sweep.refused.items()],
+        "profile": asdict(table),
         **best,
-        "amount": offers.question.amount.words,
-        "currency": offers.question.tariff.currency,
-        "clusters": offers_data(offers),
+        "amount": found.question.amount.words,
+        "currency": found.question.tariff.currency,
+        "clusters": offers_data(found),
     }
     return Answer(data, "\n".join(lines))
 

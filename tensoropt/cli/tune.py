@@ -17,11 +17,6 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--memory", metavar="24GiB", help="the most that a plan may take of a device")
     verb.add_argument("--rounds", type=WHOLE, default=4, metavar="N", help="candidates; default: %(default)s")
     verb.add_argument(
-        "--unknown", choices=("fit", "zero"), default="fit",
-        help="what work costs that was never timed: what other work says, or nothing; default: %(default)s",
-    )  # fmt: skip
-
-    verb.add_argument(
         "--job", metavar="COMMAND", help="time your own training: a command with {plan} where its plan goes"
     )
 
@@ -36,7 +31,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         point=options.point,
         memory_bytes=None if options.memory is None else parse_bytes(options.memory),
         rounds=options.rounds,
-        unknown=options.unknown,
         job=shlex.split(options.job) if options.job else (),
         progress=progress,
         say=progress.note,

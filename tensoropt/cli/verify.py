@@ -175,7 +175,6 @@ def _of_buffers(module: dict[str, Any]) -> str:
 
 
 def _unfaithful(module: dict[str, Any]) -> str:
-    """Say why the captured graph is not the model."""
     if not module["buffers_ok"]:
         return (
             "the captured graph, which every plan computes, is not the model itself: the buffer "
@@ -197,7 +196,6 @@ def _unfaithful(module: dict[str, Any]) -> str:
 
 
 def _file_remark(file: dict[str, Any] | None) -> list[str]:
-    """Say how an ONNX file's import compares with the file itself."""
     if file is None:
         return []
     if file["difference"] is None:
@@ -219,7 +217,6 @@ def _difference(value: float | None) -> str:
 
 
 def _undefined(counts: dict[str, int]) -> str:
-    """Name the results that are NaN or infinite in the unsplit model, which are compared by position only."""
     shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
     return (
@@ -229,9 +226,6 @@ def _undefined(counts: dict[str, int]) -> str:
 
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
-    """Return what went wrong in one plan, and how it was checked if that was unusual."""
-    from tensoropt.report.ran import busy_words
-
     unlike = *plan["collectives_unlike"], *plan["order_unlike"], *(plan["memory_unlike"] or ())
     lines = [*([plan["error"]] if plan["error"] else []), *unlike]
     if not plan["ok"] and not lines:
@@ -258,8 +252,6 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
             "inputs and constants"
         )
-    if plan["time_measured_s"] is not None and (busy := busy_words(plan.get("cores_busy"))):
-        lines.append(f"{busy}, so its measured time says little")
     if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
         lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:

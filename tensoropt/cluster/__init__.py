@@ -19,7 +19,7 @@ from tensoropt.cluster.catalog import (
 )
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh, slowest
-from tensoropt.cluster.local import available_cores, gpu_rank_cores, pin_rank, rank_cores, stolen_s
+from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
 
 __all__ = [
     "ASSUMED",
@@ -33,7 +33,6 @@ __all__ = [
     "Reached",
     "available_cores",
     "device_kind",
-    "gpu_rank_cores",
     "host_seconds",
     "job_spread",
     "link",

@@ -55,7 +55,6 @@ def efficiency_figures() -> Mapping[str, Any]:
 
 
 def _host_figures() -> Mapping[str, Any]:
-    """Return the host time that issuing work to devices takes, by device type, from ``presets/host.yaml``."""
     return _preset("host")
 
 

@@ -31,7 +31,7 @@ _FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 _NODE_ENTRY_FIELDS = ("count", "devices")
 _DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
 _LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
-_PAIR_FIELDS = ("between", "from", "to", "link", *LINK_FIELDS)
+_PAIR_FIELDS = ("between", "link", *LINK_FIELDS)
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -175,7 +175,6 @@ def _level_name(devices: list[DeviceKind]) -> str:
 
 
 def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]]:
-    """Return the devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
@@ -258,7 +257,6 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
 
 
 def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
-    """Return the link that an entry names or describes; ``name`` is the default name of a described link."""
     if "link" not in entry:
         return link_from({"name": name, **entry}, where)
     if len(entry) > 1:
@@ -276,25 +274,13 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
         raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
     total = per_node * nodes
     links: dict[tuple[int, int], Link] = {}
-    directed: set[tuple[int, int]] = set()
     for position, item in enumerate(value):
         where = f"links.pairs[{position}]"
         entry = dict(check_fields(item, _PAIR_FIELDS, where))
-        ends, both = _ends(entry, where, total)
-        pair_link = _own_link(entry, where, f"{ends[0]}-{ends[1]}")
-        for direction in (ends, ends[::-1]) if both else (ends,):
-            if direction in directed:
-                raise ClusterError(
-                    f"{where}: the pair {direction} is given twice: a link serves both ways; keep one"
-                )
-            directed.add(direction)
-        _join(links, ends, pair_link, where)
-    lone = sorted(pair for pair in directed if pair[::-1] not in directed)
-    if lone:
-        raise ClusterError(
-            f"links.pairs is asymmetric: {lone[0]} is given but {lone[0][::-1]} is not;"
-            " write 'between' for both directions at once"
-        )
+        pair = _ends(entry.pop("between", None), where, total)
+        if pair in links:
+            raise ClusterError(f"{where}: the pair {pair} is given twice: a link serves both ways; keep one")
+        links[pair] = _own_link(entry, where, f"{pair[0]}-{pair[1]}")
     # A rank beyond the first node means that the pairs are numbered over the whole cluster.
     covers_all = nodes == 1 or any(high >= per_node for _, high in links)
     expected = all_pairs(total if covers_all else per_node)
@@ -305,34 +291,17 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
     return links, covers_all and nodes > 1
 
 
-def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int], bool]:
-    if "between" in entry:
-        ends, both = entry.pop("between"), True
-    elif "from" in entry and "to" in entry:
-        ends, both = [entry.pop("from"), entry.pop("to")], False
-    else:
-        raise ClusterError(f"{where} needs between: [0, 1] (or from and to)")
+def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
     good = (
         isinstance(ends, list)
         and len(ends) == 2
         # ``type is int``, because YAML's true and false pass isinstance(value, int).
         and all(type(end) is int and 0 <= end < total for end in ends)
+        and ends[0] != ends[1]
     )
-    if not good or ends[0] == ends[1]:
+    if not good:
         raise ClusterError(
-            f"{where} is between {ends!r}, but must name two different devices from 0 to {total - 1}"
+            f"{where} is between {ends!r}, but must name two different devices from 0 to {total - 1}: "
+            "between: [0, 1]"
         )
-    return (ends[0], ends[1]), both
-
-
-def _join(links: dict[tuple[int, int], Link], ends: tuple[int, int], value: Link, where: str) -> None:
-    pair = (min(ends), max(ends))
-    existing = links.get(pair)
-    figures = (value.latency_s, value.bandwidth_bytes_per_s)
-    if existing is not None and figures != (existing.latency_s, existing.bandwidth_bytes_per_s):
-        raise ClusterError(
-            f"{where}: pair {pair} is asymmetric, {existing.latency_s:g} s and "
-            f"{existing.bandwidth_bytes_per_s:g} B/s one way, {figures[0]:g} s and {figures[1]:g} B/s the "
-            "other; links are symmetric here, give the slower for both"
-        )
-    links.setdefault(pair, value)
+    return min(ends), max(ends)

@@ -244,9 +244,6 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield every ordered way to write a number as a product of ``parts`` factors of at least 2,
-    ascending.
-    """
     if parts == 1:
         if number > 1:
             yield (number,)
@@ -259,9 +256,6 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors of a number, ascending: each divisor up to the square root has a partner above
-    it.
-    """
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 

@@ -76,7 +76,6 @@ def _link(kind: str, bandwidth: float, source: str) -> Link:
 
 
 def _remote_memory_cards() -> Iterator[tuple[str, float]]:
-    """Yield the kind and bytes per second of active ports of InfiniBand and RoCE."""
     for port in sorted(_SYSTEM.glob("infiniband/*/ports/*")):
         rate = re.match(r"([\d.]+)\s*Gb/sec", _read(port / "rate"))
         if rate and "ACTIVE" in _read(port / "state"):

@@ -6,14 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
-from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
+from tensoropt.cluster.nvml import gpu_cluster
 from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
 
@@ -23,7 +22,6 @@ _logger = logging.getLogger(__name__)
 # AVX2; one for AVX-512, because many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
 _DEFAULT_HERTZ = 2.5e9  # an assumption, used if the system does not report it
-_FEWEST_OF_GPU_RANK = 2  # logical CPUs; an assumption
 THIS_MACHINE = "this machine"
 """The source of a CPU cluster that was detected on this machine rather than described in a file."""
 ANY_CORE = "CPU-core"
@@ -103,28 +101,6 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
 
 
-def gpu_rank_cores(
-    ranks: int, near: Sequence[tuple[int, ...]] | None = None
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return the logical CPUs of ranks that have a GPU each, from rank 0 on, the same for measuring and for
-    running: the CPUs of the GPU's NUMA node, shared evenly with the other ranks there.
-
-    None if they are unknown, or if a rank would get fewer than two: besides its own thread, a rank runs those
-    of autograd and of NCCL.
-
-    Args:
-        near: the CPUs near each GPU (:func:`~tensoropt.cluster.nvml.gpu_cores`); NVML is queried by default.
-    """
-    near = gpu_cores() if near is None else near
-    if near is None or len(near) < ranks:
-        return None
-    rank_cpus = []
-    for rank in range(ranks):
-        sharing = [neighbour for neighbour in range(ranks) if set(near[neighbour]) & set(near[rank])]
-        rank_cpus.append(tuple(near[rank][sharing.index(rank) :: len(sharing)]))
-    return tuple(rank_cpus) if min(map(len, rank_cpus), default=0) >= _FEWEST_OF_GPU_RANK else None
-
-
 def stolen_s() -> float:
     """Return the seconds that the host of this virtual machine has given to others while a core had work to
     do, summed over all cores since the machine started, to the hundredth; 0 if the system does not report
@@ -135,29 +111,6 @@ def stolen_s() -> float:
         # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, usually of
         # 1/100 s.
         return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-BUSY = 0.3
-"""The cores in others' use from which times say little; an assumption: every rank waits for the slowest."""
-_LOOK_S = 0.2
-"""The seconds over which use of the cores is looked at; an assumption: twenty ticks of the system's clock."""
-
-
-def cores_in_use() -> float:
-    """Return how many of this machine's cores are at work while the caller waits for a moment, or are taken
-    by other virtual machines; 0 if the system does not report it."""
-
-    def used_s() -> float:
-        # User, nice, system, interrupts and steal time of all cores, in clock ticks.
-        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-
-    try:
-        before, began = used_s(), time.perf_counter()
-        time.sleep(_LOOK_S)
-        return max(used_s() - before, 0.0) / (time.perf_counter() - began)
     except (OSError, IndexError, ValueError):
         return 0.0
 
@@ -216,9 +169,6 @@ def _cpu_kind(ranks: int) -> DeviceKind:
 
 
 def _cpu_info() -> tuple[str, float, frozenset[str]]:
-    """Return the model name, nominal clock in Hz and feature flags from /proc/cpuinfo; defaults on other
-    systems.
-    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -11,9 +11,9 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
@@ -89,12 +89,6 @@ _MAX_NVLINKS = 18
 
 
 def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dict[tuple[int, int], Link]]:
-    """Return the link levels between GPUs, and the links of single pairs that differ from their level's.
-
-    Args:
-        nvml: an object with pynvml's functions, initialised.
-        handles: the GPUs' handles, in rank order.
-    """
     if len(handles) == 1:
         return (), {}
     neighbours = [_nvlinks(nvml, handle) for handle in handles]
@@ -233,41 +227,39 @@ def _text_of(value: bytes | str) -> str:
 
 
 _logger = logging.getLogger(__name__)
-_WORD_BITS = 64
-"""The word size of the CPU masks that NVML returns (``unsigned long`` on 64-bit Linux)."""
 
 
-@dataclass(frozen=True)
-class _Gpu:
-    """A GPU that NVML sees.
+class _Gpu(NamedTuple):
+    """A GPU that NVML sees, by its own number."""
 
-    Attributes:
-        index: NVML's index of the GPU.
-        instances: handles of its MIG instances; None if the GPU is not partitioned.
-        chosen: position of the MIG instance that ``CUDA_VISIBLE_DEVICES`` names.
-    """
-
-    index: int
+    number: int
     handle: Any
-    instances: tuple[Any, ...] | None = None
-    chosen: int = 0
 
 
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
     """Return the GPUs of this machine; None if NVML is missing or sees none.
 
-    Whole GPUs are used, including busy ones. GPUs that are partitioned into MIG instances are left out; if
-    there are no others, the cluster is a single instance, because a process cannot see a second one.
+    Whole GPUs are used, including busy ones; those that are partitioned into MIG instances are left out.
     :func:`gpu_notes` reports this.
 
     Args:
         nvml: an object with pynvml's functions; the module itself by default.
     """
     with _opened(nvml) as opened:
-        if opened is None:
+        gpus = [] if opened is None else _whole(opened, _visible(opened))
+        if not gpus:
             return None
-        gpus, _ = _usable(opened, _visible(opened, os.environ.get("CUDA_VISIBLE_DEVICES")))
-        return _cluster(opened, gpus) if gpus else None
+        kinds = [_kind(opened, gpu.handle) for gpu in gpus]
+        # GPUs of the same name share one kind, with the smallest memory among them.
+        least = {kind.name: min(k.memory_bytes for k in kinds if k.name == kind.name) for kind in kinds}
+        levels, pairs = _gpu_links(opened, [gpu.handle for gpu in gpus])
+        return Cluster(
+            name="local",
+            devices=tuple(replace(kind, memory_bytes=least[kind.name]) for kind in kinds),
+            levels=levels,
+            pairs=pairs,
+            source="NVML",
+        )
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
@@ -277,36 +269,19 @@ def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
     with _opened(nvml) as opened:
         if opened is None:
             return ()
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = _visible(opened, variable)
-        count = opened.nvmlDeviceGetCount()
+        visible, count = _visible(opened), opened.nvmlDeviceGetCount()
         if count and not visible:
-            return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{variable}' shows none of them",)
-        gpus, left_out = _usable(opened, visible)
+            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+            return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{shown}' shows none of them",)
+        gpus = _whole(opened, visible)
+        left_out = [
+            f"GPU {gpu.number} is partitioned into MIG instances and is left out; describe an instance in a "
+            "cluster file to explore for it"
+            for gpu in visible
+            if gpu not in gpus
+        ]
         busy = [note for gpu in gpus if (note := _busy(opened, gpu))]
         return (*left_out, *busy, *_mixed(opened, gpus))
-
-
-def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the logical CPUs near each GPU that this process sees, in CUDA's order: those of the GPU's NUMA
-    node that the process may use.
-
-    None if NVML is missing or does not report them, or if a GPU has none.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    allowed, cores_by_gpu = os.sched_getaffinity(0), []
-    with _opened(nvml) as opened:
-        if opened is None:
-            return None
-        for gpu in _visible(opened, os.environ.get("CUDA_VISIBLE_DEVICES")):
-            try:
-                words = opened.nvmlDeviceGetCpuAffinity(gpu.handle, -(-(os.cpu_count() or 1) // _WORD_BITS))
-            except opened.NVMLError:
-                return None
-            mask = sum(word << _WORD_BITS * number for number, word in enumerate(words))
-            cores_by_gpu.append(tuple(cpu for cpu in sorted(allowed) if mask >> cpu & 1))
-    return tuple(cores_by_gpu) if cores_by_gpu and all(cores_by_gpu) else None
 
 
 @contextlib.contextmanager
@@ -330,72 +305,35 @@ def _opened(nvml: Any) -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
+def _visible(nvml: Any) -> list[_Gpu]:
     """Return the visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number or by the
-    prefix of a UUID, which may be that of a MIG instance.
+    prefix of a UUID.
     """
-    gpus = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        gpus.append(_Gpu(index, handle, _instances(nvml, handle)))
-    if visible is None:
+    gpus = [_Gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return gpus
     chosen: list[_Gpu] = []
-    for item in (part.strip() for part in visible.split(",")):
+    for item in (part.strip() for part in variable.split(",")):
         if item.isdigit() and int(item) < len(gpus):
             chosen.append(gpus[int(item)])
         elif item.startswith("GPU-"):
             chosen += [g for g in gpus if _text_of(nvml.nvmlDeviceGetUUID(g.handle)).startswith(item)][:1]
-        elif item.startswith("MIG-"):
-            chosen += [
-                replace(gpu, chosen=number)
-                for gpu in gpus
-                for number, instance in enumerate(gpu.instances or ())
-                if _text_of(nvml.nvmlDeviceGetUUID(instance)).startswith(item)
-            ][:1]
         else:
             break  # as in CUDA: an invalid entry hides itself and all that follow
     return chosen
 
 
-def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
-    """Return the MIG instances of a GPU; None if it is not, or cannot be, partitioned."""
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(handle)
-        if not current:
-            return None
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except nvml.NVMLError:
-        return None
-    instances = []
-    for number in range(most):
+def _whole(nvml: Any, gpus: Sequence[_Gpu]) -> list[_Gpu]:
+    """Return the GPUs that are not partitioned into MIG instances, which cannot talk to each other."""
+
+    def partitioned(gpu: _Gpu) -> bool:
         try:
-            instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
-        except nvml.NVMLError:
-            continue  # no instance of that number
-    return tuple(instances)
+            return bool(nvml.nvmlDeviceGetMigMode(gpu.handle)[0])
+        except nvml.NVMLError:  # it cannot be
+            return False
 
-
-def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
-    """Return the GPUs that make up the cluster, and notes on those left out."""
-    whole = [gpu for gpu in gpus if gpu.instances is None]
-    cut = [gpu for gpu in gpus if gpu.instances is not None]
-    if whole or not cut:
-        return whole, [
-            f"GPU {gpu.index} is cut into {len(gpu.instances or ())} MIG instances and is left out; "
-            "CUDA_VISIBLE_DEVICES with the UUID of one of them explores for that alone"
-            for gpu in cut
-        ]
-    first = next((gpu for gpu in cut if gpu.instances), None)
-    if first is None:
-        numbers = ", ".join(str(gpu.index) for gpu in cut)
-        return [], [f"MIG is on for GPU {numbers}, without any instance; make one, or switch MIG off"]
-    count = sum(len(gpu.instances or ()) for gpu in cut)
-    return [first], [
-        f"the GPUs are cut into {count} MIG instances, of which a process sees one and which cannot talk "
-        f"to each other: this is for one of them, {_kind_of(nvml, first).name}, at its share of the card's "
-        "data sheet"
-    ]
+    return [gpu for gpu in gpus if not partitioned(gpu)]
 
 
 # Assumption: the context of an idle process uses less than this share of a card's memory.
@@ -403,76 +341,26 @@ _BUSY_SHARE = 0.05
 
 
 def _busy(nvml: Any, gpu: _Gpu) -> str:
-    """Return a note on a GPU that other processes use, or an empty string."""
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    try:
-        processes = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
-    except nvml.NVMLError:
-        processes = []
-    if not processes and memory.used <= _BUSY_SHARE * memory.total:
+    if memory.used <= _BUSY_SHARE * memory.total:
         return ""
     return (
-        f"GPU {gpu.index} ({_kind(nvml, gpu.handle).name}) is in use by {len(processes) or 'unknown'} "
-        f"processes, which have {format_bytes(memory.used)} of its {format_bytes(memory.total)}: it is "
-        "planned for as if it were free, and figures timed on it are too high; CUDA_VISIBLE_DEVICES leaves "
-        "it out"
+        f"GPU {gpu.number} ({_kind(nvml, gpu.handle).name}) is in use, with {format_bytes(memory.used)} of "
+        f"its {format_bytes(memory.total)}: it is planned for as if it were free, and figures timed on it "
+        "are too high; CUDA_VISIBLE_DEVICES leaves it out"
     )
 
 
-def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
-    """Return a note if the GPUs are of several kinds."""
-    kinds = Counter(_kind_of(nvml, gpu).name for gpu in gpus)
+def _mixed(nvml: Any, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
+    kinds = Counter(_kind(nvml, gpu.handle).name for gpu in gpus)
     if len(kinds) < 2:
         return ()
-    shown = ", ".join(f"{count} x {name}" for name, count in kinds.items())
-    order = (
-        ""
-        if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        else "; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or CUDA numbers them in an order of its own"
-    )
     return (
-        f"the GPUs are of several kinds ({shown}): sharded plans go at the pace of the slowest and fit the "
-        f"smallest, and nothing is timed; CUDA_VISIBLE_DEVICES picks those of one kind{order}",
+        f"the GPUs are of several kinds ({', '.join(f'{count} x {name}' for name, count in kinds.items())}): "
+        "sharded plans go at the pace of the slowest and fit the smallest, and nothing is timed; "
+        "CUDA_VISIBLE_DEVICES picks those of one kind; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or CUDA numbers "
+        "them in an order of its own",
     )
-
-
-def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
-    """Return the kind of a GPU, or of its chosen MIG instance."""
-    kind = _kind(nvml, gpu.handle)
-    if not gpu.instances:
-        return kind
-    instance = gpu.instances[gpu.chosen]
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(instance).total)
-    slices = int(nvml.nvmlDeviceGetAttributes(instance).gpuInstanceSliceCount)
-    # A slice has 14 of the 108 multiprocessors of an A100, 16 of the 132 of an H100: about an eighth.
-    # Bandwidth is scaled with memory, because both are partitioned together (NVIDIA, MIG User Guide, "GPU
-    # instance profiles").
-    share = slices / 8
-    return replace(
-        kind,
-        name=f"{kind.name}-MIG-{slices}g.{round(memory / 2**30)}gb",
-        memory_bytes=memory,
-        flops={dtype: value * share for dtype, value in kind.flops.items()},
-        memory_bandwidth=kind.memory_bandwidth * memory / kind.memory_bytes,
-        source=f"MIG instance with {slices} slices, an eighth of the card each: {kind.source}",
-    )
-
-
-def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
-    """Return the kind of each GPU; GPUs of the same name share one kind, with the smallest memory among
-    them.
-    """
-    kinds = [_kind_of(nvml, gpu) for gpu in gpus]
-    least: dict[str, int] = {}
-    for kind in kinds:
-        least[kind.name] = min(kind.memory_bytes, least.get(kind.name, kind.memory_bytes))
-    return tuple(replace(kind, memory_bytes=least[kind.name]) for kind in kinds)
-
-
-def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
-    devices = _kinds(nvml, gpus)
-    levels, pairs = _gpu_links(nvml, [gpu.handle for gpu in gpus])
-    return Cluster(name="local", devices=devices, levels=levels, pairs=pairs, source="NVML")
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 
 from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.units import (
-    format_bytes,
-    format_seconds,
-    parse_bandwidth,
-    parse_bytes,
-    parse_flops,
-    parse_seconds,
-)
+from tensoropt.units import parse_bandwidth, parse_bytes, parse_flops, parse_seconds
 
 
 def positive(value: object, name: str) -> float:
@@ -48,8 +41,6 @@ class _Quantity:
         base: the unit of a bare number.
         suggested: the unit that a bare number out of bounds was probably meant in.
         least, most: the bounds of bare numbers in files that people write.
-        usual: the smallest and largest plausible figure.
-        shown: formats a figure for people.
         positive: whether it must be above zero.
     """
 
@@ -58,8 +49,6 @@ class _Quantity:
     suggested: str
     least: float
     most: float
-    usual: tuple[float, float]
-    shown: Callable[[float], str]
     positive: bool = True
 
     def read(self, value: object, name: str) -> float:
@@ -84,21 +73,11 @@ class _Quantity:
             )
         return self.read(value, name)
 
-    def unusual(self, value: float, name: str) -> Iterator[str]:
-        """Yield a note if a figure lies outside the range of real devices."""
-        least, most = self.usual
-        if not least <= value <= most:
-            bound = f"less than {self.shown(least)}" if value < least else f"more than {self.shown(most)}"
-            yield f"{name} is {self.shown(value)}, {bound}: is its unit right?"
 
-
-MEMORY = _Quantity(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40), format_bytes)
-BANDWIDTH = _Quantity(
-    parse_bandwidth, "bytes per second", "GB/s", 1e6, inf, (1e6, 1e15),
-    lambda value: f"{format_bytes(value)}/s",
-)  # fmt: skip
-LATENCY = _Quantity(parse_seconds, "seconds", "us", 0.0, 0.1, (0.0, 1.0), format_seconds, positive=False)
-FLOPS = _Quantity(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e18), "{:.3g} FLOP/s".format)
+MEMORY = _Quantity(parse_bytes, "bytes", "GB", 2.0**24, inf)
+BANDWIDTH = _Quantity(parse_bandwidth, "bytes per second", "GB/s", 1e6, inf)
+LATENCY = _Quantity(parse_seconds, "seconds", "us", 0.0, 0.1, positive=False)
+FLOPS = _Quantity(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf)
 """The bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
 
 

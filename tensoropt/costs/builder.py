@@ -100,7 +100,6 @@ class TableBuilder:
     # -- variables --------------------------------------------------------------------------------
 
     def _group(self, group: Group) -> VariableTable:
-        """Return a group's configurations; in a region, all of them once plain and then once recomputed."""
         template = self.templates[group.name]
         # Plain first, then recomputed: CostTables.position, TableCandidates and EdgeBuilder._passes all rely
         # on this order, because they look up a configuration's facts by its index modulo the template's
@@ -154,15 +153,11 @@ class TableBuilder:
         return choice.work.key, choice.facts, *seconds
 
     def _offers_ahead(self, group: Group) -> bool:
-        """Return whether a group's parameters may be gathered ahead: only if the gathering overlaps with
-        something.
-        """
         return self.prices.beside and self.effects.parameters.blocks.neighbours(group.name) is not None
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
     ) -> tuple[tuple[Layout, ...], ...]:
-        """Return the ways to store a group's parameters that no restriction excludes."""
         tensors = tuple(self.tensors[n] for n in names)
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
         uses = tuple(configuration.layout(n) for n in names)
@@ -178,9 +173,6 @@ class TableBuilder:
         )
 
     def _options(self, choice: Choice, stored_options: Sequence[Sequence[Layout]]) -> np.ndarray:
-        """Return (memory, compute, communication) of a configuration, one row per way to store its
-        parameters.
-        """
         group, effects = choice.configuration.group, self.effects
         # A result that is also a hub is gathered from the hub's placement, so the hub's variable pays for it.
         outputs = (
@@ -209,9 +201,6 @@ class TableBuilder:
         return np.array(rows, dtype=np.float64)
 
     def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
-        """Return the costs of a parameter with this storage and this use: its storage, its use, its unsharded
-        copy.
-        """
         key = name, stored, use
         if key not in self._stored_costs:
             parameters = self.effects.parameters
@@ -229,9 +218,6 @@ class TableBuilder:
         return additive(effects, self.prices)
 
     def _hub(self, name: str) -> VariableTable:
-        """Return the variable of a hub: a state for every placement of its producer and readers, in one of
-        which the tensor is materialised.
-        """
         ends = self.edges.hub_ends(name)
         costs = [
             self._sum(Effects(self.effects.moves.output(name, end.layout)))
@@ -248,9 +234,6 @@ class TableBuilder:
         )
 
     def _shared_parameter(self, name: str) -> VariableTable:
-        """Return a stored placement for every placement that a use can have, and sharded variants of
-        those.
-        """
         uses = {
             c.layout(name): c
             for g in self.graph.groups
@@ -276,6 +259,5 @@ class TableBuilder:
 
 
 def _columns(costs: Sequence[Cost]) -> tuple[_Column, _Column, _Column]:
-    """Return (memory, compute, communication) of configurations with one option each."""
     memory, compute, communication = (tuple(np.array([cost[i]]) for cost in costs) for i in range(3))
     return memory, compute, communication

@@ -2,19 +2,6 @@
 
 In order of trust: the fit of the same collective on the same groups (``measured``), a formula with
 point-to-point fits (``fitted``), the same formula with data-sheet figures (``data sheet``).
-
-The formulas, for p ranks, n bytes, latency α per hop and bandwidth β of the slowest link of the ring
-(Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005;
-the ring's α is the mean over its hops, as in NCCL's tuning model):
-
-    all_reduce       min(2(p-1)·α + 2(p-1)/p · n/β,  2⌈log2 p⌉·α + 2n/β)      ring, pipelined tree
-    all_gather       (p-1)·α + (p-1)/p · n/β              n: gathered output of one rank
-    reduce_scatter   (p-1)·α + (p-1)/p · n/β              n: input of one rank
-    all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
-    broadcast        ⌈log2 p⌉·α + n/β
-    ring_send        α + n/β, of the slowest hop          n: what each rank sends to the next one
-
-All groups of one set of axes communicate at the same time; groups that leave a node share its cards.
 """
 
 from __future__ import annotations
@@ -92,7 +79,6 @@ class CommunicationModel:
 
     @property
     def described(self) -> str:
-        """A description of everything that predictions depend on."""
         return repr((self.cluster.to_dict(), self.mesh, self._fits))
 
     @property
@@ -122,25 +108,15 @@ class CommunicationModel:
         return predict(num_bytes) if num_bytes else 0.0
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """Return the source of the prediction: ``measured``, ``fitted`` or ``data sheet``."""
         return self._prediction(kind, tuple(axes))[1]
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return how many seconds longer a collective over ``axes`` takes after ``work_s`` of work; 0 if that
-        was not measured. Accepts numbers or arrays.
-        """
         return self._transition(axes).arriving(work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return how many seconds longer ``work_s`` of work takes after a collective over ``axes``; accepts
-        numbers or arrays.
-        """
         return self._transition(axes).leaving(work_s, num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        """Return the seconds of one message between two ranks without other traffic; 0 if both are the same
-        rank.
-        """
         if not num_bytes >= 0:
             raise MeasurementError(f"a message of {num_bytes} bytes is impossible; give at least 0")
         if first == second or not num_bytes:
@@ -153,7 +129,6 @@ class CommunicationModel:
         return launch + link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
     def pair_source(self, first: int, second: int) -> str:
-        """Return the source of :meth:`pair_time_s`."""
         pair = (min(first, second), max(first, second))
         return MEASURED if self._fits is not None and pair in self._fits.pairs else DATA_SHEET
 
@@ -196,7 +171,6 @@ class CommunicationModel:
         return known
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
-        """Return the fits of any set of axes that forms the same groups."""
         if self._fits is None:
             return ()
         groups = self.mesh.groups(axes)
@@ -207,7 +181,6 @@ class CommunicationModel:
 
 
 def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
-    """Return the formula from the module's table, as a function of the bytes."""
     ranks, hop, per_byte = link.size, link.hop_s, link.seconds_per_byte
     ring, depth = (ranks - 1) / ranks, math.ceil(math.log2(ranks))
     match kind:
@@ -248,7 +221,6 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
 
 
 def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Counter[tuple[int, int]]:
-    """Return how many groups use a child's links to its siblings, by (level, child)."""
     leaving: Counter[tuple[int, int]] = Counter()
     for group in groups:
         outer = cluster.device_count
@@ -322,7 +294,6 @@ def _slowest_hop(
 
 
 def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ranks, grouped into blocks of consecutive ranks."""
     for _, members in itertools.groupby(ranks, key=lambda rank: rank // block):
         yield tuple(members)
 

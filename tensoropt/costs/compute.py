@@ -1,14 +1,6 @@
 """The seconds of workloads: as measured, or estimated for those that were not timed.
 
 Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``.
-
-Workloads that were not timed are estimated by a roofline, with efficiencies fitted to those that were.
-
-Williams, Waterman, Patterson: Roofline, CACM 2009. Ideal seconds are the larger of FLOP over peak and bytes
-over bandwidth; FLOP and traffic come from :class:`Facts`. The share of this that is really reached depends on
-the class of operator (convolutions are not matrix products) and on its size (small ones never reach full
-speed), so an efficiency is fitted per class, direction and size to the timed workloads of the same device
-type.
 """
 
 from __future__ import annotations
@@ -67,14 +59,12 @@ def class_of(work: Workload) -> str:
 
 
 def call_class(call: LocalCall) -> CostClass:
-    """Return the class of one call."""
     # The kernel "divided" wraps another call, whose class determines how fast it runs.
     name = call.static[0] if call.function == "kernels.divided" else call.function
     return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
 
 
 def _kernels_of(work: Workload) -> int:
-    """Return the number of calls that launch something."""
     return sum(1 for call, _ in work.calls if launches(call.function))
 
 
@@ -220,7 +210,6 @@ def fit_errors(
 
 
 def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
-    """Return a curve through the medians of groups of neighbouring sizes."""
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
     ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
@@ -234,9 +223,6 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
 
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
-    """Return |predicted / measured - 1| of every sample, by the fit of the other folds; folds are assigned by
-    the keys' hash.
-    """
     # Not hash(): Python salts it in each process, and the error would differ from run to run.
     fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
     missed = []
@@ -333,7 +319,6 @@ class RooflineCompute:
         return FITTED if covered else DATA_SHEET
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of one micro-batch."""
         cls, kernels = class_of(work), _kernels_of(work)
         if self._counts_calls(work, facts):
             return self._by_call(work, facts)
@@ -354,23 +339,16 @@ class RooflineCompute:
         return found[0], found[1] if work.has_backward else 0.0
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of issuing one micro-batch, estimated from the number of
-        calls that launch a kernel; 0 if the host is the device.
-        """
         if self.host is None:
             return 0.0, 0.0
         calls = _kernels_of(work)
         return calls * self.host.forward_call_s, calls * self.host.backward_call_s * work.has_backward
 
     def _counts_calls(self, work: Workload, facts: Facts) -> bool:
-        """Return whether the seconds are those of the calls, one after another."""
         # On CPU ranks, figures that are not fitted stay as they were: nobody has compared them call by call.
         return self.device.type == "cuda" and bool(facts.work_of_calls) and self.source_of(work) == DATA_SHEET
 
     def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds on a GPU: its kernels run one after another, so a
-        memory-bound call does not hide behind a product in its group.
-        """
         forward_s = backward_s = 0.0
         for cls, of in self.kernels_of(work, facts):
             there_s, back_s = self._of_call(work.dtype, cls, of, facts)
@@ -398,7 +376,6 @@ class RooflineCompute:
             yield CostClass.ELEMENT_WISE, _as_one(chain)
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of a call, without launches."""
         reached = self.reached
         bandwidth = self.device.memory_bandwidth * reached.memory
         traffic = moved_bytes(cls, of)
@@ -504,7 +481,6 @@ class MeasuredCompute:
         return None if record is None or failed_otherwise(record) else record
 
     def source_of(self, work: Workload) -> str:
-        """Return the source of this workload's :meth:`seconds`, one of ``SOURCES``."""
         if self.rest is not None and self._record(work) is None:
             return self.rest.source_of(work)
         return MEASURED
@@ -525,14 +501,12 @@ class MeasuredCompute:
         return float(record["forward_s"]), float(record["backward_s"])
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of issuing the workload; 0 if the host is the device."""
         record = self._record(work)
         if record is None:
             return (0.0, 0.0) if self.rest is None else self.rest.host_seconds(work)
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the product for a weight's gradient; see :func:`weight_gradient_share`."""
         if self._record(work) is None and self.rest is not None:
             return self.rest.weight_gradient_s(work, facts)
         return self.seconds(work, facts)[1] * weight_gradient_share(facts)
@@ -550,7 +524,6 @@ class SlowestCompute:
 
     @property
     def source(self) -> str:
-        """The source of the figures of the kind with the slowest optimizer."""
         return self._slowest_optimizer.source
 
     @property
@@ -575,9 +548,6 @@ class SlowestCompute:
         return max(forward), max(backward)
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the product for a weight's gradient, on the kind that is slowest in
-        backward.
-        """
         slowest = max(self.kinds, key=lambda kind: kind.seconds(work, facts)[1])
         return slowest.weight_gradient_s(work, facts)
 

@@ -246,7 +246,6 @@ def _is_dense(costs: Any, dims: int) -> bool:
 
 
 def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
-    """Return the (..., options, 2) array of costs given as one array."""
     values = np.asarray(costs, dtype=np.float64)
     if values.shape[-1] != 2:
         raise ValueError(f"{what}: the last dimension must be (memory, time); got shape {values.shape}")
@@ -254,9 +253,6 @@ def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
 
 
 def _padded(costs: Any, what: str) -> Floats:
-    """Return the (rows, cols, options, 2) array of a table of lists; entries with fewer options end in
-    inf.
-    """
     try:
         rows: Sequence[Any] = [list(row) for row in costs]
     except TypeError:

@@ -3,11 +3,6 @@
 *Need* is one number: the tensors of a step with the constants of its graph, what a process takes beside them,
 what the driver keeps, and what PyTorch's allocator reserves beyond tensors. On CPU ranks it is tensors and
 constants. It does not depend on a budget.
-
-Predictions of GPUs' memory are compared with peaks that other people measured
-(``tests/benchmarks/results/published``). Their error makes the verdict: a plan *fits* if it does even where
-a job needs as much more than predicted as the worst tenth of those did, is *tight* if it fits as predicted
-alone, and does *not fit* otherwise.
 """
 
 from __future__ import annotations
@@ -131,7 +126,6 @@ class DeviceFit:
         return f"{whole} (tensors {tensors}, process {process}): {self.verdict}"
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as plain data."""
         return {
             "verdict": self.verdict,
             "needed_bytes": round(self.needed_bytes),

@@ -1,20 +1,6 @@
 """Pairwise costs: the tables of resharding between configurations of adjacent variables.
 
 An edge belongs to the region of the group that reads. Each group of a region runs again in backward or once.
-A tensor that a group reads when it runs again is kept at its source's placement, and is moved to the group a
-second time, unless the second forward makes it again: then it is not kept for anybody, and a group that runs
-once takes what its backward needs of it from the second forward, moved a second time as well. So what a
-tensor costs follows from the two groups at its ends, and any part of a region can run again
-(:mod:`tensoropt.sharding.regions`).
-
-The edge from a tensor's maker, to its only reader or to its hub, has two options where a copy is kept that it
-makes: that copy is kept, or it is gathered again from what the maker left
-(:mod:`tensoropt.sharding.gathered_again`). No other variable sees which of them is taken.
-
-Arrays of cost tables are kept between runs under everything they depend on. Tables of one mesh at the same
-prices are one value of the profile store, in which an array is looked up by a hash of everything that its
-numbers follow from. Another allowed gap therefore reuses all of its tables, and a model with one changed
-layer reuses those of the unchanged layers. Only numbers are kept; the objects that they describe are rebuilt.
 """
 
 from __future__ import annotations
@@ -178,7 +164,6 @@ class EdgeBuilder:
         return [g for g in self.graph.groups if name in g.reads]
 
     def _inside(self, name: str, reader: Group) -> bool:
-        """Return whether a tensor is produced and read in the same region."""
         region = self.region_of.get(reader.name)
         return region is not None and region is self.region_of.get(self._producer(name).name)
 
@@ -195,7 +180,6 @@ class EdgeBuilder:
         return (False, True) if group.name in self.region_of else (False,)
 
     def _reads(self, group: Group, name: str) -> list[Reading]:
-        """Return a reader's view of a tensor, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         # The hub returns its own gradient, and its table counts what hides it.
         reduces = name in self.products and name not in self.graph.hubs
@@ -207,9 +191,6 @@ class EdgeBuilder:
         ]
 
     def _product_seconds(self, name: str) -> list[WeightProduct | None]:
-        """Return the product that overlaps with the gradient's reduction, per configuration of the tensor's
-        first reader; its bytes are left to the simulator.
-        """
         group = self.graph.group_of[self.products[name].operator]
         template = self.templates[group.name]
         found = (
@@ -243,7 +224,6 @@ class EdgeBuilder:
         return found
 
     def _writes(self, group: Group, name: str) -> list[Reading]:
-        """Return a producer's view of a tensor, per configuration; a recomputed producer keeps nothing."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         return [
             Reading(c.layout(name), short in facts[i].writes_kept and not again, again)
@@ -252,7 +232,6 @@ class EdgeBuilder:
         ]
 
     def _uses(self, group: Group, name: str) -> list[Use]:
-        """Return a group's use of a shared parameter, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         neighbours, last = self.parameters.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
         return [
@@ -351,8 +330,6 @@ class EdgeBuilder:
         return np.array([self.moves.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
     def _gathered(self, name: str, sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
-        """Return whether an edge makes more of a tensor than there was, and adds nothing up (sources,
-        targets); as :func:`~tensoropt.sharding.gathered_again.is_gathered`, for all pairs."""
         sums = np.array([PARTIAL in end.layout for end in sources], dtype=bool)
         return (self._bytes(name, targets) > self._bytes(name, sources)[:, None]) & ~sums[:, None]
 
@@ -378,9 +355,6 @@ class EdgeBuilder:
         return np.stack([cells, again], axis=2)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
-        """Return the edge of a tensor with one reader: resharding, and what is kept of the tensor if its
-        producer keeps nothing.
-        """
         within = self._within(name, reader)
 
         def costs(writes: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
@@ -410,9 +384,6 @@ class EdgeBuilder:
         return self._table(name, ends, within, costs)
 
     def _hub_producer(self, name: str) -> EdgeTable:
-        """Return the edge to a hub's producer: materialising the hub costs its communication and, if it is
-        kept, its bytes.
-        """
         hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
         inside, within = any(hub.again), self._from_maker(name)
 
@@ -440,9 +411,6 @@ class EdgeBuilder:
         return self._table(name, ends, within._replace(inside=inside), costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
-        """Return the edge to a hub's reader: if its backward needs the hub itself, or its second forward
-        does, the hub is kept or made again.
-        """
         hub, within = self.variables[Variable.of_hub(name)], self._within(name, reader)
 
         def costs(hubs: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
@@ -498,9 +466,6 @@ def _flags(ends: Sequence[Reading], name: Literal["kept", "again"]) -> np.ndarra
 
 
 def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
-    """Return whether an edge creates another storage (sources, targets); otherwise at most the gradient's
-    placement differs.
-    """
     numbers: dict[Layout, int] = {}
     source, target = (
         np.array([numbers.setdefault(forward_placements(end.layout), len(numbers)) for end in ends])
@@ -510,7 +475,6 @@ def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray
 
 
 def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return whether the second forward of the reader's region makes the tensor again (sources, 1)."""
     return (_flags(sources, "again") & within.inside)[:, None]
 
 
@@ -522,13 +486,11 @@ def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _
 
 
 def _apart(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return whether a tensor would be made again without the reader's views of it (sources, reads)."""
     apart: np.ndarray = _remade(sources, within) & ~_flags(reads, "again") & within.viewed
     return apart
 
 
 def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return the values of :class:`Keeps` (sources, reads)."""
     in_place, copied = (
         np.array([kept_for(kept=r.kept, again=r.again, remade=False, moved=moved).value for r in reads])
         for moved in (False, True)
@@ -538,7 +500,6 @@ def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within
 
 
 def _cells(memory: np.ndarray, time_s: np.ndarray, forbidden: np.ndarray | bool) -> np.ndarray:
-    """Return the array of (memory, time) for all pairs of ends."""
     # The search reads rows of pairs, so the two values of a pair are contiguous.
     return np.where(np.asarray(forbidden)[..., None], np.inf, np.stack([memory, time_s], axis=-1))
 

@@ -1,20 +1,7 @@
 """The effects of a choice in a step, each with the moment at which it takes place.
 
 This is the only description of what anything costs. A choice is a group's configuration with the storage of
-its parameters, the layouts between which a tensor moves, or the layout in which a parameter is stored. Its
-effects are computation, collectives with their group and bytes, and memory that is allocated and freed.
-
-The search adds effects up (:func:`additive`): its tables hold their sums. The simulator lays the same effects
-out in time, and derives a strategy's step time, memory curve, collectives and timeline from them.
-
-All ranks do the same; the description is of the rank with the largest shards. Inputs, constants and buffers,
-which are the same for every strategy, are left out; constants are a term of the reported memory
-(:mod:`tensoropt.costs.process_memory`).
-
-:class:`MoveEffects` gives the bytes of tensors in their layouts, and the effects of moving them from one
-layout to another. A working set is the memory that a group needs while it runs, in addition to what is kept:
-the search adds memory up, but only the largest working set at any moment counts, so searching under caps on
-it finds plans that a sum cannot distinguish.
+its parameters, the layouts between which a tensor moves, or the layout in which a parameter is stored.
 """
 
 from __future__ import annotations
@@ -570,9 +557,6 @@ class MoveEffects:
     def _steps_s(
         self, steps: Sequence[ReshardingStep], element_bytes: int
     ) -> tuple[float, float, float, bool]:
-        """Return the seconds of steps on the device and on its host, as additive() counts them; the seconds
-        of the collective of a single reduction; and whether there are any steps.
-        """
         if not steps:
             return 0.0, 0.0, 0.0, False
         local, sends = self.prices.steps(steps, element_bytes)
@@ -679,7 +663,6 @@ def _of_group(tables: CostTables, sizes: MoveEffects, group: Group) -> list[np.n
 
 
 def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
-    """Return the larger of forward and backward: inputs and results, with parameters gathered."""
     group = configuration.group
     reads = sum(sizes.bytes(n, configuration.layout(n)) for n in group.reads)
     gathered = sum(

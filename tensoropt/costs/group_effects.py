@@ -264,7 +264,6 @@ class GroupEffects:
                 )
 
     def _copy(self, use: StoredUse) -> Effects:
-        """Return the effects of a parameter's unsharded copy, if the copy belongs to this group alone."""
         return Effects(()) if use.name in self.graph.shared else self.parameters.unsharded(use)
 
     # -- what the search counts -----------------------------------------------------------------------
@@ -314,7 +313,6 @@ class GroupEffects:
     # -- memory -------------------------------------------------------------------------------------
 
     def _buffer_bytes(self, uses: Sequence[StoredUse]) -> int:
-        """Return the bytes of buffers while parameters are brought to their uses, one after another."""
         most = 0
         for use in uses:
             if use.forward:
@@ -421,7 +419,6 @@ _SAVED = "saved inside for backward"
 
 
 def _saved(parts: Sequence[_ForwardPart]) -> list[Allocation]:
-    """Return what each part of a group's forward adds to the tensors that backward needs, part by part."""
     before = [0, *(part.kept for part in parts)]
     return [
         Allocation(_SAVED, str(number), part.kept - kept, kept=True)

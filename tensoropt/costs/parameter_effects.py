@@ -1,10 +1,5 @@
 """The effects of a parameter in a step: it is stored between steps, brought to its uses, and its gradient
 returns.
-
-Sharded storage (ZeRO, Rajbhandari et al., arXiv 1910.02054) is a choice that no neighbour sees: the parameter
-is gathered for each use (stage 3), or once per step, with gradients reduced in every micro-batch (stage 2) or
-once (stage 1). Parameters can be gathered together with others ahead of their use, and their gradients
-scattered behind.
 """
 
 from __future__ import annotations
@@ -248,9 +243,6 @@ class ParameterEffects:
         return found
 
     def _gathered_ahead(self, use: StoredUse) -> list[Effect]:
-        """Return the effects of gathering a parameter while the block before its own computes, forward and
-        backward.
-        """
         name, neighbours, own = use.name, use.use.neighbours, use.use.own
         assert neighbours is not None
         flat, copied = self._flat(name, use.forward)
@@ -300,7 +292,6 @@ class ParameterEffects:
         return found
 
     def _returned(self, use: StoredUse) -> list[Effect]:
-        """Return the effects of a use's gradient, which returns to where the parameter is stored."""
         if use.behind:
             return self._scattered_behind(use)
         if not use.waits:
@@ -506,12 +497,10 @@ class ParameterEffects:
         return Effect(when, local_s=seconds.device_s, host_s=seconds.host_s, source=source)
 
     def _with_cast(self, moved: Effect, name: str, stored: Layout) -> Effect:
-        """Return a move with the cast of a parameter's stored shard, in either direction, if there is one."""
         cast = self.prices.cast(self.moves.tensors[name], self.moves.elements(name, stored))
         return replace(moved, local_s=moved.local_s + cast.device_s, host_s=moved.host_s + cast.host_s)
 
     def _together(self, when: When, name: str, sends: tuple[Send, ...], *, stays: bool = False) -> Effect:
-        """Return what is sent in collectives that are combined with those of other parameters."""
         beside = tuple(SharedCollective(send, self.moves.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 

@@ -25,7 +25,6 @@ class PeakBoundCompute:
 
     @property
     def source(self) -> str:
-        """The source of the optimizer's figure."""
         return self.costs.source
 
     @property
@@ -34,11 +33,9 @@ class PeakBoundCompute:
         return self.costs.optimizer_s_per_element
 
     def source_of(self, work: Workload) -> str:
-        """Return the source of this workload's :meth:`seconds`."""
         return self.costs.source_of(work)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds."""
         forward_s, backward_s = self.costs.seconds(work, facts)
         return (
             max(forward_s, self._at_peak_s(work, facts.forward_flops)),
@@ -46,11 +43,9 @@ class PeakBoundCompute:
         )
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of issuing the workload."""
         return self.costs.host_seconds(work)
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the product for a weight's gradient."""
         flops = facts.backward_flops * weight_gradient_share(facts)
         return max(self.costs.weight_gradient_s(work, facts), self._at_peak_s(work, flops))
 

@@ -1,9 +1,5 @@
 """Prices: the seconds of work, copies, casts, additions, messages and collectives, the same for every kind of
 plan.
-
-:class:`DevicePrices` has what a rank does by itself, :class:`Prices` adds the collectives of one mesh. The
-effects of a choice (:mod:`tensoropt.costs.effects`), the stages of a pipeline and placed operators
-(:mod:`tensoropt.placement.prices`) say what is done and how often.
 """
 
 from __future__ import annotations
@@ -200,7 +196,6 @@ class DevicePrices:
         self.overheads = overheads
 
     def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
-        """Return the overheads on the device and on its host."""
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
 
     def work(self, work: Workload, facts: Facts) -> tuple[Queues, Queues]:
@@ -329,8 +324,6 @@ class Prices(DevicePrices):
 
     @property
     def described(self) -> str:
-        """A description of everything that prices follow from, except the seconds of workloads: equal if
-        these are the same."""
         compute_s = self.compute.optimizer_s_per_element
         others = self.communication.described, self.beside, self.slower_beside, self.packs, self.in_flight
         return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
@@ -350,7 +343,6 @@ class Prices(DevicePrices):
         return self.communication.time_s(kind, real, num_bytes) + self._between_work_s(((real, num_bytes),))
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """Return the mesh's own axes, numbered from 0, that have more than one device."""
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:

@@ -3,9 +3,7 @@
 The figures are data (``cluster/presets/memory.yaml``). A term is in bytes of one rank, and is the same for
 all strategies of an exploration except for NCCL's: a communicator's buffers are allocated once for all ranks,
 and once for every further set of mesh axes over which a strategy communicates, with as many bytes as its
-kinds of collectives connect. The reported memory is tensors plus these terms; the search, which only compares
-strategies by their tensors, knows nothing about them. CPU ranks have no terms except constants, which every
-rank stores whole (masks of sliding windows, tables of positions) and which are always counted.
+kinds of collectives connect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What real steps showed about prices: a factor for each kind of work, and what workloads took in them.
+"""What real steps showed about prices: a factor for each kind of work.
 
 Operators and links are timed one by one. :mod:`tensoropt.tuning` runs a plan and compares: here its factors
 are applied to prices, so that the search, the simulator and every planner count the same.
@@ -16,7 +16,6 @@ from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload
-from tensoropt.types import MEASURED
 
 NETWORK, REST = "collectives", "all else"
 """The kinds of work beside the classes of operators: collectives; and edges, copies, additions of gradients
@@ -30,29 +29,21 @@ class Residuals:
     Attributes:
         factors: by kind of work, seconds in a step over priced ones: classes of operators, :data:`NETWORK`
             and :data:`REST`; 1 for what is missing.
-        works: (forward, backward) seconds of workloads that were timed in steps, by key, instead of priced
-            ones.
-        free_if_unknown: whether work that was never timed takes no time, so that plans with it are tried
-            (FastT; Yi et al., Middleware 2020, section 4).
     """
 
     factors: Mapping[str, float] = field(default_factory=dict)
-    works: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
-    free_if_unknown: bool = False
 
     def of(self, kind: str) -> float:
         """Return the factor of a kind of work."""
         return self.factors.get(kind, 1.0)
 
     def __bool__(self) -> bool:
-        return bool(self.factors or self.works or self.free_if_unknown)
+        return bool(self.factors)
 
     def compute(self, costs: ComputeCosts) -> ComputeCosts:
-        """Return the seconds of workloads in a step."""
         return _InStep(costs, self) if self else costs
 
     def overheads(self, overheads: Overheads) -> Overheads:
-        """Return the overheads in a step."""
         factor = self.of(REST)
         if factor == 1.0:
             return overheads
@@ -90,10 +81,6 @@ class _InStep:
         return self.costs.optimizer_s_per_element * self.residuals.of(REST)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        if work.key in self.residuals.works:
-            return self.residuals.works[work.key]
-        if self.residuals.free_if_unknown and self.costs.source_of(work) != MEASURED:
-            return 0.0, 0.0
         factor = self.residuals.of(class_of(work))
         forward_s, backward_s = self.costs.seconds(work, facts)
         return forward_s * factor, backward_s * factor
@@ -111,7 +98,7 @@ class _InStep:
 NO_RESIDUALS = Residuals()
 """Prices as they were measured, one by one."""
 
-_KIND, _KEY = "calibration", "residuals-3"
+_KIND, _KEY = "calibration", "residuals-4"
 
 
 def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> None:
@@ -123,7 +110,4 @@ def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
     """Return what steps on the hardware that ``prefix`` names have shown; :data:`NO_RESIDUALS` if none were
     run."""
     record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
-    if record is None:
-        return NO_RESIDUALS
-    works = {key: (forward_s, backward_s) for key, (forward_s, backward_s) in record["works"].items()}
-    return Residuals(**{**record, "works": works})
+    return NO_RESIDUALS if record is None else Residuals(**record)

@@ -2,14 +2,6 @@
 
 Configurations that a pin forbids are never costed. Groups that must agree keep the labels that all of them
 have left, and an edge of 0 and inf in :mod:`tensoropt.costs.edges` makes their labels equal.
-
-Storage of parameters between steps: the storage options of a configuration and what they cost.
-
-A parameter that is used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
-once per step) or sharded (ZeRO). A sharded parameter is gathered before forward and a second time before
-backward, and its gradient is reduce-scattered (stage 3), either at the use or while the preceding and
-following blocks compute; or it stays gathered over the step, with the gradient reduce-scattered in every
-micro-batch (stage 2) or once (stage 1). Each choice is an *option*: no neighbour sees it.
 """
 
 from __future__ import annotations
@@ -282,7 +274,6 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
 
 
 def _shown(lacking: set[int], entry: DevicePin, cluster: Cluster) -> str:
-    """Return the devices that an entry does not allow, in words."""
     if entry.kinds:
         names = dict.fromkeys(cluster.devices[number].name for number in sorted(lacking))
         return f"{', '.join(names)} is not supported"
@@ -370,7 +361,6 @@ class _Narrowing:
         )
 
     def _try(self, entry: _Constraint, narrow: Callable[[], None]) -> None:
-        """Apply one constraint; a soft one that cannot hold leaves nothing but a note."""
         # A constraint narrows several groups before it may fail, so the state is restored as a whole.
         before = self.state.copy()
         try:
@@ -409,7 +399,6 @@ class _Narrowing:
         nx.add_path(self.state.together, groups)
 
     def _wanted(self, pin: _Constraint, axes: Axes) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the pairs of an axis's position in the mesh and the labels that are wanted there."""
         wanted = []
         for pattern, words in axes.items():
             # Axis 0 is the micro-batch axis, which no constraint names.
@@ -450,7 +439,6 @@ class _Narrowing:
         return ", ".join(f"{d.name} {d.size}" for d in dims)
 
     def _agree(self, entry: _Constraint) -> None:
-        """Leave to groups that must agree only the labels that all of them still have."""
         for members in nx.connected_components(self.state.together):
             names = sorted(members)
             words = common_words([self.groups[n] for n in names], self.matched.batch) or {}
@@ -470,7 +458,6 @@ class _Narrowing:
                     self.state.because[name] = (*self.state.because.get(name, ()), entry)
 
     def _can_be_stored(self, group: Group, configuration: Configuration) -> bool:
-        """Return whether some option stores all pinned parameters of the group as required."""
         if not set(group.parameters) & set(self.state.stored):
             return True
         return any(
@@ -479,8 +466,6 @@ class _Narrowing:
         )
 
     def _shared_can_be_stored(self, entry: _Constraint) -> None:
-        """Refuse a state in which a pinned parameter of several groups has no storage that any of their uses
-        allows."""
         for name in set(self.graph.shared) & set(self.state.stored):
             users = [g for g in self.groups.values() if name in g.shared]
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))

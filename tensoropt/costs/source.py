@@ -1,8 +1,7 @@
 """The sources of costs on a cluster, and the tables built from them.
 
 CPU ranks and GPUs of this machine are measured; other hardware is priced from its data sheet. The links of a
-cluster file have the figures in the file. Everything that the search can choose is measured before anything
-is priced.
+cluster file have the figures in the file.
 """
 
 from __future__ import annotations
@@ -144,7 +143,6 @@ class CostSource(CostContext):
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def compute(self) -> ComputeCosts:
-        """Return the seconds of workloads that all devices run at once, at the pace of the slowest."""
         kinds = self.cluster.kinds_of_type
         # The ranks of a pool time a workload together, and the slower rank counts: the record is already the
         # slowest kind's.
@@ -153,12 +151,10 @@ class CostSource(CostContext):
         return SlowestCompute([self._one_by_one(kind) for kind in kinds])
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts:
-        """Return the seconds of workloads on one device kind; a cluster has measurements of one kind."""
         costs = self.in_step.compute(self._one_by_one(kind))
         return PeakBoundCompute(costs, {**kind.flops, **self.timings.peaks}) if kind.type == "cpu" else costs
 
     def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
-        """Return the seconds of workloads as they were timed, each by itself."""
         records = self.timings.records
         if self.pool is None:
             rest = self._roofline(kind)
@@ -185,9 +181,6 @@ class CostSource(CostContext):
         )
 
     def overheads(self) -> Overheads:
-        """Return the overheads of a step, besides operators and collectives, on the slowest rank or device
-        kind.
-        """
         known = self.timings.overheads()
         if known is not None:
             return self.in_step.overheads(known)
@@ -195,7 +188,6 @@ class CostSource(CostContext):
         return slowest_overheads(data_sheet_overheads(kind) for kind in kinds)
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
-        """Return the overheads of a step on one device kind; those of ranks that are measured are alike."""
         return self.overheads() if self.pool is not None else data_sheet_overheads(kind)
 
     @property
@@ -205,17 +197,12 @@ class CostSource(CostContext):
 
     @property
     def beside(self) -> bool:
-        """Whether communication that nothing waits for overlaps with computation."""
         return runs_beside(self.cluster.device_type, self.settings.overlap)
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """Return the memory that a process uses in addition to tensors, if the settings count it, and
-        constants.
-        """
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
-        """Return the figures of a mesh's links; with ``pairs``, also those between two ranks."""
         fits = self.in_step.links(self.timings.links(mesh, pairs=pairs))
         return CommunicationModel(self.cluster, mesh, fits)
 

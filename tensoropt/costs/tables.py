@@ -3,19 +3,10 @@
 Variables are groups, hubs (tensors with several readers: where they are materialised) and shared parameters
 (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
 the sum of compute and communication over all micro-batches.
-
-The module also notes the cost of running attention with dropout in its math form.
-
-A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
-split it would give different masks, so a plan could not be compared with the unsplit model, and replicas
-would disagree. The math form takes its mask from a counter-based hash of global positions, and keeps all
-weights for this (:mod:`tensoropt.ops.families.attention`). On GPUs PyTorch would run a fused kernel instead;
-people are told how much more memory the math form keeps there.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -70,20 +61,6 @@ class CostTables(CostGraph):
     prices: Prices
     regions: tuple[Region, ...] = ()
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash that is equal for tables with the same numbers."""
-        found = hashlib.sha256()
-        for v in self.variables:
-            found.update(f"{v.key} {len(v.memory)}".encode())
-            for column in (v.memory, v.compute, v.communication):
-                for array in column:
-                    found.update(array.tobytes())
-        for e in self.edges:
-            found.update(f"{e.a} {e.b} {e.table.shape}".encode())
-            found.update(e.table.tobytes() + e.rows.tobytes() + e.cols.tobytes())
-        return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
         """Return the index in a group's template of configuration ``index`` of its variable."""

@@ -1,9 +1,7 @@
 """The basis of costs on a cluster: its context, the facts of workloads, and timings.
 
 The context is the cluster, its ranks if they can be measured, earlier measurements, and the settings that
-costs depend on. Facts are found once, kept in the store, and say whose kernels they describe. Workloads, the
-optimizer, the overheads of a step and links are timed; failures to time something are kept with their
-reasons.
+costs depend on. Facts are found once, kept in the store, and say whose kernels they describe.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_atte
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
-from tensoropt.profiling.measure import CORES_BUSY, measure_workloads
+from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
 from tensoropt.profiling.peak import TIMED, known_peaks, measure_peaks
@@ -186,7 +184,6 @@ class WorkloadFacts:
         return facts
 
     def _kernels_of(self, work: Workload) -> _Kernels:
-        """Return whose kernels the facts of a workload describe if no GPU was queried for it."""
         if self.context.capability is None:
             return "cpu"
         return "recurrent" if has_recurrent(work) else "attention" if has_attention(work) else "cpu"
@@ -208,7 +205,6 @@ class WorkloadFacts:
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _on_this_gpu(self, key: str) -> str:
-        """Return the key of facts that a GPU of this kind was queried for under these settings."""
         device, settings = self.context.cluster.device.name, self.context.kernels.words
         return "/".join(part for part in (device, settings, key) if part)
 
@@ -310,7 +306,6 @@ class Timings:
         )
 
     def _begin(self, count: int, seconds: float) -> None:
-        """Measure the peaks, as again after the timing; say before a long one how to do without it, once."""
         self._began = True
         self._measure_peaks()
         if seconds >= LONG_S and not self._hinted:
@@ -323,7 +318,6 @@ class Timings:
             )
 
     def _measure_peaks(self) -> None:
-        """Measure the peaks of CPU ranks in the dtypes that are priced."""
         on = self.context
         if on.pool is not None and on.cluster.device_type == "cpu":
             self.peaks = measure_peaks(on.pool, on.store, on.prefix, {"float32", *(self.dtypes & set(TIMED))})
@@ -394,29 +388,11 @@ class Timings:
     # -- notes ------------------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on a busy machine, on the host's seconds, on the number formats of GPUs, and on what
-        could not be timed.
-        """
-        return (
-            *self._busy_notes(), *self._host_notes(), *self._kernel_notes(), *self.failure_notes(),
-        )  # fmt: skip
-
-    def _busy_notes(self) -> tuple[str, ...]:
-        """Return a note on what was timed while other programs used the machine."""
-        cores = [record[CORES_BUSY] for record in self.records.values() if CORES_BUSY in record]
-        if not cores:
-            return ()
-        words = (
-            f"the machine was busy while {len(cores)} of {len(self.records)} pieces of work were timed "
-            f"(other programs had up to {max(cores):.1f} cores in use); exploring while it is idle "
-            "times them again"
-        )
-        return (words,)
+        """Return notes on the host's seconds, on the number formats of GPUs, and on what could not be
+        timed."""
+        return (*self._host_notes(), *self._kernel_notes(), *self.failure_notes())
 
     def _host_notes(self) -> tuple[str, ...]:
-        """Return notes on the source of the host seconds for issuing work to GPUs, and on workloads for which
-        they could not be separated from the device's.
-        """
         host = host_seconds(self.context.cluster.device_type)
         if host is None:
             return ()
@@ -434,7 +410,6 @@ class Timings:
         return (words,) if waits else ()
 
     def _kernel_notes(self) -> tuple[str, ...]:
-        """Return notes on how GPUs compute with float32 numbers, if the model has any."""
         if self.context.cluster.device_type != "cuda" or "float32" not in self.dtypes:
             return ()
         words = (

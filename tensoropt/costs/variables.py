@@ -37,7 +37,6 @@ class Variable(str):
 
     @classmethod
     def of_group(cls, name: str) -> Variable:
-        """Return the variable of a group."""
         return cls("group", name)
 
     @classmethod

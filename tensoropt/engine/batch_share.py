@@ -129,8 +129,6 @@ class BatchShare:
 
 
 def _followed(strategy: Strategy, runtime: Runtime) -> Mapping[str, tuple[int, ...]]:
-    """Return, for each input with a batch dim that the plan reads, the real axes along which all of its
-    readers cut the batch before they cut it further."""
     source, mesh = strategy.graph.atoms.graph, strategy.mesh
     batch = set(batch_inputs(source))
     found: dict[str, tuple[int, ...]] = {}
@@ -149,7 +147,6 @@ def _followed(strategy: Strategy, runtime: Runtime) -> Mapping[str, tuple[int, .
 
 
 def _common_axes(source: OperatorGraph, follows: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the axes along which all inputs that are cut are cut first, or the largest of them."""
     cut = {name: axes for name, axes in follows.items() if axes}
     if not cut:
         return ()
@@ -158,7 +155,6 @@ def _common_axes(source: OperatorGraph, follows: Mapping[str, tuple[int, ...]]) 
 
 
 def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes with which both begin."""
     same = (number for number, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1)
     return first[: next(same, min(len(first), len(second)))]
 

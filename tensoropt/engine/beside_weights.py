@@ -1,12 +1,8 @@
 """Reduce the gradients of activations during the product for a weight's gradient.
 
-:mod:`tensoropt.sharding.groups` says which edges these are. Their values move forward where they
-would move anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear
-operator and its edge (:func:`linear_beside`), whose backward knows both products and the collective between
-them.
-
-Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` does the same (Narayanan et al., SC 2021;
-Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+:mod:`tensoropt.sharding.groups` says which edges these are. Their values move forward where they would move
+anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear operator and its
+edge (:func:`linear_beside`), whose backward knows both products and the collective between them.
 """
 
 from __future__ import annotations
@@ -139,8 +135,6 @@ class _LinearBeside(torch.autograd.Function):
 def _gradient(
     ctx: Any, incoming: torch.Tensor | None, weight: torch.Tensor, passed: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the whole gradient of the value, in a tensor that nothing else refers to, as it is reduced in
-    place."""
     if incoming is None:
         assert passed is not None, "autograd calls for some gradient"
         return passed.clone(memory_format=torch.contiguous_format)

@@ -83,15 +83,12 @@ class CallingConvention:
         return {name: bound[name] for name in sorted(bound)}
 
     def _is_none(self, value: Any) -> bool:
-        """Return whether a value is None, or stood for None when the model was captured."""
         return value is None or (isinstance(value, _InputSlot) and self.example[value.index] is None)
 
     def _is_for(self) -> str:
-        """Describe the call that the plan is for, as the end of a sentence; empty if unknown."""
         return f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
 
     def _names(self) -> str:
-        """Name the arguments of the captured call that are not None."""
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
     def input_names(self) -> list[str]:
@@ -178,7 +175,6 @@ class CallingConvention:
         return shape if self.share is None else self.share.shape(self.name_of[index], shape)
 
     def _rows(self, values: list[Any]) -> tuple[int, int]:
-        """Return the number of rows of a batch, and of the plan's; 0 twice if tensors differ in theirs."""
         found, wanted = set[int | None](), set[int]()
         for index, name in self.name_of.items():
             if name in self.batch:
@@ -207,9 +203,6 @@ class CallingConvention:
         return [(expected, passed.get(place)) for place, expected in self.wanted.items()]
 
     def _other_arguments(self, bound: dict[str, Any]) -> PlanError:
-        """Return the refusal of a call whose arguments differ from the captured ones, with the names of
-        both.
-        """
         differences: list[tuple[int, str]] = []
         for place, value in _places(bound):
             expected = self.wanted.get(place)
@@ -323,7 +316,6 @@ def _equal(value: Any, example: Any) -> bool:
 
 
 def _places(bound: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Return (place, value) of all leaves; a place is a path of keys, which can be hashed."""
     return [(tuple(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]]
 
 

@@ -59,8 +59,6 @@ def _has_none(value: torch.Tensor) -> bool:
 
 
 def _drawn(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return values that keep activations at their size: of a vector around 1, as scales and variances are,
-    of a matrix as small as the number of products that are added; integers are 0, masks let all pass."""
     shape = like.shape
     if like.is_complex():
         value = torch.randn(shape, generator=generator, dtype=torch.complex128)

@@ -1,10 +1,6 @@
 """The engine that runs a plan on a rank, for every kind of plan.
 
 The counts of mean losses are taken before the first micro-batch runs.
-
-A mean loss divides by the number of targets of the *whole* batch that are not ignored (or by the sum of their
-weights), which no single micro-batch knows. Every rank has the whole inputs, so the part of the graph that
-makes the targets is run unsplit, without communication.
 """
 
 from __future__ import annotations
@@ -116,12 +112,10 @@ class TargetCounts:
 
 
 def _weight_of(call: torch.fx.Node) -> Any:
-    """Return the classes' weights of a cross entropy or negative log likelihood; None without."""
     return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
 
 
 def _ignore_index(op: Operator) -> Any:
-    """Return the target value that a cross entropy or negative log likelihood leaves out."""
     return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
 
 
@@ -269,7 +263,6 @@ class Engine(ABC, Generic[S]):
 
     @cached_property
     def _counts_of_pieces(self) -> TargetCounts:
-        """The counts of mean losses; made once, as it lowers the model."""
         return self.counts or TargetCounts(self.strategy.graph, self.runtime.device)
 
     @torch.no_grad()
@@ -298,9 +291,6 @@ class Engine(ABC, Generic[S]):
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Return the results of the lowered module for these inputs and parameters and the current
-        buffers.
-        """
         lowered = self._lowered_for(evaluating)
         arguments = [parameters[name] for name in lowered.program.parameters]
         arguments += [self.buffers[name] for name in lowered.program.buffers]
@@ -311,7 +301,6 @@ class Engine(ABC, Generic[S]):
         return results
 
     def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
-        """Return the loss that the script gets, whose backward is :meth:`_finish_backward`."""
         return defer_backward(self._anchor, loss, step, self._end_backward)
 
     def _end_backward(self, step: S, gradient: torch.Tensor) -> None:
@@ -329,7 +318,6 @@ class Engine(ABC, Generic[S]):
     # -- results and buffers -----------------------------------------------------------------------
 
     def _of_batch(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a result of the global batch, from those of its micro-batches."""
         # Inference: outputs have the batch in front, or micro-batches would have been refused
         # (configurations.py). In training each micro-batch's mean divides by the whole batch's count, so
         # losses add up.
@@ -351,7 +339,6 @@ class Engine(ABC, Generic[S]):
 
     @torch.no_grad()
     def _send_buffer(self, name: str, place: int) -> None:
-        """Bring a buffer up to date on all ranks, in its memory."""
         value = self.buffers[name]
         sent = self._broadcast(value, place)
         if sent is not value:

@@ -2,13 +2,7 @@
 
 The plan's own graph makes the loss alone, of batches of one shape. Here a call in evaluation without
 gradients is captured as it is, once for each of its forms: its arguments, and the shapes of its tensors
-without their rows. It is lowered as the plan says, over the parameters where the plan has them
-(:mod:`~tensoropt.engine.lowered_call`). So it is right for every model. Filling up to the plan's length would
-be so for causal models only whose constants do not depend on it, and a graph of one length does not show
-that.
-
-Numbers of rows make no further forms if the loss can ignore rows, and if all else that the model returns has
-a part for each row: a batch then runs in pieces of the rows of one of the plan's micro-batches.
+without their rows.
 """
 
 from __future__ import annotations
@@ -87,12 +81,10 @@ class _Call:
 
     @property
     def rows(self) -> int:
-        """The rows that this rank passes; 0 for a call without any."""
         return next((len(self.values[i]) for i in self.tensors if i in self.divided), 0)
 
     @cached_property
     def form(self) -> str:
-        """What makes a graph of its own: everything but values and numbers of rows."""
         leaves = [
             (tuple(value.shape[i in self.divided :]), str(value.dtype), i in self.divided)
             if isinstance(value, torch.Tensor)
@@ -106,7 +98,6 @@ class _Call:
         return ", ".join(f"{labels[self.names[i]]} {tuple(self.values[i].shape)}" for i in self.tensors)
 
     def example(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call of this form with that many rows."""
         values = list(self.values)
         for i in self.tensors:
             shape = (rows, *values[i].shape[1:]) if i in self.divided else values[i].shape
@@ -115,7 +106,6 @@ class _Call:
         return args, kwargs
 
     def piece(self, start: int, rows: int, targets: Mapping[str, int]) -> list[torch.Tensor]:
-        """Return the inputs for some of the rows, filled up where there are no more."""
         return [
             filled(self.values[i], rows, targets.get(self.names[i]), start)
             if i in self.divided
@@ -189,19 +179,16 @@ class _Form:
         return self._readers[name]()
 
     def count(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return how many targets of these rows, those of all ranks, count in each loss."""
         inputs = self.lowered.whole(inputs, self._targets.reads)
         tensors = self.groups.atoms.graph.tensors.values()
         buffers = {tensor.name: self._read(tensor.name) for tensor in tensors if tensor.kind == "buffer"}
         return self._targets.count(inputs, buffers)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the results; of this rank's rows, where they have a part for each row."""
         return self.lowered(inputs, self._read)
 
 
 def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """Return a function that gives this rank's part of a parameter, or a buffer, as it is then."""
     engine, model, device = parallel.engine, parallel.model, parallel.device
     if (name := parallel.names.get(key)) is not None:
         return lambda: engine.shards.leaves[name].detach().to(dtype)
@@ -212,7 +199,6 @@ def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[
 
 
 def _on_meta(parallel: EvaluatedModel) -> nn.Module:
-    """Return the plain model with its buffers, but without its weights."""
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()

@@ -3,24 +3,7 @@
 As a block begins, in forward or in backward, the engine waits for all that is under way; then it gathers the
 parameters of the next block and, in backward, scatters the gradients of the previous one, each in one
 coalesced collective per group of ranks and dtype. So at most one block of each is under way, and every rank
-issues the same collectives in the same order: that of the blocks. What was not foreseen (a block that
-backward never begins, a graph that is traversed twice) is gathered and scattered where it is needed.
-
-ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
-
-Each collective moves several tensors, and is under way until somebody waits for it.
-
-Unsharded parameters are stored sharded, gathered once per step, and read whole by all its micro-batches.
-
-These are ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every
-micro-batch (reduced to the shard, stage 2), or accumulates unreduced beside the unsharded parameter until the
-last one (stage 1). Copies are made block by block in the first micro-batch's forward, and the gradients of
-stage 1 are reduced block by block in the last one's backward; what cannot be combined with others is moved
-before the first and after the last.
-
-An unsharded parameter stays until the next step, which makes it anew: any change of the shards in between, by
-an optimizer or a checkpoint, takes effect. It is never written in place, so a step whose backward is still to
-come keeps the one it saw.
+issues the same collectives in the same order: that of the blocks.
 """
 
 from __future__ import annotations
@@ -76,7 +59,6 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
 
 
 def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
-    """Pack values side by side, rank after rank; each is released as it is packed."""
     packed = values[0].new_empty(ranks, sum(sizes))
     for place in packed.split(list(sizes), 1):
         place.copy_(values.pop(0).view(place.shape))
@@ -93,7 +75,6 @@ def _flying(
     group: dist.ProcessGroup,
     *reduction: str,
 ) -> list[torch.Tensor]:
-    """Return the results of a collective of flat values, in flight."""
     device, dtype = values[0].device, values[0].dtype
     staged = runtime.through_host(device)
     sent = [as_sent(value.cpu() if staged else value) for value in values]
@@ -103,7 +84,6 @@ def _flying(
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    """Wait for a value, and return it."""
     arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return arrived
 
@@ -142,13 +122,9 @@ _Deliver = Callable[[str, torch.Tensor], None]
 class _Copies(Protocol):
     """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
 
-    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
-        """Return the copies that a block uses, each with the shard that it is made from."""
-        ...
+    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]: ...
 
-    def put(self, name: str, whole: torch.Tensor) -> None:
-        """Store a copy that has arrived."""
-        ...
+    def put(self, name: str, whole: torch.Tensor) -> None: ...
 
 
 class _Sum(NamedTuple):
@@ -181,7 +157,6 @@ class _PendingCollective(NamedTuple):
     arriving: Sequence[torch.Tensor]
 
     def wait(self) -> list[tuple[EdgeSpec, Packed, torch.Tensor]]:
-        """Wait for the collective, and return what has arrived."""
         arrived = [wait(value) for value in self.arriving]
         return list(zip(self.specs, self.routes, arrived, strict=True))
 
@@ -295,7 +270,6 @@ class CallAhead:
                 self._copying += self._sent(self._copies.of(block))
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a parameter that was gathered ahead, at its use."""
         if any(spec in collective.specs for collective in self._gathering):
             self._arrive()
         if (unpack := self._ready.pop(spec, None)) is not None:
@@ -340,9 +314,6 @@ class CallAhead:
         self._gathering += self._sent({spec: shard for spec, shard in self._shards.items() if spec in specs})
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a parameter that backward requests, if it was gathered ahead; it is kept until backward has
-        requested it as often as noted.
-        """
         if (whole := self._whole.get(spec)) is None:
             if (whole := self.take(spec)) is None:
                 return None
@@ -398,7 +369,6 @@ class CallAhead:
     # -- collectives ------------------------------------------------------------------------------
 
     def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_PendingCollective]:
-        """Start to gather parameters from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
             (spec, route := packed_gather(self._runtime, spec), route.pack(shard))
@@ -407,7 +377,6 @@ class CallAhead:
         return _coalesced(sent, gather)
 
     def _scatter_behind(self, block: int) -> None:
-        """Scatter the gradients of all blocks after one, whose backward is over."""
         for behind in _above(block, self._gradients):
             self._scatter(list(self._gradients.pop(behind).values()))
         for behind in _above(block, self._last):
@@ -540,12 +509,10 @@ class UnshardedParameters:
                 self.runtime.unsharded[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
 
     def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
-        """Return the copies that a block uses and that are made for it, each with its shard."""
         return {spec: self.leaves[spec.name].detach() for spec in self._of_block.get(block, ())}
 
     @torch.no_grad()
     def put(self, name: str, whole: torch.Tensor) -> None:
-        """Store a copy that has arrived."""
         place = self.runtime.unsharded.setdefault(name, whole)
         if place is not whole:
             place.data = whole

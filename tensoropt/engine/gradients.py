@@ -2,19 +2,7 @@
 
 A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it; autograd
 itself adds those of later micro-batches there. They are partial sums until the last backward of a step, in
-which each bucket is all-reduced over its axes as soon as its last gradient is there. A gradient with nothing
-to reduce stays in the tensor that autograd made, which replaces the last step's: as many bytes at every
-moment, and no copy. Nothing is cleared first: a parameter without a gradient gets its zeros at the end, which
-spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view, and a user may
-accumulate over several backward calls, clear some gradients, or run further forward passes in between; so a
-bucket that holds something is set aside before it is reused. In the usual loop (clear, forward, backward,
-step) nothing ever is. What autograd adds to ``.grad`` from elsewhere (a penalty on the parameters, computed
-by the script) is also set aside, and added at the end.
-
-The loss that a script gets may have had its backward already, or the plan may run it instead of autograd.
-
-Micro-batches run forward and backward inside the model's call, and a placed plan orders its backward itself.
-Both still hand out a loss, so that a script's ``loss.backward()`` works as before.
+which each bucket is all-reduced over its axes as soon as its last gradient is there.
 """
 
 from __future__ import annotations
@@ -200,7 +188,6 @@ class Gradients:
             owner.grad = None
 
     def _visible(self, name: str) -> bool:
-        """Return whether the script has left a gradient uncleared."""
         return self.owners[name].grad is not None
 
     def _adopt(self) -> None:
@@ -231,7 +218,6 @@ class Gradients:
             owner.grad = None
 
     def _local(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a gradient of any placement, in the shape of its view."""
         shown = self.shown[name]
         if isinstance(gradient, DTensor):
             if isinstance(shown, DTensor) and gradient.placements != shown.placements:
@@ -289,7 +275,6 @@ class Gradients:
         self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
-        """Stash committed buckets; one that needs no reduction simply continues to accumulate."""
         for index, bucket in enumerate(self.buckets):
             if keep_local and self.flats[index] is None:
                 # Nothing reduces it, so autograd may continue adding to the same tensor.
@@ -408,9 +393,6 @@ class Gradients:
         self._hidden = hidden
 
     def _stashed(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the gradients that were set aside for each parameter in a bucket; empty if there are
-        none.
-        """
         stash, names = self._stash[index], self.buckets[index].parameters
         if stash is None:
             return {}

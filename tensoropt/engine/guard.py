@@ -1,12 +1,7 @@
 """The guard that notices changes of a parallelized model that its plan does not follow.
 
 A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
-train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
-the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
-
-Beside parameters, buffers and modules, the guard watches the settings that decide what a module's forward
-computes: numbers, texts, functions and plain tensors that forward reads from the module, its class, and its
-config.
+train something else: another parameter, another module, a hook, a mode.
 """
 
 from __future__ import annotations
@@ -45,8 +40,6 @@ def reads(module: nn.Module, name: str) -> bool:
 
 
 def _settings_of(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that its forward reads and that are not tensors: constants of the
-    plan."""
     names = _names(module) - _PLANNED
     # NaN is no value that could be compared.
     return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
@@ -60,9 +53,6 @@ def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ..
 
 
 def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Return the objects whose attributes a module's forward reads (a config), each with the attributes
-    read.
-    """
     names = _names(module) - _PLANNED
     objects = {}
     for name, value in module.__dict__.items():
@@ -79,7 +69,6 @@ def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def _of_class(module: nn.Module) -> dict[str, Any]:
-    """Return the numbers and the like that a module's forward reads from its class."""
     settings: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base in nn.Module.__mro__ or base.__module__.startswith("torch."):
@@ -93,7 +82,6 @@ def _of_class(module: nn.Module) -> dict[str, Any]:
 
 
 def _comparable(value: Any) -> bool:
-    """Return whether a value is a number, a text, a function, or made of such."""
     if type(value) is dict:
         return all(_comparable(part) for pair in value.items() for part in pair)
     if type(value) in (list, tuple, set, frozenset):
@@ -104,9 +92,6 @@ def _comparable(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a value that later writes to the value's containers do not change; functions are
-    returned as they are.
-    """
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple, set, frozenset):
@@ -397,7 +382,6 @@ class Guard:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """Return the mode of each module while the model as a whole is in training."""
     before = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # some modules stay in evaluation by themselves
@@ -417,7 +401,6 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 
 
 def _hook_count(parameter: torch.Tensor) -> int:
-    """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
 
 
@@ -456,7 +439,6 @@ def _apply(
 def _tensors(
     module: nn.Module, path: str, recurse: bool
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Yield (key in the whole model, tensor, where it is registered)."""
     for name, part in module.named_modules() if recurse else [("", module)]:
         prefix = ".".join(piece for piece in (path, name) if piece)
         for place in (part._parameters, part._buffers):

@@ -1,12 +1,7 @@
 """Lowering: the program of a strategy -> an fx GraphModule of plain local calls.
 
 The program (:mod:`tensoropt.sharding.program`) says what this rank does, and in which order; here each of its
-nodes becomes the calls that do it. A recomputed region becomes a submodule that is checkpointed. The module
-takes the model's inputs, then its stored parameters, then its buffers, all in the form in which this rank
-holds them.
-
-Placed plans add nodes of their own, for messages and for operators with a backward of their own
-(:mod:`tensoropt.placement.execute.lower`).
+nodes becomes the calls that do it. A recomputed region becomes a submodule that is checkpointed.
 """
 
 from __future__ import annotations
@@ -77,7 +72,6 @@ class _Position(ShardContext, Protocol):
 
 
 def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
-    """Return the device argument for a call that makes a tensor from nothing; capture leaves devices out."""
     function = resolve_function(call.function)
     if device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
         return {}
@@ -86,14 +80,12 @@ def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
 
 
 def _runs(node: Node, call: fx.Node) -> NodeRuns:
-    """Return how often a call of a node runs, if it lies in a recomputed region."""
     # A hub is made again with its tensor.
     moves = isinstance(node, Move) and node.edge.kind == "activation" and bool(node.edge.reader)
     return NodeRuns(node.again, moves and call.target is not operator.getitem)
 
 
 def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
-    """Return the folded value of a constant; without data if the graph was captured without (fake ranks)."""
     if name in source.constants:
         value: torch.Tensor = source.constants[name]
         return value
@@ -225,7 +217,6 @@ class Interpretation:
         return self.graph.get_attr(attribute)
 
     def _compute(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
-        """Add an operator's local call; return its results by name."""
         op, call = node.op, node.call
         args = tuple(literal(map_refs(a, reads.__getitem__)) for a in call.args)
         kwargs = {k: literal(map_refs(v, reads.__getitem__)) for k, v in call.kwargs.items()}
@@ -252,7 +243,6 @@ class Interpretation:
         return memory_orders(self.strategy.graph)
 
     def _bring(self, node: Move, reads: Mapping[str, fx.Node]) -> fx.Node:
-        """Return the value that came along an edge whose gradient is reduced beside a weight's."""
         (value,) = reads.values()
         spec, link = self._spec(node.steps), value
         if spec.forward:
@@ -262,8 +252,6 @@ class Interpretation:
         return value
 
     def _linear_beside(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
-        """Add a linear operator in whose backward the gradient of its operand is reduced; further readers of
-        the operand use it as this operator passes it on."""
         product = node.product
         assert product is not None
         provider = node.reads[product.read]

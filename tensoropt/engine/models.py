@@ -161,7 +161,6 @@ class _Opened:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> _Opened:
-        """Return the model of a spec, whatever precision the spec asks for."""
         model, args, kwargs = spec.build_to_run()
         # Every rank does so, and verify compares the graph with the module itself.
         captured = capture(model, args, kwargs, mode=spec.mode, compare=False)
@@ -171,7 +170,6 @@ class _Opened:
         return cls(captured, args, kwargs, values)
 
     def in_precision(self, spec: ModelSpec) -> CapturedModel:
-        """Return the model in the precision of a spec."""
         graph = with_compute_dtype(self.captured.graph, spec.compute_dtype)
         args, kwargs, values = self.args, self.kwargs, self.values
         if spec.dtype == "float64":
@@ -232,7 +230,6 @@ def load_model(spec: ModelSpec) -> CapturedModel:
 
 
 def _changed_ns(source: str) -> int:
-    """Return the time of the last change of a model's file, in ns; 0 if the source is not a file."""
     file = Path(source) if source.endswith(".onnx") else Path(source.rpartition(":")[0])
     return file.stat().st_mtime_ns if file.is_file() else 0
 

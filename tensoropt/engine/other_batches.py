@@ -87,7 +87,6 @@ def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
 
 
 def _origin(source: OperatorGraph, loss: Operator, read: set[tuple[str, str]]) -> str:
-    """Return the tensor that a loss's targets are, through operators that move them; note who reads it."""
     name, op = loss.inputs()[1], loss
     read.add((op.name, name))
     while (maker := source.producer.get(name)) is not None and maker.target in _MOVES:

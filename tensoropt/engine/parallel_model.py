@@ -1,10 +1,5 @@
 """The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
 of any kind.
-
-Optimizers that were made before a model's parameters were replaced by its plan's are handed over to the new
-ones.
-
-A compiler is kept out of models whose plan itself decides the order of execution.
 """
 
 from __future__ import annotations
@@ -90,7 +85,6 @@ class _StaleParameters:
         self._of = {key: weakref.ref(parameter) for key, parameter in parameters.items()}
 
     def warn(self) -> None:
-        """Warn once about those that are still referred to."""
         keys, self._of = self._of, {}
         if not any(ref() is not None for ref in keys.values()):
             return
@@ -209,7 +203,6 @@ class ParallelModel:
         return self.source.tensors[batch[0]].shape[0] if batch else 0
 
     def _shares(self) -> list[int]:
-        """Return for each input which share of the batch this rank passes: -1 for what all ranks pass."""
         share = self.engine.share
         return [share.index if share and name in share.divided else -1 for name in self.source.inputs]
 
@@ -226,7 +219,6 @@ class ParallelModel:
         return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
 
     def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a tensor that is laid out like a parameter, in its own type."""
         if name not in self.engine.shards.leaves:
             return self._absent(name).to(whole.dtype)
         return self.engine.shards.shard(name, whole).to(whole.dtype)
@@ -244,7 +236,6 @@ class ParallelModel:
         return leaves[name].detach() if name in leaves else self._absent(name)
 
     def _absent(self, name: str) -> torch.Tensor:
-        """Return the stand-in for a parameter of other ranks: an empty tensor with as many dims."""
         tensor = self.source.tensors[name]
         shape = (0, *tensor.shape[1:])
         return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
@@ -312,7 +303,6 @@ class ParallelModel:
         self._stale = _StaleParameters(old)
 
     def _watch(self) -> None:
-        """Refuse, from now on, changes of the model that the plan would not follow."""
         keys = self.parameter_keys()
         self.guard.watch_parameters(keys)
         owned = set(self.names)
@@ -327,7 +317,6 @@ class ParallelModel:
         self.model.__dict__["__deepcopy__"] = self.model.__dict__["__reduce_ex__"] = _refuse_copy
 
     def _replace_buffers(self) -> None:
-        """Make buffers of the model and of the engine the same tensors."""
         for name, value in self.engine.buffers.items():
             owner, attribute = _owner(self.model, str(self.source.tensors[name].key))
             if attribute in owner._buffers:
@@ -336,8 +325,6 @@ class ParallelModel:
     # -- calls ------------------------------------------------------------------------------------
 
     def _shown_forward(self) -> Callable[..., Any]:
-        """Return the function that runs the plan, with the signature of the model's own: trainers read from
-        it which columns of the data they pass."""
         run = self._uncompiled_forward() if self.engine.uncompiled else self.forward
 
         @functools.wraps(self.model.forward)
@@ -405,8 +392,6 @@ class ParallelModel:
         return evaluator(call, everything=self.returns_more and self.outputs == "all")
 
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[torch.Tensor]]:
-        """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks; for
-        each piece, if it is an evaluation with more rows than the plan's."""
         # In training mode running statistics would change once per piece.
         evaluates = not torch.is_grad_enabled() and not (self.model.training and self.source.mutations)
         inputs = self._begun(
@@ -446,7 +431,6 @@ class ParallelModel:
     # -- state dicts ------------------------------------------------------------------------------
 
     def parameter_keys(self) -> dict[str, nn.Parameter]:
-        """Return the trained parameters by state-dict key, without aliases."""
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
 
     def _meet_for_state(self) -> None:

@@ -2,17 +2,7 @@
 
 The lowered graph differentiates with respect to plain local leaves. Their gradients are views into flat,
 persistent buckets; a gradient that is a partial sum remains so over all micro-batches and is reduced once per
-step, bucket by bucket. The same storage is shown to optimizers and checkpoints as DTensors.
-
-:class:`LocalParameters` is a rank's part of the model's parameters, for plans of every kind.
-
-Parameters that are split inside a dim are shown as DTensors of their own shape, also in checkpoints.
-
-A fused projection that is split by heads is not split into slices of its matrix: every rank has some rows of
-each of q, k and v. PyTorch's strided shards express this for a DTensor (they were made for FSDP over tensor
-parallelism), and its operators, optimizers and redistribution understand them. Distributed checkpoints do
-not: they take such a shard for one block, and refuse to save blocks that overlap. This module describes a
-shard as the blocks that it consists of.
+step, bucket by bucket.
 """
 
 from __future__ import annotations
@@ -215,7 +205,6 @@ def _part(rows: torch.Tensor, placement: Placement, parts: int, index: int) -> t
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (first row, number, position in the shard) of each run of neighbouring rows."""
     runs: list[tuple[int, int, int]] = []
     for position, row in enumerate(rows):
         if runs and runs[-1][0] + runs[-1][1] == row:
@@ -399,7 +388,6 @@ def _shown_in_atoms(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[
 
 
 def _in_view(atoms: Atoms, shown: Sequence[bool]) -> tuple[int, ...]:
-    """Return the shape in which some dims are unflattened into their atoms."""
     return tuple(
         size for dim, each in zip(atoms, shown, strict=True) for size in (dim if each else (prod(dim),))
     )

@@ -4,18 +4,6 @@ Each operator of the region runs once or again in backward, as the strategy says
 forward runs the latter in their order, from what the former have left, and nothing else; it runs as soon as
 backward needs anything that the region saved, and always to its end, so that every rank issues the
 collectives that the plan counts.
-
-- What autograd saves of an operator that runs again is not kept: the second forward saves it at the same
-  place.
-- What it saves of an operator that runs once is kept, unless it lies in the storage of a value that is made
-  again: then it is that value, as the second forward makes it. If the value came to the operator along an
-  edge, the edge is passed again.
-- What an operator that runs again reads of the rest is kept, until backward is past the first such operator;
-  if that is in a branch which leads to nothing that backward begins with, past the next one.
-
-So inputs of operators that run once are kept only where their makers run once as well (as PyTorch's
-``torch.utils.checkpoint.create_selective_checkpoint_contexts`` does it for the results of single operators;
-Korthikanti et al., arXiv 2205.05198, section 5, for the core of attention).
 """
 
 from __future__ import annotations
@@ -196,7 +184,6 @@ class _Lies(NamedTuple):
     learns: bool
 
     def of(self, value: Any) -> torch.Tensor:
-        """Return the tensor, given what the owner made."""
         owner: torch.Tensor = _tensors(value)[self.item].detach()
         return owner.as_strided(self.shape, self.stride, self.offset)
 
@@ -283,7 +270,6 @@ class _Call:
     # -- forward ------------------------------------------------------------------------------------
 
     def begin(self, number: int, names: Sequence[int], given: Sequence[Any]) -> None:
-        """Begin a node of the first forward, which gives these values to the second one."""
         for name, value in zip(names, given, strict=True):
             if name in self._views:
                 continue
@@ -305,7 +291,6 @@ class _Call:
             self._given[name] = weakref.ref(box)
 
     def end(self, number: int, args: Sequence[Any], made: Any) -> None:
-        """End a node: find out where its results lie."""
         runs = self._region.runs[number]
         again = runs.again
         if runs.moves and not again:
@@ -321,7 +306,6 @@ class _Call:
                 self._remade[tensor.untyped_storage()._cdata] = [weakref.ref(tensor)], number, item
 
     def _find(self, tensor: torch.Tensor) -> tuple[list[weakref.ref[torch.Tensor]], int, int] | None:
-        """Return the storage that is made again and in which a tensor lies."""
         found = self._remade.get(tensor.untyped_storage()._cdata)
         # Another tensor may have got the address of a storage that is no longer there.
         return found if found is not None and any(ref() is not None for ref in found[0]) else None
@@ -384,12 +368,10 @@ class _Call:
         return box.take()
 
     def begin_again(self, number: int) -> None:
-        """Begin a node of the second forward."""
         self._current = number
         self._left = list(reversed(self._own.get(number, ())))
 
     def end_again(self, number: int, made: Any) -> None:
-        """End a node of the second forward: leave its results to those whose backward needs them."""
         if self._left:
             saved = len(self._own[number])
             raise RuntimeError(
@@ -400,7 +382,6 @@ class _Call:
             self._made[key] = lies.of(made)
 
     def view(self, number: int, owner: Any) -> torch.Tensor:
-        """Return the value of a node that runs once, given the value again in which it lies."""
         lies = self._views[number]
         return lies.of(owner).requires_grad_(lies.learns)
 
@@ -442,7 +423,6 @@ def _view(number: int, call: _Call, owner: Any) -> torch.Tensor:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a value that may be a tensor, or a sequence of some."""
     return list(_flat(value))
 
 

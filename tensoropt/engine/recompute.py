@@ -1,16 +1,9 @@
 """Recomputed regions of a lowered graph: their nodes become a module that runs twice.
 
 It runs first in forward, without keeping its intermediate tensors, and a second time in backward, including
-reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.regions`), and always to
-its end, so that every rank issues the collectives that the plan counts. Of a region of which only a part runs
+reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.regions`), and always to its
+end, so that every rank issues the collectives that the plan counts. Of a region of which only a part runs
 again, :mod:`tensoropt.engine.partly_recomputed` has the second forward.
-
-Autograd does not keep gathered or cast parameters: backward makes them anew (ZeRO, stage 3). Nor does it keep
-copies of activations that the strategy gathers again: in their place it keeps what they were made from
-(:mod:`tensoropt.sharding.gathered_again`).
-
-Rajbhandari et al., SC 2020, section 5: parameters are gathered for a layer's forward, dropped, and gathered
-once more for its backward.
 """
 
 from __future__ import annotations
@@ -92,7 +85,6 @@ class _CopyNote(NamedTuple):
 
 
 def _copy_in(value: torch.Tensor) -> _Copy | None:
-    """Return the copy in whose storage a tensor lies."""
     # An attribute of the storage, which lives as long as the memory does, whichever tensors lie in it.
     copy: _Copy | None = getattr(value.untyped_storage(), "gathered_again", None)
     return copy
@@ -289,7 +281,6 @@ def _listed(*values: Any) -> list[Any]:
 def _body(
     root: torch.nn.Module, nodes: Sequence[fx.Node]
 ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-    """Return (the nodes that the region needs, its nodes that others need, its graph)."""
     inside = set(nodes)
     # Parameters' shards come in as inputs: gathers are inside the region and are repeated with it.
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))

@@ -57,7 +57,6 @@ def refuse_requests() -> None:
 
 
 def _reaches_loss(outputs: Iterable[Any]) -> bool:
-    """Return whether a plan's loss is among what some tensors were made of."""
     waiting = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
     seen = set[Any]()
     while waiting:

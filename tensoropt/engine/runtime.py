@@ -1,10 +1,6 @@
 """A rank's place in the job: mesh coordinate, process groups, micro-batch, step.
 
 The data on which the ranks of a job must agree are compared by hashes before anything depends on them.
-
-Every rank reads its part of the global batch from what its script passes, and its part of the weights from
-those that its script made. Ranks that differ in them train a meaningless mixture, whose loss falls all the
-same.
 """
 
 from __future__ import annotations
@@ -433,7 +429,6 @@ class Runtime:
         return (self.micro_batch, *self.position)
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
         return flat_index(self.mesh, self.place, axes)
 
     def parts(self, axes: tuple[int, ...]) -> int:
@@ -469,7 +464,6 @@ class Runtime:
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Return the rows that the ranks over ``axes`` send to this one; a copy if no other takes part."""
         group = self.group(axes)
         if group is None:
             return value.clone()
@@ -480,9 +474,6 @@ class Runtime:
         return result
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Begin to send ``value`` to the next rank over ``axes``; return a function that waits for, and
-        returns, what the previous one sends: a copy if no other takes part.
-        """
         group = self.group(axes)
         if group is None:
             copy = value.clone()

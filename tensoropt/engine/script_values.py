@@ -2,30 +2,6 @@
 
 All ranks must take part in some operations outside the plan's own steps; no rank waits for the others in
 vain.
-
-Parts of a plan's parameters lie on other ranks, so a whole state dict, or the value of a penalty on
-parameters, needs all of them. Scripts like to do such things only on rank 0; a collective would then wait
-forever. Here a waiting rank checks whether another one has continued without it, and says so.
-
-Numbers that scripts compute from a sharded plan's parameters are always values, never one rank's share.
-
-PyTorch's result of computing with shards is often a DTensor of shares that are still to be summed (a penalty,
-and the loss that it is added to), and reading it silently gives the rank's own share. Scalars that are to be
-differentiated are summed as soon as they are made: every rank makes them, and a single rank may then print
-them. Others are summed when they are read, which all ranks have to do; a rank that reads alone gets an error
-that says so.
-
-In some plans ranks have different parameters, and scripts compute with them, too.
-
-A rank has some parameters, or shards of them, and an empty tensor in place of each other one. The result of
-an element-wise computation remains such a part; sums, means and norms of all elements are taken over all
-ranks, are the same on each, and go backward into each rank's part. Anything else with a gradient would be
-right on no rank, and is refused.
-
-In such plans a gradient is this rank's part, empty if it has none.
-
-``torch.nn.utils.clip_grad_norm_`` sees only the gradients of its own rank. Norms of these gradients remember
-that, and the norm of norms is taken over all ranks.
 """
 
 from __future__ import annotations
@@ -143,7 +119,6 @@ class JobRanks:
             ) from error
 
     def _gone_on(self) -> tuple[int, str] | None:
-        """Return a rank that is ahead of this one, and its action."""
         for rank in range(self.world):
             if rank == self.rank:
                 continue
@@ -205,7 +180,6 @@ def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _summed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, summed if it is a scalar of shares with a gradient."""
     result = _as_pytorch(op, args, kwargs)
     if not isinstance(result, DTensor) or result.dim() or not torch.is_grad_enabled():
         return result
@@ -229,7 +203,6 @@ def _replicated(value: DTensor) -> DTensor:
 
 
 def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the operator's result without a handler."""
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     sharding = info.output_sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
@@ -239,7 +212,6 @@ def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _formatted(original: Callable[[DTensor, str], str]) -> Callable[[DTensor, str], str]:
     def formatted(value: DTensor, specification: str) -> str:
-        """Format a value as f-strings show plain scalars."""
         if value.dim() or value.device_mesh not in _of_mesh:
             return original(value, specification)
         return format(value.detach().item(), specification)
@@ -515,7 +487,6 @@ def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
 
 
 def _norm_over_ranks(value: torch.Tensor, order: float) -> _SpreadNorm:
-    """Return this rank's share of a norm; nothing if the gradient is elsewhere."""
     norm = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
     copies = getattr(value, "copies", 1)
     # The powers of all ranks are summed, so each of several copies contributes its fraction.

@@ -121,7 +121,6 @@ class ShardedEngine(Engine[Pending]):
         return outputs
 
     def _gather_ahead(self, evaluating: bool) -> None:
-        """Begin a call in which parameters are gathered ahead, if any are."""
         ahead = self._lowered_for(evaluating).ahead
         if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
             return
@@ -132,7 +131,6 @@ class ShardedEngine(Engine[Pending]):
         self._waiting += torch.is_grad_enabled()
 
     def _copies_to_make(self) -> UnshardedParameters | None:
-        """Return the unsharded copies that the next forward makes; None except in a step's first forward."""
         return self.unsharded if self.runtime.micro_batch == 0 else None
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
@@ -140,7 +138,6 @@ class ShardedEngine(Engine[Pending]):
         self.unsharded.scattered(name)
 
     def _finish_ahead(self) -> None:
-        """Take in the collectives that are still in flight when backward is over."""
         while self._calls:
             self._calls.pop(0).finish()
         self._waiting = 0
@@ -163,7 +160,6 @@ class ShardedEngine(Engine[Pending]):
         return (*map(_in_own_memory, results[:own]), *results[own:count])
 
     def _take_buffers(self) -> None:
-        """Set the buffers to the values that the step has made."""
         for name, value in self._new_buffers.items():
             # Not written in place, as autograd may have saved the old value; and not copied, as the new one
             # has memory of its own.
@@ -223,14 +219,12 @@ class ShardedEngine(Engine[Pending]):
         self.shards.accumulated.finish()
 
     def _finish_backward(self, step: Pending, gradient: torch.Tensor) -> None:
-        """Wait for the sums of what the micro-batches accumulated, and scale them by the loss's gradient."""
         self.shards.accumulated.recall(step)
         # In the usual `loss.backward()`, multiplying by 1 would go over all gradients for nothing.
         self.shards.accumulated.finish(None if _is_one(gradient) else gradient)
 
 
 def _why_uncompiled(strategy: Strategy) -> str:
-    """Return the reason why a compiler is kept out of a plan; "" if it is not."""
     if strategy.unsharded:
         return "a plan that gathers parameters once per step (ZeRO-1 and 2) keeps them from call to call"
     if strategy.recomputed and strategy.micro_batches > 1:
@@ -250,6 +244,4 @@ def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
 
 
 def _is_one(grad: torch.Tensor) -> bool:
-    """Return whether a loss's gradient is 1; a fake one has no value, and occurs only in checks, which do not
-    scale it."""
     return isinstance(grad, FakeTensor) or float(grad) == 1.0

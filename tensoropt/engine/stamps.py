@@ -2,8 +2,7 @@
 
 The lowered module is interpreted node by node, with a stamp of the clock at either side. Autograd numbers its
 nodes as it makes them, so each belongs to the node of the module during which it was made; its engine runs
-them one after another on a CPU rank, and a hook before each of them is a stamp. Only for devices that are
-done when a call returns: on a GPU the host's clock says nothing.
+them one after another on a CPU rank, and a hook before each of them is a stamp.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class _Interpreter(fx.Interpreter):
         return result
 
     def stamped(self, *args: Any) -> Any:
-        """Return the module's results, whose backward is stamped."""
         results = self.run(*args)
         ends = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
         seen = set(ends)
@@ -126,7 +124,6 @@ class _Interpreter(fx.Interpreter):
 
 @cache
 def _interpreting_s() -> float:
-    """Return the seconds that interpreting takes per node: of nodes that do nothing."""
     graph = fx.Graph()
     node = graph.placeholder("x")
     for _ in range(_NODES):

@@ -1,7 +1,7 @@
 """Will it fit? The memory of usual strategies on some devices, before anything is searched.
 
-Arithmetic alone, so an answer takes milliseconds: figures, sentence and assumptions are the same in
-Python, on the command line and on the page.
+Arithmetic alone, so an answer takes milliseconds: figures, sentence and assumptions are the same in Python,
+on the command line and on the page.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ class Fit:
         return " ".join(said)
 
     def _smaller(self, row: FitRow) -> str:
-        """Return what would fit: a smaller batch or sequence, or more devices."""
         smaller = []
         if row.largest_batch:
             smaller.append(f"a batch of {row.largest_batch:,}")
@@ -390,7 +389,6 @@ def fit(
 
 
 def _with_options(source: str, more: str = "") -> str:
-    """Return a model's source with one more option, and without a sequence of its own."""
     name, _, options = source.partition("?")
     kept = [part for part in options.split("&") if part and not part.startswith("sequence=")]
     kept += [more] * bool(more)
@@ -422,8 +420,6 @@ def strategies(known: Known, cluster: Cluster) -> Iterator[UsualStrategy]:
 
 
 def _tensor_degree(known: Known, most: int) -> int:
-    """Return the largest degree of tensor parallelism inside a node that splits heads, keys and layers; 1 if
-    there is none."""
     if not isinstance(known.model, LayeredModel):
         return 1
     sizes = known.model.sizes
@@ -470,7 +466,6 @@ def _largest(fits: Callable[[int], bool], most: int) -> int | None:
 
 
 def _process(cluster: Cluster, strategy: UsualStrategy) -> float:
-    """Return what a process takes of a device beside the step's tensors and inputs."""
     of = memory_of_process(cluster, 0.0)
     if not of.of_process:
         return 0.0

@@ -168,7 +168,6 @@ def _of_config(data: Any, name: str) -> Known:
 
 
 def _as_zoo(sizes: TransformerSizes) -> str:
-    """Return the zoo's model with these sizes, by its options; "" if it has none."""
     plain = TransformerSizes(
         layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads, key_heads=sizes.key_heads,
         head_dim=sizes.hidden // sizes.heads, inner=sizes.inner, vocabulary=sizes.vocabulary,

@@ -31,7 +31,6 @@ class TokenBytes(NamedTuple):
         return TokenBytes(self.whole + other[0], self.split + other[1])
 
     def times(self, count: float) -> TokenBytes:
-        """Return so many times these bytes."""
         return TokenBytes(self.whole * count, self.split * count)
 
     def on(self, tensor: int) -> float:
@@ -109,7 +108,6 @@ class TransformerSizes:
         return (3 if self.gated else 2) * self.hidden * inner + bias
 
     def _block(self, *, with_experts: bool) -> TokenBytes:
-        """Return the parameters of a layer."""
         attention = self.hidden * (2 * self.queries + 2 * self.keys)
         attention += (self.queries + 2 * self.keys) * ("qkv" in self.biases)
         whole = self.norms * self._norm(self.hidden) + self.hidden * ("out" in self.biases)

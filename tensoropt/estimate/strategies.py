@@ -161,11 +161,9 @@ class LayeredModel:
     sizes: TransformerSizes
 
     def parameters_on(self, tensor: int) -> float:
-        """Return the parameters that one of ``tensor`` tensor-parallel ranks has."""
         return self.sizes.parameters.on(tensor)
 
     def moments(self, step: AskedStep, strategy: UsualStrategy) -> Iterator[PeakMoment]:
-        """Yield the moments of forward and backward that may be the peak."""
         m, element, tensor, stage = self.sizes, step.element, strategy.tensor, strategy.stage
         tokens = samples_of(step, strategy) * step.sequence
         table, layer = m.table / tensor, m.block.on(tensor)
@@ -233,7 +231,6 @@ class SimulatedLines:
     lines: Mapping[str, Mapping[str, tuple[float, float]]]
 
     def parameters_on(self, tensor: int) -> float:
-        """Return the number of parameters."""
         return self.parameters
 
     def moments(self, step: AskedStep, strategy: UsualStrategy) -> Iterator[PeakMoment]:

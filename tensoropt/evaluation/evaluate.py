@@ -160,7 +160,6 @@ class Evaluator:
         self.known = Memo()
 
     def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
-        """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
         parts = (chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK))
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 

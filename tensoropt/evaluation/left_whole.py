@@ -93,19 +93,15 @@ def _counts_left_whole(
 
 
 def _of_heads(dim: LoopDim) -> bool:
-    """Return whether a loop of attention runs over heads, or over the queries of each key head."""
     return dim.name.partition(".")[0] in ("heads", "group")
 
 
 def _near(size: int, parts: int) -> str:
-    """Return the nearest sizes that are divisible by the number of parts, in words."""
     below = size // parts * parts
     return f"{below} or {below + parts}" if below else str(parts)
 
 
 def _near_in_parts(size: int, parts: int) -> str:
-    """Return the nearest sizes that can be cut into parts of which none is empty, in words."""
-
     def cuts(whole: int) -> bool:
         return chunk(whole, parts, parts - 1)[1] > 0
 
@@ -115,7 +111,6 @@ def _near_in_parts(size: int, parts: int) -> str:
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
-    """Yield the loop dims that a group could split, with their sizes; a dim of size 1 is none."""
     loops = {s.label.dim for s in group.strategies if s.label.splits}
     for dim in graph.atoms.spaces[group.name].dims:
         if dim.name in loops and dim.size > 1:
@@ -123,7 +118,6 @@ def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
 
 
 def _moves(graph: GroupGraph, group: Group) -> bool:
-    """Return whether a group only moves or redescribes elements."""
     return all(graph.atoms.spaces[op.name].cheap for op in group.operators)
 
 
@@ -139,8 +133,6 @@ def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str],
 
 
 def _heads_in_pieces(graph: GroupGraph) -> Iterator[str]:
-    """Yield a sentence on products that make queries, keys and values as pieces of unequal sizes, as with
-    fewer key heads: equal parts of such an output mix them."""
     found: dict[tuple[int, ...], list[str]] = {}
     for op in graph.atoms.graph.operators:
         cut = _cut_of_heads(graph.atoms, op) if op.target == ATTENTION else None
@@ -179,7 +171,6 @@ def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
 
 
 def _product_behind(atoms: AtomGraph, tensor: str) -> Operator | None:
-    """Return the product whose result, redescribed at most, a tensor is."""
     while (maker := atoms.graph.producer.get(tensor)) is not None:
         if not atoms.spaces[maker.name].cheap:
             return maker if cost_class_of(maker.target) is CostClass.MATRIX else None
@@ -188,7 +179,6 @@ def _product_behind(atoms: AtomGraph, tensor: str) -> Operator | None:
 
 
 def _pieces(atoms: AtomGraph, cut: Operator) -> tuple[int, ...]:
-    """Return the sizes of the pieces into which an operator, and others beside it, cut a tensor."""
     tensors, whole = atoms.graph.tensors, cut.inputs()[0]
     makers = [op for op in atoms.graph.operators if op.inputs()[:1] == (whole,)]
     shapes = [tensors[name].shape for op in makers for name in op.outputs]

@@ -1,12 +1,6 @@
 """A model prepared for costs: its micro-batch counts, the share of its work that can be split, and its FLOP.
 
 The model FLOP of a step are what forward and backward have to compute, whatever a plan recomputes.
-
-Chowdhery et al., *PaLM*, 2022, appendix B, count for model FLOPs utilisation (MFU) the products of forward
-and their gradients once, recomputation not at all. Plans recompute blocks, which is no part of the unsplit
-model; kernels recompute too: fused attention makes its scores again in backward, which PyTorch's counts
-include. They count every score of attention, also what a causal mask hides, which kernels skip: utilisations
-are published so, and could not be compared with half of it.
 """
 
 from __future__ import annotations
@@ -213,7 +207,6 @@ def model_flops(
 
 
 def _with_all_scores(work: Workload) -> Workload:
-    """Return the workload without the causal flags of attention."""
     if not any(_is_causal(call) for call, _ in work.calls):
         return work
     calls = tuple((_seeing_all(call) if _is_causal(call) else call, outputs) for call, outputs in work.calls)

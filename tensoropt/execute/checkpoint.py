@@ -40,11 +40,6 @@ def _saved_settings(
     scheduler: Any,
     extra: Mapping[str, Any] | None,
 ) -> bytes:
-    """Return the bytes that :func:`_load_settings` reads.
-
-    Raises:
-        PlanError: something cannot be saved, or the optimizer has parameters without a name in the model.
-    """
     settings: dict[str, Any] = {"step": parallel_of(model).engine.runtime.step, "extra": dict(extra or {})}
     if optimizer is not None:
         settings["groups"] = [
@@ -84,11 +79,6 @@ def _can_be_read(value: Any) -> bool:
 def _load_settings(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any
 ) -> dict[str, Any]:
-    """Continue as saved; return what the script added.
-
-    Raises:
-        PlanError: the optimizer has other groups than the saved one, or no scheduler was saved.
-    """
     if not file.exists():
         if scheduler is not None:
             raise PlanError(f"checkpoint {file.parent} holds no scheduler; it was saved by an older version")
@@ -146,7 +136,6 @@ def _load_groups(
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """Return the names of the parameters in each group of an optimizer."""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     names = []
     for number, group in enumerate(optimizer.param_groups):
@@ -181,7 +170,6 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state from :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
         if not parallel.in_state(key):

@@ -182,7 +182,6 @@ class Initialisation:
                     del alive[cell]
 
     def _look(self) -> None:
-        """Find out what each call touches."""
         for visit in range(len(self.modules)):
             touched, draws = self._call(visit, {})
             if draws:
@@ -254,7 +253,6 @@ class Initialisation:
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that ``module.apply`` visits, in its order."""
     for child in module.children():
         yield from _children_first(child)
     yield module

@@ -75,7 +75,6 @@ class OwnSteps:
         return isinstance(self.engine, ShardedEngine) and self.engine.runtime.device.type == "cpu"
 
     def _finish(self) -> None:
-        """Write what the steps took; the engine is as it was from now on."""
         self.engine._call = self._run  # type: ignore[method-assign]
         world = dist.get_world_size() if self.engine.runtime.distributed else 1
         own: dict[str, Any] = {"seconds": self._seconds, **median_seconds(self._stamps)}

@@ -55,11 +55,7 @@ def _with_common_weights(
 
     Args:
         prepare: captures the model anew.
-        sync: whether to give all ranks rank 0's weights if they differ.
-
-    Raises:
-        PlanError: ranks have different weights, another model or another plan than rank 0.
-    """
+        sync: whether to give all ranks rank 0's weights if they differ."""
     own = weights.own()
     plan = json.dumps(prepared.strategy.to_data(), sort_keys=True, default=str)
     _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
@@ -89,16 +85,11 @@ def _with_common_weights(
 
 def _report_refusal(model: nn.Module, device: torch.device) -> None:
     """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
-    :func:`_with_common_weights`. The caller raises this rank's error.
-
-    Raises:
-        PlanError: ranks have different models, which is the more informative error.
-    """
+    :func:`_with_common_weights`. The caller raises this rank's error."""
     _compare_facts([_tensors_of(model)], device)
 
 
 def _tensors_of(model: nn.Module) -> str:
-    """Return the names, shapes and types of a model's parameters and buffers."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return json.dumps([[name, *map(str, (value.shape, value.dtype))] for name, value in tensors])
 
@@ -183,7 +174,6 @@ def rank_device(device: str | torch.device) -> torch.device:
 
 
 def _in_torchrun() -> bool:
-    """Return whether this process is a rank of a torchrun job."""
     return "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
@@ -321,8 +311,8 @@ def parallelize(
                 _report_refusal(model, where)
         raise
     resolved.warn_of_other_devices(where)
-    if as_measured:
-        pin_process(where.type)  # before gloo or NCCL start threads, which take it over
+    if as_measured and where.type == "cpu":
+        pin_process()  # before gloo starts threads, which take it over
     _join_job(where)
     if prepared.strategy.devices > 1 and dist.is_initialized() and compares:
         prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)

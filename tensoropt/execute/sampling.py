@@ -90,11 +90,9 @@ class PlanSampler(Sampler[int]):
         self.epoch, self.start = state["epoch"], state["start"]
 
     def _last(self) -> int:
-        """Return the number of rows in a smaller last batch."""
         return 0 if self.drop_last else len(self.dataset) % self.global_batch_size
 
     def _of_last(self) -> Sequence[int]:
-        """Return this rank's rows of the smaller last batch."""
         return part_of_rank(self._last(), self.share)
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import torch
@@ -27,14 +26,13 @@ from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.executable import ONE_TYPE, engine_of, resolve_plan
-from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource
 from tensoropt.exploration.rates import device_words, made_for
-from tensoropt.files import named_function, write_text
+from tensoropt.files import write_text
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.ranks.local_hardware import pin, pin_gpu_rank, why_no_gpu
+from tensoropt.ranks.local_hardware import pin, why_no_gpu
 from tensoropt.units import format_bytes
 
 _ALIKE_GRACE_S = 60.0
@@ -47,24 +45,6 @@ _WARM_UP_STEPS = 1
 
 class OtherDevicesError(PlanError):
     """The plan is for devices that this machine lacks; every rank of a host says the same."""
-
-
-@dataclass(frozen=True)
-class _WeightSource:
-    """The source of weights; without a checkpoint or a function, the model's source makes them, whole, in
-    every rank's memory.
-
-    Attributes:
-        checkpoint, init_weights: as in :func:`tensoropt.execute.parallelize`.
-    """
-
-    checkpoint: str | None = None
-    init_weights: InitWeights | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether weights are given, so that the model's own are not needed."""
-        return self.checkpoint is not None or self.init_weights is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,11 +68,9 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
             raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
         plan = load_plan(options.plan)
         _check_trainable(plan)
-        init = named_function(options.init_weights, "(module)") if options.init_weights else None
-        weights = _WeightSource(options.checkpoint, init)
         with job(plan, device_type(plan, options.cpu), options.timeout) as device:
             say = None if options.quiet else answers
-            result = train(plan, options.steps, device=device, weights=weights, lr=options.lr, say=say)
+            result = train(plan, options.steps, device=device, lr=options.lr, say=say)
             if options.json and rank == 0:
                 write_text(options.json, json_text(result, indent=1) + "\n")
     except TensorOptError as error:
@@ -200,18 +178,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cpu", action="store_true", help="run a plan for GPUs on CPU ranks; its prediction is not for them"
     )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="PATH",
-        help="start from these weights: a folder of torch.distributed.checkpoint, a safetensors file or a "
-        "folder of those; the model is built on the meta device where its code allows it",
-    )
-    parser.add_argument(
-        "--init-weights",
-        metavar="SOURCE",
-        help="file.py:function or package.module:function that sets the weights of the module it is given, "
-        "called for each module; the model is built on the meta device where its code allows it",
-    )
     parser.add_argument("--quiet", action="store_true", help="print nothing per step")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -230,9 +196,8 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         )
     device = rank_device(device_type)
     with contextlib.ExitStack() as stack:
-        # Before gloo or NCCL start their threads, which take over the cores of the process.
-        of_device = pin if device.type == "cpu" else pin_gpu_rank
-        stack.callback(of_device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        if device.type == "cpu":  # before gloo starts its threads, which take over the process's cores
+            stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield device
             return
@@ -242,32 +207,13 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         dist.barrier()  # nobody takes the group down while another still talks
 
 
-def start(
-    plan: Plan, device: torch.device, weights: _WeightSource
-) -> tuple[Engine, tuple[torch.Tensor, ...], bool]:
-    """Return (engine, example inputs on the device, whether the inputs had to be made up) of this rank.
-
-    Only the rank's shards are put on the device. If weights are given, the model is built on the meta device
-    if its code allows it, and so are its example inputs: then floating-point inputs are drawn and the others
-    are zeros.
-    """
-    spec = replace(ModelSpec.of(plan), device="meta" if weights.given else "cpu")
-    model, args, kwargs = spec.build()
-    source = WeightSource(model, weights.checkpoint, weights.init_weights, plan.seed)
-    prepared = resolve_plan(plan).prepare(source, args, kwargs)
+def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor, ...]]:
+    """Return the engine of this rank, with its shards on the device, and example inputs there."""
+    model, args, kwargs = ModelSpec.of(plan).build()
+    prepared = resolve_plan(plan).prepare(WeightSource(model), args, kwargs)
     engine = engine_of(prepared.strategy, prepared.values, seed=plan.seed, device=device)
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    generator = torch.Generator().manual_seed(plan.seed)
-
-    def made(like: torch.Tensor) -> torch.Tensor:
-        if not like.is_meta:
-            return like
-        if like.is_floating_point():
-            return torch.randn(like.shape, dtype=like.dtype, generator=generator)
-        return torch.zeros(like.shape, dtype=like.dtype)
-
-    inputs = tuple(made(leaf).to(device) for leaf in leaves)
-    return engine, inputs, any(leaf.is_meta for leaf in leaves)
+    return engine, tuple(leaf.to(device) for leaf in leaves)
 
 
 def train(
@@ -275,7 +221,6 @@ def train(
     steps: int,
     *,
     device: torch.device | None = None,
-    weights: _WeightSource | None = None,
     lr: float = 1e-3,
     say: TextIO | None = None,
 ) -> dict[str, Any]:
@@ -284,7 +229,6 @@ def train(
     Args:
         steps: the number of steps.
         device: this rank's device; the CPU by default.
-        weights: the weights to start from.
         lr: the learning rate.
         say: where rank 0 writes a line per step, and finally their times; None for nowhere.
 
@@ -292,14 +236,11 @@ def train(
         ``losses``; ``times_s`` per step (the slowest rank's); ``time_s``, their median after warm-up; what
         the plan predicted; the type of device it was predicted for (``predicted_for``; None if the plan does
         not say) and the type it ran on (``run_on``); the kind of GPUs (``run_on_kind``) and the peak of
-        PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks); and whether
-        the example inputs were made up (``inputs_made_up``).
+        PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks).
     """
     device = device or torch.device("cpu")
-    engine, inputs, made_up = start(plan, device, weights or _WeightSource())
+    engine, inputs = start(plan, device)
     leader = engine.runtime.rank == 0
-    if made_up and leader and say is not None:
-        print("inputs    drawn or zero: the model was built without values", file=say, flush=True)
     leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
     optimizer = make_optimizer(plan.optimizer, leaves, lr) if leaves else None  # a placed rank may have none
     losses, times = [], []
@@ -341,7 +282,6 @@ def train(
         "run_on": device.type,
         "run_on_kind": kind,
         "predicted_for": None if cluster is None else cluster.device_type,
-        "inputs_made_up": made_up,
     }
     if leader and say is not None:
         print(f"median {median * 1e3:.1f} ms per step{beside_prediction(plan, kind)}", file=say, flush=True)
@@ -372,7 +312,6 @@ def beside_prediction(plan: Plan, kind: str | None = None) -> str:
 
 
 def _largest(value: float, engine: Engine) -> float:
-    """Return the largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
         return value
     largest = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)

@@ -86,8 +86,6 @@ class _DistributedCheckpoint(_StoredWeights):
 
 
 class _Safetensors(_StoredWeights):
-    """A file ``*.safetensors``, or a folder of such files, each with some of the tensors."""
-
     def __init__(self, path: Path):
         super().__init__(path)
         self._open = import_extra("safetensors", "safetensors", f"reading {path}").safe_open
@@ -361,7 +359,6 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _names(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the names of each tensor; tied ones have several."""
     names_of: dict[int, list[str]] = {}
     for name, value in _tensors(model):
         names_of.setdefault(id(value), []).append(name)
@@ -369,7 +366,6 @@ def _names(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _not_saved(model: nn.Module) -> set[str]:
-    """Return the names of buffers that state dicts leave out."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()

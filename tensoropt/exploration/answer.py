@@ -300,7 +300,6 @@ def answer(
 
 
 def _limit_words(findings: Findings, limit_bytes: float, budget_bytes: float | None) -> str:
-    """Return what kind of limit it is: all that a device has of a larger budget, or what headroom leaves."""
     device = findings.device_bytes
     if limit_bytes < device and budget_bytes != limit_bytes:
         return f" ({share_words(limit_bytes / device)} of the memory)"
@@ -402,7 +401,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:
-    """Yield every plan of a planner with the kind of plan that it is."""
     planners = findings.all_points.column("planner")
     for row in np.flatnonzero(~np.isin(planners, OWN)).tolist():
         planner = str(planners[row])

@@ -1,46 +1,24 @@
-"""Explorations in several folders, for one table of all their points.
-
-A folder may be an exploration, a sweep over clusters or numbers of devices, or hold such folders.
-"""
+"""Explorations in several folders, for one table of all their points."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.exploration_files import DESCRIBED, LISTED
+from tensoropt.exploration.exploration_files import DESCRIBED
 
 REFUSED = "refused.json"
 """The file, in a folder of explorations on several clusters or at several batches, with those that failed and
 the reasons."""
-_DEEPEST = 3
-"""How many folders deep explorations are looked for: more are hardly a batch, and links may go in circles."""
 
 
-@dataclass(frozen=True)
-class ExplorationBatch:
-    """Explorations by their folders, in the order of the folders' names.
-
-    Attributes:
-        left_out: the reasons why there is no exploration at other paths in the folders, by path.
-    """
-
-    explorations: Mapping[str, Exploration]
-    left_out: Mapping[str, str]
-
-    @property
-    def points(self) -> int:
-        """The number of points of all frontiers."""
-        return sum(len(exploration.points) for exploration in self.explorations.values())
-
-
-def load_batch(folders: Sequence[str | os.PathLike[str]]) -> ExplorationBatch:
-    """Return the explorations in some folders, each once, and what else is there.
+def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exploration], dict[str, str]]:
+    """Return the explorations in some folders and in folders of these, each once, by their folders; and why
+    others could not be read or were not found, by path.
 
     Raises:
         TensorOptError: one of the folders is a damaged exploration, or holds none that can be read.
@@ -53,14 +31,13 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> ExplorationBatch:
             found = {str(folder): load_exploration(folder)}
         else:
             found = {}
-            for path, reason in _inside(folder, _DEEPEST):
-                if not reason:
-                    try:
-                        found[str(path)] = load_exploration(path)
-                        continue
-                    except TensorOptError as error:
-                        reason = str(error)
-                left_out[str(path)] = " ".join(reason.split())
+            for path in sorted(file.parent for file in folder.rglob(DESCRIBED)):
+                try:
+                    found[str(path)] = load_exploration(path)
+                except TensorOptError as error:
+                    left_out[str(path)] = " ".join(str(error).split())
+            for file in sorted(folder.rglob(REFUSED)):
+                left_out |= {str(file.parent / name): why for name, why in refused_in(file.parent).items()}
         if not found:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in list(left_out.items())[:5])
             raise TensorOptError(
@@ -69,24 +46,7 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> ExplorationBatch:
             )
         explorations |= {name: one for name, one in found.items() if Path(name).resolve() not in known}
         known |= {Path(name).resolve() for name in found}
-    return ExplorationBatch(explorations, left_out)
-
-
-def _inside(folder: Path, deepest: int) -> Iterator[tuple[Path, str]]:
-    """Yield what a folder holds: explorations with "", everything else with the reason why it is none."""
-    for child in sorted(folder.iterdir()):
-        if (child / DESCRIBED).is_file():
-            yield child, ""
-        elif child.name == REFUSED:
-            yield from ((folder / name, reason) for name, reason in refused_in(folder).items())
-        elif child.name == LISTED:
-            continue  # the frontier of a sweep over batches, whose explorations have all of its points
-        elif not child.is_dir():
-            yield child, "a file, not the folder of an exploration"
-        elif deepest == 1:
-            yield child, f"more than {_DEEPEST} folders deep; name it, or a folder nearer to it"
-        else:
-            yield from list(_inside(child, deepest - 1)) or [(child, "an empty folder")]
+    return explorations, left_out
 
 
 def refused_in(folder: Path) -> dict[str, str]:
@@ -95,7 +55,5 @@ def refused_in(folder: Path) -> dict[str, str]:
     try:
         data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))
         return {str(name): str(why) for name, why in data.items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError) as error:
         return {REFUSED: f"cannot be read ({error}); what could not be explored is not known"}

@@ -1,13 +1,8 @@
 """One model's step on several clusters, on several numbers of devices, and at several global batches.
 
 On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, and the
-recommended one is about as fast, so every cluster is one row. The cheapest within a time and the fastest
-within a price are chosen among these rows.
-
-A device sweep (the paper's profiling mode, and mini-parallelism) is a folder of explorations, one per number
-of devices, as ``tensoropt explore --devices`` leaves it: of one step (strong scaling) or, with
-``--batch-per-device``, of steps whose batch grows with the devices (weak scaling). A sweep over batches, as
-``--batch auto`` or a list leaves it, is on one cluster. Steps of different batches are compared by sample.
+recommended one is about as fast, so every cluster is one row. Steps of different batches are compared by
+sample. Several numbers of devices make the paper's profiling mode, and its mini-parallelism.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ class ClusterOffer:
         memory_bytes: what it needs of a device.
         hours, device_hours, cost: those of the requested amount; None if unknown.
         name: the name of the plan.
-        reason: why the offer is not within the limits; "" if it is.
+        reason: why there is no plan; "" if there is one.
     """
 
     cluster: str
@@ -63,19 +58,9 @@ class ClusterOffer:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """The limits that offers have to meet.
+    """What offers are asked for: within how much of a device, for how long a training, at which prices."""
 
-    Attributes:
-        time_s: the longest step; cost: the most money for the amount; None for no limit.
-        memory_bytes: the budget per device.
-        headroom: the share of a device's memory that stays free; None for the usual one without a budget.
-        amount: the training that the money pays for.
-    """
-
-    time_s: float | None = None
-    cost: float | None = None
     memory_bytes: float | None = None
-    headroom: float | None = None
     amount: Amount = THOUSAND_STEPS
     tariff: Tariff = CLUSTERS_OWN
 
@@ -89,12 +74,12 @@ class Offers:
 
     @property
     def within(self) -> tuple[ClusterOffer, ...]:
-        """The rows within the limits."""
+        """The rows with a plan that fits."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
     def weak(self) -> bool:
-        """Whether steps differ in their samples, as in weak scaling and a sweep over batches."""
+        """Whether steps differ in their samples."""
         return len({row.batch for row in self.rows if row.batch is not None}) > 1
 
     @property
@@ -111,13 +96,13 @@ class Offers:
 
     @property
     def cheapest(self) -> ClusterOffer | None:
-        """The cheapest offer within the limits whose price is known; of equals, the fastest."""
+        """The cheapest offer whose price is known; of equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, self._pace(row)), default=None)
 
     @property
     def fastest(self) -> ClusterOffer | None:
-        """The fastest offer within the limits, by sample if steps differ; of equals, the cheapest."""
+        """The fastest offer, by sample if steps differ; of equals, the cheapest."""
         return min(
             self.within,
             key=lambda row: (self._pace(row), float("inf") if row.cost is None else row.cost),
@@ -125,18 +110,13 @@ class Offers:
         )
 
     def _pace(self, row: ClusterOffer) -> float:
-        """Return the seconds of a step or, if steps differ, of a sample."""
         return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
         """Yield the answer in words."""
         question = self.question
-        limits = [
-            *([f"within {format_bytes(question.memory_bytes)} a device"] if question.memory_bytes else []),
-            *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
-            *([f"at most {question.tariff.words(question.cost)}"] if question.cost is not None else []),
-        ]
-        said = " and ".join(limits) or "without limits"
+        limit = f"within {format_bytes(question.memory_bytes)} a device" if question.memory_bytes else ""
+        said = limit or "without limits"
         fastest, cheapest = self.fastest, self.cheapest
         if self.of_batches:
             yield from self._largest()
@@ -144,7 +124,7 @@ class Offers:
             yield from self._fewest()
         if fastest is None:
             one = "batch" if self.of_batches else "cluster"
-            yield f"No {one} is {said}." if limits else f"No {one} has a plan that fits."
+            yield f"No {one} is {said}." if limit else f"No {one} has a plan that fits."
             return
         if cheapest is not None:
             assert cheapest.cost is not None
@@ -153,7 +133,7 @@ class Offers:
                 f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
-            among = f" of a cluster {said}" if limits else ""
+            among = f" of a cluster {said}" if limit else ""
             yield f"Which is cheapest is unknown: no price{among} is known."
         cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
         assert fastest.rates is not None
@@ -167,11 +147,9 @@ class Offers:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
 
     def _label(self, row: ClusterOffer) -> str:
-        """Return what tells a row from the others."""
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
 
     def _fewest(self) -> Iterator[str]:
-        """Say which is the smallest number of devices that fits, and the largest of those that are fewer."""
         fitting = [row for row in self.rows if row.index is not None]
         if not fitting:
             return
@@ -187,7 +165,6 @@ class Offers:
         yield f"{said}; {most.devices} {'do' if most.count > 1 else 'does'} not ({most.reason})."
 
     def _largest(self) -> Iterator[str]:
-        """Say which is the largest batch that fits, and the least that does not and is larger."""
         fitting = [row.batch for row in self.rows if row.index is not None and row.batch is not None]
         if not fitting:
             return
@@ -215,7 +192,7 @@ def offers(
     Args:
         refused: clusters that could not be explored, with the reason.
 
-    An amount in steps is one in the samples of the largest step, if steps differ (weak scaling).
+    An amount in steps is one in the samples of the largest step, if steps differ.
 
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
@@ -231,13 +208,29 @@ def offers(
 
 
 def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
-    table = RatesOf(found, question.tariff)
+    table, curve = RatesOf(found, question.tariff), ClusterCurve.of(found)
     if table.cluster is None:
-        return ClusterOffer(
-            str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
-        )
-    row = offer_of(ClusterCurve.of(found), table.work, question, table.of)
-    return row if row.index is None else replace(row, name=found.names[row.index])
+        return ClusterOffer(curve.cluster, reason="the cluster was not saved with it; explore again")
+    devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
+    row = ClusterOffer(
+        curve.cluster, devices, table.work.samples, count=sum(some.count for some in curve.devices)
+    )
+    best = curve.offered(question.memory_bytes)
+    if best is None:
+        room = format_bytes(curve.room(question.memory_bytes))
+        least = format_bytes(float(curve.needs.min(initial=np.inf)))
+        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
+    rates, steps = table.of(best), question.amount.steps(table.work)
+    return replace(
+        row,
+        index=best,
+        rates=rates,
+        memory_bytes=float(curve.needs[best]),
+        hours=rates.hours(steps),
+        device_hours=rates.device_hours(steps),
+        cost=rates.cost(steps),
+        name=found.names[best],
+    )
 
 
 @dataclass(frozen=True)
@@ -307,74 +300,13 @@ class ClusterCurve:
         """The devices that limit memory, as budgets are per device."""
         return min(self.devices, key=lambda some: some.memory_bytes)
 
-    def per_hour(self, tariff: Tariff) -> float | None:
-        """Return the money for an hour of all devices; None if a price is unknown."""
-        prices = [tariff.of_named(some.kind, some.price) for some in self.devices]
-        if any(price is None for price in prices):
-            return None
-        return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
+    def room(self, memory_bytes: float | None) -> float:
+        """Return the bytes that a plan may need: within a budget, else what the exploration was made for."""
+        return self.found.limit_bytes if memory_bytes is None else self.found.usable_bytes(memory_bytes)
 
-    def room(self, question: ClusterQuestion) -> float:
-        """Return the bytes that a plan may need: what a question says, else what the exploration was made
-        for."""
-        if question.memory_bytes is None and question.headroom is None:
-            return self.found.limit_bytes
-        return self.found.usable_bytes(question.memory_bytes, question.headroom)
-
-    def offered(self, question: ClusterQuestion) -> int | None:
+    def offered(self, memory_bytes: float | None) -> int | None:
         """Return the number of the plan that is recommended within that."""
-        return self.best(self.room(question))
-
-
-def offer_of(
-    curve: ClusterCurve,
-    work: StepWork,
-    question: ClusterQuestion,
-    rates_of: Callable[[int], Rates] | None = None,
-) -> ClusterOffer:
-    """Return a cluster's offer: its recommended plan, and the reason if that is not within the limits.
-
-    Args:
-        work: of the step, which all clusters share.
-        rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
-    """
-    devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
-    row = ClusterOffer(curve.cluster, devices, work.samples, count=sum(some.count for some in curve.devices))
-    best = curve.offered(question)
-    if best is None:
-        room = format_bytes(curve.room(question))
-        least = format_bytes(float(curve.needs.min(initial=np.inf)))
-        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
-    rates = _rates(curve, best, work, question.tariff) if rates_of is None else rates_of(best)
-    steps = question.amount.steps(work)
-    cost = rates.cost(steps)
-    reason = ""
-    if question.time_s is not None and rates.step_s > question.time_s:
-        reason = f"too slow: {format_seconds(rates.step_s)} a step"
-    elif question.cost is not None and cost is None:
-        reason = rates.whys["per_hour"]
-    elif question.cost is not None and cost is not None and cost > question.cost:
-        reason = f"too dear: {question.tariff.words(cost)}"
-    return replace(
-        row,
-        index=best,
-        rates=rates,
-        memory_bytes=float(curve.needs[best]),
-        hours=rates.hours(steps),
-        device_hours=rates.device_hours(steps),
-        cost=cost,
-        reason=reason,
-    )
-
-
-def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> Rates:
-    unknown = [some.kind for some in curve.devices if tariff.of_named(some.kind, some.price) is None]
-    whys = {
-        "mfu": "not worked out",
-        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
-    }
-    devices, step_s = sum(some.count for some in curve.devices), float(curve.time[point])
-    return Rates.of(work, step_s, devices, ideal_s=None, per_hour=curve.per_hour(tariff), whys=whys)
+        return self.best(self.room(memory_bytes))
 
 
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
@@ -400,17 +332,6 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
 def offers_data(found: Offers) -> list[dict[str, object]]:
     """Return the rows as plain data; None for what is unknown."""
     return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
-
-
-def check_prices(explorations: Sequence[Exploration], tariff: Tariff) -> None:
-    """Raise :class:`TensorOptError` for a price of a kind that none of the clusters has."""
-    tariff.check(str(kind["name"]) for found in explorations for kind in found.cluster.get("kinds", ()))
-
-
-def check_headroom(headroom: float | None) -> None:
-    """Raise :class:`TensorOptError` for a share that leaves nothing, or that is none."""
-    if headroom is not None and not 0 <= headroom < 1:
-        raise TensorOptError(f"headroom {headroom:g} is no share of a device's memory; give 0.05 for 5 %")
 
 
 _BUDGETS = 6
@@ -471,34 +392,21 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
             yield child
 
 
-def load_sweep(
-    folder: str | os.PathLike[str], damaged: dict[str, str] | None = None
-) -> tuple[Exploration, ...]:
+def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
     """Return the explorations of a folder, ascending in devices, then in the batch; just one if the folder is
     an exploration itself.
-
-    Args:
-        damaged: gets the reason for each that cannot be read, by name; without it, that is an error.
 
     Raises:
         TensorOptError: there is none, one is damaged, or they are not of one model's step.
     """
-    sweep = []
-    for path in folders_in(folder):
-        try:
-            sweep.append(load_exploration(path))
-        except TensorOptError as error:
-            if damaged is None:
-                raise
-            damaged[path.name] = str(error)
+    sweep = [load_exploration(path) for path in folders_in(folder)]
     if not sweep:
-        reasons = [f"{name}: {reason}" for name, reason in (damaged or {}).items()]
-        reason = "; ".join(reasons) or f"no {DESCRIBED} in it or in a folder of it"
         raise TensorOptError(
-            f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
+            f"{folder} holds no exploration (no {DESCRIBED} in it or in a folder of it); run `tensoropt "
+            "explore` with --out"
         )
     steps = {same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}
-    if len(steps) > 1 and batch_per_device(sweep) is None and not of_batches(sweep):
+    if len(steps) > 1 and not of_batches(sweep):
         raise TensorOptError(
             f"{folder} holds explorations of different models or settings, which cannot be compared; name "
             "one of them, or keep those of one in a folder of their own"
@@ -518,26 +426,16 @@ def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
-def _differ_in_batch(sweep: Sequence[Exploration]) -> bool:
-    """Return whether explorations are of one model and the same settings at several batches."""
-    batches = {found.model.batch for found in sweep}
-    alike = {(found.model.source, found.model.seed, *same_step("", found.settings)) for found in sweep}
-    return len(batches) > 1 and None not in batches and len(alike) == 1
-
-
 def of_batches(sweep: Sequence[Exploration]) -> bool:
-    """Return whether explorations are of one model on one cluster at several batches."""
-    clusters = {(str(found.cluster["name"]), found.devices) for found in sweep}
-    return len(clusters) == 1 and _differ_in_batch(sweep)
-
-
-def batch_per_device(sweep: Sequence[Exploration]) -> int | None:
-    """Return the batch of each device in explorations of one model whose batch grows with the devices (weak
-    scaling); None if they are others.
-    """
-    shares = {(found.model.batch or 0) / found.devices for found in sweep}
-    share = shares.pop() if len(shares) == 1 and _differ_in_batch(sweep) else 0.0
-    return int(share) if share and share.is_integer() else None
+    """Return whether explorations are of one model, with the same settings, on one cluster at several
+    batches."""
+    batches = {found.model.batch for found in sweep}
+    alike = {
+        (found.cluster["name"], found.devices, found.model.source, found.model.seed,
+         *same_step("", found.settings))
+        for found in sweep
+    }  # fmt: skip
+    return len(batches) > 1 and None not in batches and len(alike) == 1
 
 
 def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer
@@ -44,8 +43,6 @@ _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
 
 
 class _PointSequence(tuple[Point, ...]):
-    """The points of a frontier, as a tuple that shows itself as a table."""
-
     _findings: Findings
 
     @classmethod
@@ -71,7 +68,6 @@ def _title_of(findings: Findings) -> str:
 
 
 def _headline(findings: Findings) -> str:
-    """Return one line that says what was explored, where and for what."""
     cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
     step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
@@ -79,7 +75,6 @@ def _headline(findings: Findings) -> str:
 
 
 def _frontier_words(findings: Findings) -> str:
-    """Return the frontier as a table of its notable points."""
     if not findings.points:
         return "no points"
     rows = _rows(findings)
@@ -87,7 +82,6 @@ def _frontier_words(findings: Findings) -> str:
 
 
 def _frontier_html(findings: Findings) -> str:
-    """Return the same table for a notebook."""
     if not findings.points:
         return "<p>no points</p>"
     rows = _rows(findings)
@@ -97,20 +91,15 @@ def _frontier_html(findings: Findings) -> str:
 
 
 def _overview(findings: Findings) -> str:
-    """Return the headline, the answer within a device's memory, the frontier's table, and how to go on: the
-    ``repr`` of an exploration."""
     said = wrap(_answered(findings), _WIDTH)
     return "\n".join([_headline(findings), *said, _frontier_words(findings), *_remarks(findings)])
 
 
 def _answered(findings: Findings) -> str:
-    """Return the answer within the budget of the search, or a device's memory; "" if there is no plan, or
-    nothing is known of devices."""
     return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
 def _overview_html(findings: Findings) -> str:
-    """Return the same for a notebook, with the frontier's plot, or its picture where scripts do not run."""
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
@@ -128,9 +117,6 @@ def _overview_html(findings: Findings) -> str:
 
 
 def _rows(findings: Findings) -> list[list[str]]:
-    """Return a header and rows; what is special about a point stands beside its number, the longest words
-    last.
-    """
     rows = table_rows(findings, list(notable(findings, _MOST_ROWS)))
     kept = [i for i, name in enumerate(rows[0][:-1]) if not name.startswith(_LEFT_OUT)]
     return [
@@ -144,7 +130,6 @@ def _counted(findings: Findings, shown: int) -> str:
 
 
 def _remarks(findings: Findings) -> list[str]:
-    """Return further remarks: the spaces searched, what other planners found, and what is proven."""
     exact = sum(point.exact for point in findings.points)
     searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
     lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
@@ -215,7 +200,6 @@ class Exploration(Findings):
             raise NothingFitsError(self._nothing_fits(self.limit_bytes), self)
 
     def _nothing_fits(self, limit_bytes: float) -> str:
-        """Return the least that a plan needs, beside a limit below it."""
         least = int(np.argmin(self.needs))
         fit = self.fit(least)
         beside = sum(fit.process.values())
@@ -228,13 +212,6 @@ class Exploration(Findings):
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
         """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
-
-    def fastest_within(self, memory_bytes: float) -> int | None:
-        """Return the index of the frontier's fastest point that needs at most so much of a device; None if
-        none does."""
-        rows = self.within(memory_bytes)
-        # Points descend in time.
-        return int(rows[-1]) if len(rows) else None
 
     def index(
         self,
@@ -292,7 +269,6 @@ class Exploration(Findings):
         return found.fastest if fastest else found.row
 
     def _index_of(self, number: int) -> int:
-        """Return the index in :attr:`all_points` of a point, given its number, which counts from 1."""
         count, whole = len(self.points), len(self.all_points)
         if not 1 <= number <= whole:
             others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
@@ -310,22 +286,8 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the recommended one, or the one that the arguments ask for.
-
-        Args:
-            memory: what it may need of a device: ``24GiB``, or bytes.
-            time: the one that needs least within this time per step, if no memory is given: ``300ms``, or
-                seconds.
-            knee: the point from which both directions cost most.
-            point: the point with this number, from 1, as the table, the command line and the page count;
-                plans of other planners follow the frontier's.
-            fastest: the fastest that fits, instead of the simplest within 3 % of it.
-            memory_bytes, time_s: the same limits as numbers alone.
-
-        Raises:
-            TensorOptError: there is no such point, a text is no size or time, or one thing is given twice.
-            InfeasibleError: nothing fits; says what would.
-        """
+        """Return a plan: the recommended one, or the one that the arguments ask for, as in
+        :func:`tensoropt.choose`."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),
@@ -375,11 +337,11 @@ class InterruptedExplorationError(KeyboardInterrupt):
     """A person ended the exploration (Ctrl-C) after points were found.
 
     Attributes:
-        exploration: what was found until then, without what its report names under ``interrupted``.
+        exploration: what was found until then.
     """
 
-    def __init__(self, exploration: Exploration):
-        super().__init__(f"interrupted; not searched: {', '.join(exploration.report['interrupted'])}")
+    def __init__(self, left: Sequence[str], exploration: Exploration):
+        super().__init__(f"interrupted; not searched: {', '.join(left)}")
         self.exploration = exploration
 
 

@@ -12,21 +12,23 @@ import gzip
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import SETTINGS_FILE, check_size, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, plain, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.needs import all_needs, device_of
-from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import record_of
-from tensoropt.plan.point_table import PointTable, point_arrays, read_figures, read_points
+from tensoropt.plan.point_table import PointTable, point_arrays, read_points
 from tensoropt.plan.space import Space
 
 _SCHEMA = "tensoropt.exploration/4"
@@ -36,6 +38,7 @@ _OLD_SCHEMA = "tensoropt.exploration/2"
 """Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
 DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
+_SPACES = TypeAdapter(tuple[Space, ...])
 
 
 def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
@@ -59,7 +62,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
     }
     rows = (*findings.points, *findings.others)
     strategies = {
-        "spaces": [_space_to_dict(space) for space in findings.spaces],
+        "spaces": findings.spaces,
         "carried": {row: {"record": record.to_data()} for row, record in by_strategy(rows)[1].items()},
     }
     names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
@@ -70,7 +73,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         with open(packed, "wb") as file:
             np.savez_compressed(file, **point_arrays(rows, findings.spaces))  # type: ignore[arg-type]
         # Without the time, so that the same exploration is the same file.
-        named.write_bytes(gzip.compress(json.dumps(strategies).encode(), mtime=0))
+        named.write_bytes(gzip.compress(json.dumps(strategies, default=plain).encode(), mtime=0))
         described.write_text(json.dumps(data) + "\n", encoding="utf-8")
         write_frontier_csv(findings, listed)
 
@@ -136,28 +139,23 @@ def read_costs(folder: Path) -> Costs:
         devices = np.array([space.devices for space in spaces], dtype=int)[points.column("space")]
         return Costs(all_needs(points, lambda: spaces, cluster), points.time, devices)
     with np.load(folder / POINTS) as arrays:
-        rows = np.arange(int(data["points"]))
-        points, devices = read_figures(arrays).rows(rows), arrays["devices"][rows]
-    needs = all_needs(points, lambda: _read_tables(folder, data)["spaces"], cluster)
-    return Costs(needs, points.time, devices)
+        points = PointTable(read_points(arrays)[: int(data["points"])])
+        devices = arrays["devices"][: len(points)]
+    spaces_of = cache(lambda: _read_tables(folder, data)["spaces"])
+    return Costs(all_needs(points, spaces_of, cluster), points.time, devices)
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the points, the others and the spaces."""
     check_size(folder / STRATEGIES)
     strategies = json.loads(unpacked((folder / STRATEGIES).read_bytes(), folder / STRATEGIES))
-    spaces = tuple(_space_from_dict(space) for space in strategies["spaces"])
+    spaces = _SPACES.validate_python(strategies["spaces"])
     carried = {int(row): plan for row, plan in strategies["carried"].items()}
     count = int(data["points"])
     with np.load(folder / POINTS) as arrays:
         rows = read_points(arrays, len(spaces), carried)
     if len(rows) != count + int(data["others"]):
         raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
-    return {
-        "points": rows.rows(np.arange(count)),
-        "others": rows.rows(np.arange(count, len(rows))),
-        "spaces": spaces,
-    }
+    return {"points": rows[:count], "others": rows[count:], "spaces": spaces}
 
 
 def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +171,7 @@ def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "points": tuple(point for point in points if point is not None),
         "others": tuple(_old_point(o, o["choice"], o["options"]) for o in data["others"]),
-        "spaces": tuple(_space_from_dict(space) for space in data["spaces"]),
+        "spaces": _SPACES.validate_python(data["spaces"]),
     }
 
 
@@ -186,7 +184,6 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
 
 
 def _read_recorded(folder: Path) -> Any:
-    """Return the graph and the costs; only their own form is checked."""
     if not (folder / RECORDED).is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"
@@ -194,19 +191,3 @@ def _read_recorded(folder: Path) -> Any:
     from tensoropt.plan.recorded import load_recorded  # brings torch, which figures alone do not need
 
     return load_recorded(folder / RECORDED)
-
-
-def _space_to_dict(space: Space) -> dict[str, Any]:
-    own = {field.name: getattr(space, field.name) for field in fields(Space)}
-    return {**own, "mesh": space.mesh.model_dump(mode="json")}
-
-
-def _space_from_dict(data: Mapping[str, Any]) -> Space:
-    return Space(
-        **{
-            **data,
-            "mesh": MeshInfo(**data["mesh"]),
-            "notes": tuple(data["notes"]),
-            "moves": tuple(data.get("moves", ())),
-        }
-    )

@@ -1,4 +1,4 @@
-"""The CSV files (RFC 4180) of a frontier, of its strategies and of a comparison of planners.
+"""The CSV files (RFC 4180) of a frontier and of its strategies, and a comparison of planners.
 
 The first columns of a frontier's file are fixed, since other programs read them by name and position; further
 columns may be added after them.
@@ -15,7 +15,7 @@ import csv
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow, figure_rows
@@ -55,10 +55,6 @@ class Compared:
     gap: float | None
     notes: tuple[str, ...] = ()
     needs_bytes: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 def limits_asked(found: Findings) -> tuple[float | None, ...]:
@@ -121,16 +117,12 @@ def _gap(point: Point, known: Sequence[Point]) -> float:
 
 
 def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
-    """Return the seconds of the answer for this limit, otherwise of all: the frontier is searched once for
-    all limits.
-    """
     same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
     every = [row["search_s"] for row in asked]
     return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
 
 
 def _refused(name: str, found: Findings) -> tuple[str, ...]:
-    """Say in the frontier's row that it has no sharded plans, and why; empty if it may have some."""
     refusal = found.report.get("sharded_refusal") if name == FRONTIER else None
     return (f"no sharded plan: {refusal}",) if refusal else ()
 
@@ -138,9 +130,6 @@ def _refused(name: str, found: Findings) -> tuple[str, ...]:
 def _notes(
     name: str, asked: list[Any], limit_bytes: float | None, needs: list[float], *, fits: bool
 ) -> tuple[str, ...]:
-    """Return what a planner said for this limit, otherwise for any, and why none of its plans is within the
-    limit.
-    """
     same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
     # What was said of the frontier was said before plans of planners were among its points.
     told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
@@ -267,31 +256,4 @@ def _rows(
 
 
 def _stored(plan: Plan, layouts: Mapping[str, Sequence[str]]) -> str:
-    """Return how some parameters are stored, in words."""
     return "; ".join(f"{plan.parameters[p].key}={','.join(stored_words(of))}" for p, of in layouts.items())
-
-
-COMPARISON_COLUMNS = (
-    "planner",
-    "limit_bytes",
-    "memory_bytes",
-    "time_s",
-    "points",
-    "search_s",
-    "gap",
-    "notes",
-    "needs_bytes",
-)
-
-
-def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """Write one row per planner and memory limit; what does not apply is left empty."""
-
-    def cell(value: Any) -> Any:
-        if value is None:
-            return ""
-        return "; ".join(value) if isinstance(value, (list, tuple)) else value
-
-    told = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
-    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in told]
-    write_rows(path, COMPARISON_COLUMNS, rows)

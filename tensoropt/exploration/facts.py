@@ -1,33 +1,29 @@
-"""The facts of a point, a plan and a space, each defined once for all places that show it.
+"""The facts of a point, each defined once for all places that show it.
 
-``choose``, the page's card, the table of two points and notebooks pick from :func:`facts` by
+``choose``, the page's card and the table of two points pick from :func:`facts` by
 name and show what they pick (:mod:`tensoropt.plan.facts_table`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow
-from tensoropt.exploration.frontier_table import source_words, split_words
+from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
 from tensoropt.exploration.your_jobs import your_jobs
-from tensoropt.plan.facts_table import Fact, described
-from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
+from tensoropt.plan.facts_table import Fact
+from tensoropt.plan.figures import BYTES, LISTED, SECONDS, worded
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
-from tensoropt.plan.space import Space
 from tensoropt.plan.time_range import UNLIKE, TimeRange, time_range
-from tensoropt.profiling.optimizers import short_optimizer
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
     counted,
-    counted_if_any,
     format_bytes,
     format_number,
     format_seconds,
@@ -61,29 +57,6 @@ def facts(
     point, space = row.point, row.space
     hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
     found = (
-        Fact("planner", planner_title(point.planner)),
-        Fact("plan", row.name),
-        Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
-        Fact("micro-batches", space.micro_batches),
-        Fact("devices", space.devices),
-        Fact("compute", point.compute_s, time),
-        Fact("communication", time(point.communication_s) + hidden),
-        Fact("split by", split_words(row.findings, row.index)),
-        *_fit(row),
-        Fact("proven", _proof_words(point, memory, time)),
-        *_range(row, time),
-    )
-    return _point_facts(point) | {fact.name: fact for fact in found}
-
-
-def _fit(row: FigureRow) -> list[Fact]:
-    on_gpus = for_gpus(row.findings.cluster)
-    return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
-
-
-def _point_facts(point: Point) -> dict[str, Fact]:
-    """Return the facts that follow from a point's figures alone."""
-    found = [
         Fact("memory per device", point.memory_bytes, BYTES.words),
         Fact("memory", _memory_words(point)),
         Fact("time per step", point.time_s, SECONDS.words),
@@ -91,8 +64,23 @@ def _point_facts(point: Point) -> dict[str, Fact]:
         *_host(point),
         *listed_facts(point),
         Fact("figures", source_words(point.sources) or "none"),
-    ]
+        Fact("planner", planner_title(point.planner)),
+        Fact("plan", row.name),
+        Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
+        Fact("micro-batches", space.micro_batches),
+        Fact("devices", space.devices),
+        Fact("compute", point.compute_s, time),
+        Fact("communication", time(point.communication_s) + hidden),
+        *_fit(row),
+        Fact("proven", _proof_words(point, memory, time)),
+        *_range(row, time),
+    )
     return {fact.name: fact for fact in found}
+
+
+def _fit(row: FigureRow) -> list[Fact]:
+    on_gpus = for_gpus(row.findings.cluster)
+    return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
 
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
@@ -116,8 +104,6 @@ def _any_range(findings: Findings, index: int) -> TimeRange | None:
 
 
 def _has_range(findings: Findings, index: int) -> bool:
-    """Return whether published jobs are like a point's: training of transformers
-    without experts in 16 bits, for which the device does not wait for its host."""
     trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
     return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
 
@@ -154,10 +140,8 @@ def _time_words(point: Point) -> str:
     )
 
 
-def _memory_words(of: Point | Predicted) -> str:
-    """Say what the memory is made of: tensors by kind, then what a process takes beside them."""
-    kinds = of.memory if isinstance(of.memory, Mapping) else dict(zip(MEMORY_KINDS, of.memory, strict=True))
-    parts = {**kinds, **of.terms}
+def _memory_words(point: Point) -> str:
+    parts = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **point.terms}
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
 
 
@@ -174,7 +158,6 @@ def _host(step: TwoQueues) -> list[Fact]:
 
 
 def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
-    """Say what is proven: the proof concerns the sums that the search uses; of placed plans nothing is."""
     if point.gap is None:
         return "nothing: its planner is a heuristic, or the search was one here"
     if point.gap > PROOF:
@@ -244,74 +227,3 @@ def _hours_words(hours: float) -> str:
         return f"{format_number(hours)} h"
     minutes = 60 * hours
     return f"{format_number(minutes)} min" if minutes >= 1 else f"{format_number(HOUR_S * hours)} s"
-
-
-# -- what notebooks show -----------------------------------------------------------------------------------
-
-
-@described.register
-def _(point: Point) -> tuple[str, Sequence[Fact]]:
-    own = _point_facts(point)
-    own["memory"], own["time"] = Fact("", own["memory"].value), Fact("", own["time"].value)
-    shares = (f"{name} {SHARE.words(share)}" for name, share in point.sources.items())
-    own["figures"] = Fact("figures", ", ".join(shares))
-    return "Point", [
-        *own.values(),
-        Fact("proven", point.proven if point.gap is not None else "nothing"),
-        Fact("planner", point.planner),
-        Fact("space", point.space),
-    ]
-
-
-@described.register
-def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
-    step = plan.predicted
-    sends = sum(collective.count for collective in step.collectives)
-    split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
-    operators = counted(len(plan.operators), "group"), *counted_if_any(split, "group", "{} split")
-    optimizer = short_optimizer(plan.optimizer)
-    rows = [
-        Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
-        Fact(
-            "step",
-            f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {optimizer}",
-        ),
-        Fact("stages", ", ".join(plan.info.words)),
-        Fact("cut before", ", ".join(plan.info.begins)),
-        Fact("memory per device", step.memory_bytes, BYTES.words),
-        Fact("", _memory_words(step)),
-        Fact("time per step", step.time_s, SECONDS.words),
-        Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
-        *_host(step),
-        Fact("operators", ", ".join((*operators, *placing_words(plan.operators, plan.info)))),
-        Fact("parameters", f"{len(plan.parameters)} tensors"),
-        Fact("recomputed", _recomputed_words(plan)),
-        Fact(
-            "gathered again in backward", "".join(counted_if_any(len(plan.all_gathered_again), "input", "{}"))
-        ),
-        Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),
-    ]
-    return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]
-
-
-def _recomputed_words(plan: Plan) -> str:
-    if not plan.recomputed:
-        return ""
-    once = counted_if_any(len(plan.runs_once), "operator", ", without {} of them")
-    return "".join((f"{len(plan.recomputed)} blocks", *once))
-
-
-@described.register
-def _(space: Space) -> tuple[str, Sequence[Fact]]:
-    configurations = sum(len(group["configurations"]) for group in space.groups.values())
-    axes = ", ".join(f"{n} {size}" for n, size in zip(space.mesh.names, space.mesh.shape, strict=True))
-    return "Space", [
-        Fact("mesh", f"{space.mesh.label} ({axes})" if axes else "one device"),
-        Fact("micro-batches", space.micro_batches),
-        Fact("groups of operators", f"{len(space.groups)}, with {configurations} configurations in all"),
-        Fact("tensors with several readers", len(space.hubs)),
-        Fact("tied parameters", len(space.shared)),
-        Fact("parameters", len(space.keys)),
-        Fact("blocks that may be recomputed", len(set(space.regions.values()))),
-        *(Fact("note", note) for note in space.notes),
-    ]

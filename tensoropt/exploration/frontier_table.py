@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -20,11 +19,10 @@ from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import UNSPLIT, brief_name
+from tensoropt.plan.plan_names import brief_name
 from tensoropt.plan.point_table import PointTable
 from tensoropt.units import (
     counted,
-    counted_if_any,
     format_bytes,
     format_number,
     format_seconds,
@@ -61,43 +59,6 @@ def shown_points(findings: Findings, most: int) -> list[int]:
             break
         kept.add(int(index))
     return sorted(kept)
-
-
-def split_words(findings: Findings, index: int) -> str:
-    """Return the shares of operators (groups) split along the batch (data), otherwise (model), or not at all
-    (whole).
-    """
-    point = findings.all_points[index]
-    space = findings.spaces[point.space]
-    if not space.mesh.shape:
-        return "one device"
-    known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
-    counts: Counter[str] = Counter()
-    for which, (name, group) in zip(point.choice, space.groups.items(), strict=False):
-        labels = space.labels(name, which)
-        kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
-        counts["+".join(sorted(kinds)) or "whole"] += 1
-    total = sum(counts.values())
-    parts = [*point.record.split_words]
-    parts += [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
-    again = len(space.recomputed(point.choice))
-    if again:
-        partly = len(space.partly(point.choice))
-        in_part = f" ({partly} in part)" if partly else ""
-        parts.append(f"{again}/{len(set(space.regions.values()))} recomputed{in_part}")
-    parts += counted_if_any(len(space.gathered_again(point.options)), "input", "{} gathered again")
-    return ", ".join(parts)
-
-
-def _kind(label: str, batch: str, known: bool) -> str:
-    """Return ``data`` for a split along the batch, ``model`` for any other, ``split`` if that is not
-    known.
-    """
-    if label in UNSPLIT:
-        return "whole"
-    if not known:
-        return "split"
-    return "data" if label == batch else "model"
 
 
 def source_words(sources: dict[str, float]) -> str:
@@ -148,14 +109,13 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
     return [[cell for i, cell in enumerate(row) if i not in unknown] for row in rows]
 
 
-def frontier_text(findings: Findings, *, every: bool = False) -> str:
-    """Return the frontier as a table: its notable points, or ``every`` point; then the jobs that people run
-    today."""
-    indices = range(len(findings.points)) if every else list(notable(findings))
+def frontier_text(findings: Findings) -> str:
+    """Return the frontier's notable points as a table, then the jobs that people run today."""
+    indices = list(notable(findings))
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
     text = columns(rows, left=left_of(rows[0]))
-    if not every and (words := unconstrained_words(findings)):
+    if words := unconstrained_words(findings):
         text += f"\n{words}"
     if len(indices) < len(findings.points):
         of = counted(len(findings.points), "point")

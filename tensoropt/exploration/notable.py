@@ -92,7 +92,6 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
 
 def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
-    """Return the rows of a frontier of which each differs from the one before in memory and in time."""
     rows, row = list[int](), 0
     while row < len(memory):
         rows.append(row)

@@ -113,7 +113,6 @@ def _tokens(
 
 
 def _looked_up(findings: Findings) -> set[str]:
-    """Return the inputs that an embedding reads directly."""
     return {
         name
         for operator in findings.recorded.graph.operators
@@ -122,7 +121,7 @@ def _looked_up(findings: Findings) -> set[str]:
     }
 
 
-AMOUNTS = ("steps", "samples", "tokens", "epochs")
+AMOUNTS = ("steps", "samples", "tokens")
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,8 @@ class Tariff:
 
     def of(self, kind: DeviceKind) -> float | None:
         """Return the money per hour of one device of a kind; None if unknown."""
-        return self.of_named(kind.name, kind.price_per_hour)
-
-    def of_named(self, kind: str, own: float | None) -> float | None:
-        """Return the same for a kind given by its name and its own price."""
-        said = self.by_kind.get(kind, self.price)
-        return own if said is None else said
+        said = self.by_kind.get(kind.name, self.price)
+        return kind.price_per_hour if said is None else said
 
     def check(self, kinds: Iterable[str]) -> None:
         """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""
@@ -206,30 +201,20 @@ class Amount:
     """The length of a training.
 
     Attributes:
-        count: how many.
         unit: one of :data:`AMOUNTS`.
-        samples_per_epoch: the size of the data set; only of epochs.
 
     Raises:
-        TensorOptError: there is no such unit, a count is not more than nothing, or an epoch has no size.
+        TensorOptError: there is no such unit, or the count is not more than nothing.
     """
 
     count: float
     unit: str = "steps"
-    samples_per_epoch: float | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in AMOUNTS:
             raise TensorOptError(f"'{self.unit}' is no amount of training; use one of {', '.join(AMOUNTS)}")
         if not (math.isfinite(self.count) and self.count > 0):
             raise TensorOptError(f"{self.count:g} {self.unit} are no amount of training; give more than 0")
-        size = self.samples_per_epoch
-        if (self.unit == "epochs") != (size is not None):
-            raise TensorOptError(
-                "epochs need the size of the data set, and nothing else does; give the samples of an epoch"
-            )
-        if size is not None and not (math.isfinite(size) and size > 0):
-            raise TensorOptError(f"an epoch of {size:g} samples is none; give more than 0")
 
     def steps(self, work: StepWork) -> float:
         """Return the number of steps, as a fraction: the last one need not be full.
@@ -239,29 +224,25 @@ class Amount:
         """
         if self.unit == "steps":
             return self.count
-        name = "tokens" if self.unit == "tokens" else "samples"
-        per_step = work.tokens if name == "tokens" else work.samples
+        per_step = work.tokens if self.unit == "tokens" else work.samples
         if per_step is None:
-            raise TensorOptError(f"{name} of a step are unknown: {work.whys[name]}")
-        return self.count * (self.samples_per_epoch or 1.0) / per_step
+            raise TensorOptError(f"{self.unit} of a step are unknown: {work.whys[self.unit]}")
+        return self.count / per_step
 
     @property
     def words(self) -> str:
-        """The amount in words: ``1,000 steps``, ``300B tokens``, ``3 epochs of 50,000 samples``."""
-        of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
-        unit = self.unit[:-1] if self.count == 1 else self.unit
-        return f"{_count(self.count)} {unit}{of}"
+        """The amount in words: ``1,000 steps``, ``300B tokens``."""
+        return f"{_count(self.count)} {self.unit[:-1] if self.count == 1 else self.unit}"
 
 
 THOUSAND_STEPS = Amount(1000.0)
 
 
-_AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?|epochs?)(?:\s+of\s+(\S+)(?:\s+samples)?)?")
+_AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?)")
 
 
 def amount_of(text: str) -> Amount | None:
-    """Return the amount in ``1e9 tokens``, ``1.5T tokens`` or ``3 epochs of 50000 samples``; None for an
-    empty text.
+    """Return the amount in ``1e9 tokens`` or ``50000 samples``; None for an empty text.
 
     Raises:
         TensorOptError: it is no amount.
@@ -271,12 +252,10 @@ def amount_of(text: str) -> Amount | None:
     match = _AMOUNT.fullmatch(text.strip().lower())
     if match is None:
         raise TensorOptError(
-            f"'{text.strip()[:60]}' is no amount of training; write for example 1e9 tokens, 50000 samples or "
-            "3 epochs of 50000 samples"
+            f"'{text.strip()[:60]}' is no amount of training; write for example 1e9 tokens or 50000 samples"
         )
-    count, unit, size = match.groups()
-    of_epoch = None if size is None else parse_count(size, "the samples of an epoch")
-    return Amount(parse_count(count, "the amount"), unit.rstrip("s") + "s", of_epoch)
+    count, unit = match.groups()
+    return Amount(parse_count(count, "the amount"), unit.rstrip("s") + "s")
 
 
 def _count(value: float) -> str:

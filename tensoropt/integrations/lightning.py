@@ -23,6 +23,7 @@ from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_o
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
+from tensoropt.integrations.padding import padded
 from tensoropt.integrations.rows import divided
 from tensoropt.plan.plan import Plan
 
@@ -77,11 +78,7 @@ class _RunsByPlan:
         return self._parallel
 
     def _begin(self, precision: str) -> None:
-        """What comes before Lightning makes the process group.
-
-        Raises:
-            PlanError: the precision is not the plan's.
-        """
+        """What comes before Lightning makes the process group."""
         if precision != "32-true":
             raise PlanError(
                 f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
@@ -101,11 +98,11 @@ class _RunsByPlan:
             return dataloader
         batches = dataloader.batch_sampler
         if not isinstance(batches, _IndexBatchSamplerWrapper):
-            return divided(dataloader, self.parallel.model)
+            return padded(divided(dataloader, self.parallel.model), self.parallel.model)
         # For `predict`, which reads from it the rows of each batch.
         inner = copy.copy(dataloader)
         inner.__dict__["batch_sampler"] = batches._batch_sampler
-        own = divided(inner, self.parallel.model)
+        own = padded(divided(inner, self.parallel.model), self.parallel.model)
         own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
         return own
 
@@ -121,11 +118,6 @@ class _RunsByPlan:
             torch.save(dict(rest), path / _METADATA_FILENAME)
 
     def _read(self, path: Path, optimizer: Optimizer | None, weights_only: bool | None) -> dict[str, Any]:
-        """Load the model and its optimizer; return the rest.
-
-        Raises:
-            PlanError: it is not a checkpoint of a plan.
-        """
         if not (path / _STATE).is_dir():
             raise PlanError(
                 f"{path} has no folder '{_STATE}': it was not written by {type(self).__name__}; load the "
@@ -189,7 +181,6 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         super().setup_environment()
 
     def _check_callbacks(self) -> None:
-        """Refuse callbacks that average a copy of the module, before they make it."""
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         for callback in trainer.callbacks:
@@ -376,11 +367,6 @@ class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
         return saved
 
     def _parts(self, state: Any) -> tuple[Optimizer | None, dict[str, Any]]:
-        """Return the optimizer in a state with the model, and all that is neither.
-
-        Raises:
-            PlanError: the state has not the model, or several optimizers.
-        """
         parts = dict(state) if isinstance(state, dict) else {}
         model = self.parallel.model
         models = [name for name, part in parts.items() if part is model]

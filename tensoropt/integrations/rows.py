@@ -73,11 +73,6 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
 
 
 def _is_share(order: Any, model: nn.Module, size: int | None) -> bool:
-    """Return whether a sampler divides the data among ranks itself.
-
-    Raises:
-        PlanError: it does it otherwise than the plan.
-    """
     if not (hasattr(order, "num_replicas") and hasattr(order, "rank")):
         return False
     world, rank = model.__dict__["data_world"], model.__dict__["data_rank"]
@@ -152,18 +147,13 @@ class RankBatches(Sampler[list[Any]]):
             yield [batch[row] for row in self._rows(len(batch))]
 
     def _rows(self, count: int) -> Collection[int]:
-        """Return this rank's rows of a global batch."""
         if self._share is None:
             return range(count)
         # As the plan's micro-batches have them, or for evaluation: joined, they are in the data's order.
         return self._share.rows(count) if count == self._whole else part_of_rank(count, self._share)
 
     def _drawn(self) -> list[list[Any]]:
-        """Return the batches of an epoch, as rank 0 draws them.
-
-        Raises:
-            PlanError: ranks draw different rows, as samplers do that divide the data among ranks themselves.
-        """
+        """Return the batches of an epoch, as rank 0 draws them."""
         # On every rank, so that the states of random generators stay alike.
         own = [[int(x) if isinstance(x, torch.Tensor) else x for x in batch] for batch in self.batch_sampler]
         if self._together is None:

@@ -219,8 +219,6 @@ class PlanTrainer(Trainer):
             self._parallel.outputs = outputs
 
     def _of_all_ranks(self, values: Any, **_: Any) -> Any:
-        """Return what the ranks have for their rows, for all rows of a batch in the data's order."""
-
         def own(value: torch.Tensor) -> torch.Tensor:
             # A loss comes repeated for as many rows as a full batch has.
             return value[: self._rows] if value.dim() else value
@@ -240,7 +238,6 @@ class PlanTrainer(Trainer):
         torch.save(self.args, os.path.join(folder, "training_args.bin"))
 
     def _training_state(self) -> tuple[nn.Module, Any, Any]:
-        """Return the model, the optimizer inside of accelerate's, and the scheduler."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return self._parallel.model, optimizer, self.lr_scheduler
 

@@ -106,11 +106,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
 
 
 def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
-    """Refuse what TRL adds to Trainer's arguments and a plan cannot follow.
-
-    Raises:
-        PlanError: the first thing that is refused, why, and the remedy.
-    """
+    """Refuse what TRL adds to Trainer's arguments and a plan cannot follow."""
 
     def asks(name: str) -> Any:
         return getattr(args, name, None)  # plain TrainingArguments lack TRL's
@@ -159,11 +155,7 @@ def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
 
 
 def _check_inputs(parallel: ParallelModel, args: Any) -> None:
-    """Refuse batches that are longer than the plan's.
-
-    Raises:
-        PlanError: they could have one, or the plan is for other inputs.
-    """
+    """Refuse batches that are longer than the plan's."""
     tensors = [parallel.source.tensors[name] for name in parallel.source.inputs]
     shapes = {
         name: tensor.shape for name, tensor in zip(parallel.convention.input_names(), tensors, strict=True)

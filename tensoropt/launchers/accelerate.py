@@ -85,12 +85,10 @@ def read(text: str) -> LaunchedJob:
 
 
 def _plain(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
-    """Return the job of DistributedDataParallel, or of ``parallelism_config`` without FSDP."""
     return _with_degrees(keys, LaunchedJob(launcher=NAME, data=None))
 
 
 def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
-    """Return the job of FSDP, of either version."""
     f = "fsdp_config.fsdp_"
     reshard = keys.take(f + "reshard_after_forward", True)
     strategy = str(keys.take(f + "sharding_strategy", "") or (reshard if isinstance(reshard, str) else ""))
@@ -120,7 +118,6 @@ def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
 
 
 def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
-    """Return a job with the degrees of ``parallelism_config``."""
     p = "parallelism_config.parallelism_config_"
     tensor, context = keys.degree(p + "tp_size"), keys.degree(p + "cp_size")
     replicas, shards = keys.degree(p + "dp_replicate_size"), keys.degree(p + "dp_shard_size")
@@ -138,7 +135,6 @@ def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
 
 
 def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
-    """Return the job of DeepSpeed, whose own settings may be in a file of their own."""
     d = "deepspeed_config."
     file = keys.take(d + "deepspeed_config_file")
     if file:
@@ -151,7 +147,6 @@ def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
 
 
 def _megatron(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
-    """Return the job of Megatron-LM as accelerate starts it."""
     m = "megatron_lm_config.megatron_lm_"
     tensor, places = keys.degree(m + "tp_degree"), keys.degree(m + "pp_degree")
     along = keys.true(m + "sequence_parallelism") and tensor > 1

@@ -122,7 +122,6 @@ def read(text: str) -> LaunchedJob:
 
 
 def _arguments(text: str) -> dict[str, str | bool]:
-    """Return the arguments by name without dashes; of a switch, True."""
     # Scripts continue lines with backslashes, and say the same through variables, which are not followed.
     try:
         words = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)

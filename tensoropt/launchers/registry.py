@@ -39,6 +39,17 @@ LAUNCHERS = {
 }
 
 
+def launcher_named(name: str) -> Launcher:
+    """Return the launcher whose configs are written under a name.
+
+    Raises:
+        JobError: there is none.
+    """
+    if name not in LAUNCHERS:
+        raise JobError(f"no config of '{name}' is written; give one of {', '.join(LAUNCHERS)}")
+    return LAUNCHERS[name]
+
+
 def read_job(text: str) -> LaunchedJob:
     """Return the job that ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``, ``deepspeed:ds.json`` or
     ``accelerate:config.yaml`` names.

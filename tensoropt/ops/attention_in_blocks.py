@@ -1,12 +1,5 @@
 """Causal attention of a part of the queries: blocks of keys, one kernel each, merged by their log-sum-exps;
 the kernels of a block, which a ring's blocks have too (:mod:`tensoropt.ops.ring_attention`).
-
-A query sees the keys up to its own position. A run of queries ``[a, b)`` therefore sees the keys ``[0, a)``
-whole and the keys ``[a, b)`` causally: two blocks, for each of which a device's fused kernel exists. The
-blocks of a run are merged as partial softmaxes are (Dao et al., FlashAttention, arXiv 2205.14135, section
-3.1). Backward runs the kernel's own backward on each block with the *merged* output and log-sum-exp, from
-which it computes the block's weights again; the gradients are exact (Liu et al., Ring Attention, arXiv
-2310.01889, appendix A).
 """
 
 from __future__ import annotations
@@ -127,12 +120,10 @@ def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -
 
 
 def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
-    """Return the whole size of an atom inside another one."""
     return pieces[place - 1].stride // pieces[place].stride
 
 
 def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
-    """Return the runs of queries that a rank has; those behind the last key see all keys."""
     runs = []
     for first, position, length in stretches(context, pieces):
         growing = min(max(keys - position, 0), length)
@@ -224,7 +215,6 @@ def _cut(
 
 
 def _merged(one: Block, other: Block) -> Block:
-    """Return the attention of the same queries over the keys of both blocks."""
     lse = torch.logaddexp(one[1], other[1])
     # In the precision of the log-sum-exps, at least float32.
     out, more = (part * (of - lse).exp_().unsqueeze(-1) for part, of in (one, other))
@@ -311,7 +301,6 @@ def _flash_on_cpu_backward(
 
 
 def _for_flash(mask: _Mask, q: torch.Tensor, k: torch.Tensor) -> _Mask:
-    """Return the mask as a tensor of four dims, of which the last two are those of the scores."""
     if mask is None:
         return None
     return mask.view((1,) * (4 - mask.dim()) + mask.shape).expand(-1, -1, q.shape[-2], k.shape[-2])
@@ -348,7 +337,6 @@ def _flash_on_cuda_backward(
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, mask: _Mask, causal: bool, scale: float) -> torch.Tensor:
-    """Return the scores, in at least float32."""
     scores = (q * scale) @ _for_heads(k, q).transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
@@ -365,7 +353,6 @@ def finite(lse: torch.Tensor) -> torch.Tensor:
 
 
 def _for_heads(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return keys or values for each head of the queries: neighbouring ones share a head."""
     group = q.shape[-3] // keys.shape[-3]
     return keys if group == 1 else keys.repeat_interleave(group, -3)
 
@@ -402,7 +389,6 @@ def _by_products_backward(
 
 
 def _summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of keys or values, summed over the query heads that share each of theirs."""
     heads = keys.shape[-3]
     if gradient.shape[-3] == heads:
         return gradient

@@ -1,22 +1,6 @@
 """One rank's part of an operator, and the call that computes it, as plain data.
 
 The description of an operator is one record that every stage uses.
-
-A family module (:mod:`tensoropt.ops.families`) describes its operators completely in its ``SPECS``:
-
-===================  ============================================================================
-read by              fields
-===================  ============================================================================
-capture              ``precision``
-sharding             ``rule``, ``localiser``, ``kernels``, ``samples``, ``random``, ``draws``,
-                     ``batch_statistics``, ``equal_shards``
-profiling            ``samples``, ``flops``
-costs                ``cost_class``, ``reads``, ``launches``, ``linear``
-engine               ``evaluated``, ``counted_targets``
-===================  ============================================================================
-
-Omitted fields have defaults that are right for most operators: an operator without a rule is run in pieces to
-learn how it splits, and one without a localiser runs the same call on smaller tensors.
 """
 
 from __future__ import annotations

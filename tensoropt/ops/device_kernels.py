@@ -3,7 +3,7 @@
 PyTorch's dispatcher knows them, as far as they are registered in this process: a build without CUDA lacks the
 kernels of all others. There, those of PyTorch's own operators are read from the table that its build is made
 from (``native_functions.yaml`` in ``torchgen``), and those of an operator that was written in Python
-(``torch.library.custom_op``) from its definition. Backward is not asked for.
+(``torch.library.custom_op``) from its definition.
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ class FunctionCall:
         return results[0] if self.single else tuple(results)
 
     def tensors_of(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors in the result of a call."""
         results = [result] if self.single else list(result)
         return [value for value, kept in zip(results, self.results, strict=True) if isinstance(kept, Slot)]
 

@@ -3,13 +3,6 @@
 ``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loop dims, three operands read, one
 written. A configuration assigns one loop dim, or none, to each mesh axis; every placement then follows from
 :func:`operand_placement`, the one table on which all sharding rests.
-
-The module also has the tools with which index-space rules are written.
-
-A rule is a function of a :class:`Builder`: it names the operator's loops and says how they address each
-tensor that is read or written. A dim that is never mentioned is never split.
-
-Index spaces refined into atoms, in which higher stages look operators up (made by ``atoms.py``).
 """
 
 from __future__ import annotations

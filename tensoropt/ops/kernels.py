@@ -110,7 +110,6 @@ class SingleDevice:
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Return a copy of ``value``, as if the others sent what this rank sends."""
         return value.clone()
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
@@ -136,7 +135,6 @@ def _mean_as_sum(
 def _divided(
     context: ShardContext, name: str, target: str, parts: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> Any:
-    """Return the operator's results, each divided by the number of parts of an average."""
     result = resolve_overload(target)(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return result / parts[0]

@@ -2,23 +2,6 @@
 
 A placement is a pair (forward, gradient). Four pairs occur, written as small integers so that layouts are
 fast to hash and compare:
-
-====================  ==========  ===========  =========================================
-code                  forward     gradient     PyTorch's placements
-====================  ==========  ===========  =========================================
-``j >= 0``            ``S(j)``    ``S(j)``     ``Shard(j)`` / ``Shard(j)``
-``REPLICATE``         ``R``       ``R``        ``Replicate()`` / ``Replicate()``
-``PARTIAL_GRAD``      ``R``       ``P``        ``Replicate()`` / ``Partial()``
-``PARTIAL``           ``P``       ``R``        ``Partial()`` / ``Replicate()``
-====================  ==========  ===========  =========================================
-
-On the micro-batch axis, the first of every layout, a parameter's *stored* layout may instead say that it is
-gathered once per step, or ahead of its use: see :class:`tensoropt.sharding.storage.Storage`, which alone
-reads these codes.
-
-``j`` counts *atoms*: the tensor's dims, factored as finely as any view in the graph needs
-(:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes that
-shard the same atom nest in axis order, the first outermost.
 """
 
 from __future__ import annotations

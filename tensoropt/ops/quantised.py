@@ -1,16 +1,6 @@
 """Weights of 8 or 4 bits: the bytes that stand for them, and linear layers that multiply with them.
 
 A scheme says how bytes stand for the numbers of a matrix:
-
-- ``int8``: each number is a whole one, times the scale of its row (``LLM.int8()``'s weights: Dettmers et al.,
-  NeurIPS 2022, section 3; ``bitsandbytes``' ``Linear8bitLt`` as it stores them);
-- ``nf4`` and ``fp4``: each number is one of 16, times the scale of its block of 64 inputs; a byte has two of
-  them, the first in its upper half (QLoRA: Dettmers et al., NeurIPS 2023, section 3);
-- ``nf4-double`` and ``fp4-double``: the scales of blocks are bytes, too: one of 256 numbers, times the scale
-  of their group, plus their mean (double quantisation, there).
-
-A block lies in one row, and so does a group, so that rows, and blocks of a row, can be on different ranks
-with all that belongs to them.
 """
 
 from __future__ import annotations
@@ -111,7 +101,6 @@ def nested_table() -> tuple[float, ...]:
 
 @lru_cache
 def _pairs(table: tuple[float, ...]) -> list[list[float]]:
-    """Return the two numbers that each byte stands for."""
     return [[first, second] for first in table for second in table]
 
 

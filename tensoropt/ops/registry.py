@@ -55,7 +55,6 @@ def _by_target() -> dict[str, OpSpec]:
 
 
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
-    """Return a field of the specs, by operator without overload; overloads must not contradict each other."""
     values: dict[str, Value] = {}
     for spec in SPECS:
         value = field(spec)

@@ -1,14 +1,5 @@
 """Attention of a sequence that ranks share: each one's keys and values go around a ring, and meet the queries
 of every rank (Liu et al., Ring Attention, arXiv 2310.01889).
-
-A rank begins with the chunk of keys and values of its own part of the sequence. While its queries attend to
-the chunk that it holds, it sends that to the next rank and receives another one; after as many steps as there
-are ranks its queries have seen all keys. What a causal mask hides is skipped. The blocks are merged by their
-log-sum-exps, in at least float32 (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
-
-In backward the chunks go around once more, and the gradient of each follows one step behind: every rank adds
-what its queries give to it, and the last message takes it home. Gradients are sent in the type of keys and
-values, as they would be reduced if these were gathered; those of queries add up in at least float32.
 """
 
 from __future__ import annotations
@@ -154,7 +145,6 @@ class _Turns:
         self.place = context.coordinate(ring.axes) if ring.place is None else ring.place
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the place whose keys it holds, step by step."""
         return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
 
     def send(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -178,7 +168,6 @@ class _Turns:
             column += length
 
     def seen(self, mask: torch.Tensor | None, place: int, q: torch.Tensor) -> torch.Tensor | None:
-        """Return the mask's columns for the keys of a place, as what is added to the scores."""
         if mask is None:
             return None
         if mask.shape[-1] > 1:
@@ -191,7 +180,6 @@ class _Turns:
 
 
 def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
-    """Yield what queries see of keys under a causal mask."""
     (row, begin, length), (column, first, width) = queries, keys
     end, last = begin + length, first + width
     # Keys before the first query are seen by all of them.
@@ -217,16 +205,13 @@ class _Message(NamedTuple):
 
     @classmethod
     def of(cls, k: torch.Tensor, v: torch.Tensor, rows: int) -> _Message:
-        """Return the messages of a rank with these keys and values, with room for so many rows."""
         return cls(k.shape, v.shape, (_memory_order(k), _memory_order(v)), rows)
 
     def zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a message of zeros."""
         sizes = (prod(shape) // shape[-2] * self.rows for shape in (self.keys, self.values))
         return like.new_zeros(sum(sizes))
 
     def parts(self, message: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of the keys and the values in a message of a rank that has so many."""
         begin, views = 0, []
         for shape, order in zip((self.keys, self.values), self.orders, strict=True):
             local = [*shape[:-2], length, shape[-1]]
@@ -237,7 +222,6 @@ class _Message(NamedTuple):
 
 
 def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the dims from the outermost in memory on; as they come where some are repeated."""
     strides = value.stride()
     if 0 in strides:
         return tuple(range(value.dim()))
@@ -327,7 +311,6 @@ def _length(turns: _Turns, place: int) -> int:
 
 
 def _packed(message: _Message, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return a message with the rank's own keys and values."""
     packed = message.zeros(k)
     for part, own in zip(message.parts(packed, k.shape[-2]), (k, v), strict=True):
         part.copy_(own)
@@ -342,8 +325,6 @@ def _cut(
 
 
 def _rows(seen: torch.Tensor | None, pair: _Pair) -> torch.Tensor | None:
-    """Return the part of a mask for a pair; only without a causal one are there masks, which have all
-    columns."""
     if seen is None or seen.dim() < 2 or seen.shape[-2] == 1:
         return seen
     return seen[..., slice(*pair.rows), :]

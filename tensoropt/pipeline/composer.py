@@ -128,9 +128,6 @@ class Composer:
                     yield pipeline
 
     def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
-        """Return, for each stage, the ranges that it may be, each with the ways in which tensors may cross
-        its ends.
-        """
         axes, has_parameters = len(self.mesh.shape) - 1, self.frontiers.search.cutter.has_parameters
         ends_of_stages = []
         for stage in range(self.stages):
@@ -146,7 +143,6 @@ class Composer:
         return ends_of_stages
 
     def _can_run(self, stage: int, start: int, stop: int) -> bool:
-        """Return whether the schedule can run a range as a stage, whatever the range's strategy."""
         if not schedule_named(self.schedule).apart:
             return True
         try:
@@ -161,7 +157,6 @@ class Composer:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
     def _offers(self, ends_of_stages: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
-        """Return the offers of each stage; this searches the ranges."""
         # Places with the same kind of devices share their frontiers, so all that they need is searched in one
         # go.
         searches: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
@@ -189,9 +184,6 @@ class Composer:
         return offers
 
     def _grouped_by_storage(self, offers: _Offers) -> Iterator[_Offers]:
-        """Yield the offers, grouped by how stages store the parameters that they share: within a group all
-        stages store them in the same way.
-        """
         shared = self.frontiers.search.cutter.graph.shared
         stored = [
             {
@@ -248,7 +240,6 @@ class Composer:
 
 
 def _stages_per_place(schedule: str) -> int:
-    """Return the number of stages per place in the pipelines that the search looks for."""
     return 2 if schedule_named(schedule).several else 1
 
 

@@ -17,7 +17,6 @@ from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan.kinds import STAGE_AXIS
-from tensoropt.profiling.cuda_kernels import Capability, capability_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
@@ -112,15 +111,12 @@ class PlaceCommunication:
         return self.job.time_s(kind, self._axes(axes), num_bytes)
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """Return the source of the figures: ``measured``, ``fitted`` or ``data sheet``."""
         return self.job.source(kind, self._axes(axes))
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds of collectives whose ranks come from ``work_s`` of work."""
         return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds that the ``work_s`` of work after a collective takes."""
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
@@ -230,12 +226,6 @@ class PipelinePrices:
             in_flight=in_flight,
         )
 
-    @property
-    def capability(self) -> Capability | None:
-        """The compute capability whose attention kernels are asked what they keep; None for CPU ranks."""
-        on_gpu = self.cluster.device_type == "cuda"
-        return capability_of(self.cluster.device.capability) if on_gpu else None
-
     @cached_property
     def overlap(self) -> Overlap:
         """The overlap of work at a place, and the links that it occupies."""
@@ -275,7 +265,6 @@ class PipelinePrices:
         return self.cluster.link(first, second).bandwidth_bytes_per_s
 
     def _sharing(self, first: int, second: int) -> float:
-        """Return how many ranks share a link of the level that a message crosses."""
         level = self.cluster.crossing_level(first, second)
         inner = 1
         for candidate in reversed(self.cluster.levels):

@@ -25,7 +25,6 @@ from tensoropt.pipeline.timing import (
     sent_by_rank,
     stored_bytes,
 )
-from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.strategy import ParallelStrategy
@@ -67,8 +66,6 @@ class PipelineEvaluation:
         terms: for each place, the bytes that a process uses in addition to tensors, by name, as in
             :data:`~tensoropt.costs.process_memory.TERMS`.
         kinds: the names of the kinds of devices at each place, if places differ in them.
-        capability: the compute capability whose attention kernels are asked what they keep; None on CPU
-            ranks.
     """
 
     strategy: PipelinedStrategy
@@ -79,7 +76,6 @@ class PipelineEvaluation:
     loads: tuple[_PlaceLoad, ...]
     terms: tuple[Mapping[str, float], ...]
     kinds: tuple[str, ...] = ()
-    capability: Capability | None = None
 
     @property
     def busiest(self) -> _PlaceLoad:
@@ -114,13 +110,9 @@ class PipelineEvaluation:
 
     def owners(self) -> list[Owned]:
         """Return the owners of the bytes of :meth:`memory_curve`."""
-        return owned_by_place(
-            self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
-        )
+        return owned_by_place(self.strategy, self.stages, self.fullest, self._fullest_actions()[0])
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
-        """Return the actions of a rank of the fullest place, and the times at which each begins and the last
-        one ends."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
         return actions, [*(h.start_s for h in own), own[-1].end_s]
@@ -129,7 +121,7 @@ class PipelineEvaluation:
         """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
         kind from then on."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
-        curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
+        curve = memory_of_actions(self.strategy, self.stages, place, actions)
         return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
 
     def sent_by(self, rank: int) -> Counter[Collective]:
@@ -234,7 +226,7 @@ def assemble(
         )
         for place, messages_s in enumerate(map(float, times.sending_s))
     )
-    memory = memory_of_places(strategy, stages, actions, prices.capability)
+    memory = memory_of_places(strategy, stages, actions)
     return PipelineEvaluation(
         strategy,
         tuple(stages),
@@ -244,14 +236,12 @@ def assemble(
         loads,
         tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places)),
         prices.kinds,
-        prices.capability,
     )
 
 
 def _terms(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, prices: PipelinePrices
 ) -> dict[str, float]:
-    """Return the bytes that a process of a place uses in addition to tensors, by name."""
     process, own = prices.process_memory(strategy.graph.atoms.graph), strategy.stages_at(place)
     constants = sum(strategy.stages[number].graph.atoms.graph.constant_bytes for number in own)
     communicators = 0.0
@@ -314,7 +304,6 @@ def _seconds(
 
 
 def _issuing_s(strategy: PipelinedStrategy, number: int, prices: PipelinePrices) -> float:
-    """Return the host's seconds to issue a stage's ends of the step's messages."""
     part, place, tensors = (
         strategy.parts[number],
         strategy.place_of(number),
@@ -336,7 +325,6 @@ def _three(seconds: np.ndarray) -> tuple[float, float, float]:
 
 
 def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, 2) seconds of collectives, total and exposed, and (places,) seconds of computation."""
     communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
     for number, stage in enumerate(stages):
         place, metrics = strategy.place_of(number), stage.metrics
@@ -346,9 +334,6 @@ def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[n
 
 
 def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds needed to sum the gradients of parameters that several stages use, at the end of the
-    step.
-    """
     seconds = 0.0
     for name in strategy.tied:
         if strategy.graph.atoms.graph.tensors[name].requires_grad:
@@ -361,9 +346,6 @@ def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
 
 
 def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds until all ranks have the model's results and the new values of the buffers that they
-    read.
-    """
     tensors = strategy.graph.atoms.graph.tensors
     names = (*strategy.sent_buffers, *strategy.graph.atoms.graph.outputs)
     sizes = [tensors[name].bytes for name in names]

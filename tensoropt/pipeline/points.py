@@ -1,8 +1,6 @@
 """Pipelined strategies as points of a frontier: their figures, and their part of a plan file.
 
 The tables of one mesh do not contain pipelines, so a pipeline's point has a record of its plan.
-
-The module also converts pipelined strategies to plan files and back.
 """
 
 from __future__ import annotations

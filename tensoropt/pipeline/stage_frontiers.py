@@ -1,12 +1,5 @@
 """Frontiers of stages: the possible costs of each range of a model on the mesh of a pipeline's place; ranges
 that look alike are searched once.
-
-Ranges that look alike (as many equal blocks, with the same ends of the model) share their tables, their
-searches and the simulated strategies. The layout of a tensor that crosses a cut is a boundary condition of a
-range's search; micro-batches in flight multiply what is kept, and change nothing else.
-
-The frontiers of a model's ranges are found at each place of a pipeline, with one search for each mix of
-device kinds.
 """
 
 from __future__ import annotations
@@ -120,13 +113,11 @@ class _StageFrontier:
         return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
 
     def alone(self, row: int) -> Evaluation:
-        """Return the evaluation of a strategy by itself, the same object each time."""
         if row not in self._alone:
             self._alone[row] = only(*self.at(row))
         return self._alone[row]
 
     def at(self, row: int) -> tuple[Evaluation, int]:
-        """Return the part that has a strategy, and the strategy's row there."""
         for evaluation in self.evaluations:
             if row < evaluation.batch.count:
                 return evaluation, row
@@ -258,7 +249,6 @@ class StageFrontiers:
         )
 
     def stage(self, where: Range) -> Stage:
-        """Return the stage of a range."""
         return self.search.cutter.stage(*where, self.search.duplicated)
 
     def strategy(self, where: Range, row: int) -> Strategy:
@@ -358,7 +348,6 @@ class StageFrontiers:
     def _tracked(
         self, tables: CostTables, allowed: Mapping[str, int]
     ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
-        """Return strategies of a stage that represent its frontier."""
         graph = tables.restricted(lambda v, i: None if allowed.get(v.key, i) == i else NO_OPTION)
         if self.search.restricted is not None:
             graph = self.search.restricted(graph)
@@ -374,9 +363,6 @@ class StageFrontiers:
     def _crossing_configurations(
         self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends
     ) -> dict[str, int]:
-        """Return the configuration of each group through which a tensor crosses: the requested way on every
-        axis where the tensor has a dim that divides evenly, otherwise whole.
-        """
         configurations = {}
         before, behind = ends
         for names, group_named, placement in (
@@ -399,9 +385,6 @@ class StageFrontiers:
         return configurations
 
     def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
-        """Return the bytes that a rank sends to the next stage for each micro-batch, and those of the
-        gradients that it sends back.
-        """
         tensors = self.search.cutter.source.tensors
         on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
         back = sum(
@@ -413,7 +396,6 @@ class StageFrontiers:
 
 
 def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
-    """Return a map from the variables of one graph to those of another graph that looks alike."""
     pairs = [
         (make(a), make(b))
         for make, ours, theirs in (
@@ -434,9 +416,6 @@ def _written(graph: GroupGraph) -> list[str]:
 def _under_names(
     tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
 ) -> CostTables:
-    """Return the tables of a stage under the names of another that looks alike; without edges, which only
-    searches need.
-    """
     regions = {region.name: region for region in find_regions(part.graph)}
     group_of = {region.groups[0]: region for region in regions.values()}
     return replace(
@@ -469,8 +448,6 @@ def only(evaluation: Evaluation, row: int) -> Evaluation:
 
 
 def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str:
-    """Return a key that is equal for ranges that look alike: equal groups, tensors between them, blocks and
-    restrictions."""
     numbers: dict[str, int] = {}
     position = {group.name: number for number, group in enumerate(part.graph.groups)}
     key_parts: list[object] = []
@@ -488,7 +465,6 @@ def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str
 
 
 def _restriction_of_stage(restriction: Restriction, part: Stage) -> Restriction:
-    """Return a whole model's restriction, reduced to one stage."""
     names = {group.name for group in part.graph.groups}
     colocated = (tuple(name for name in group_names if name in names) for group_names in restriction.together)
     return replace(
@@ -556,5 +532,4 @@ class PlaceFrontiers:
         self.prices = self._places[0].prices if uniform else PipelinePrices.of(costs, search.mesh)
 
     def at(self, place: int) -> StageFrontiers:
-        """Return the frontiers at one place."""
         return self._places[place]

@@ -2,13 +2,7 @@
 
 A stage is a range of groups. Tensors from earlier stages arrive in it, and tensors that later stages need
 depart from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a
-later stage needs passes through all stages between. The groups, their atoms and the ways in which they split
-are those of the whole graph, so that a stage is a graph like any other: the code that configures, prices,
-searches, simulates and lowers models handles it.
-
-The module also finds the places where a model may be cut, and cuts that balance the stages.
-
-A tensor is either made again in each stage or sent, whichever takes less time.
+later stage needs passes through all stages between.
 """
 
 from __future__ import annotations
@@ -231,7 +225,6 @@ class Cutter:
 
     @cached_property
     def _trained_from(self) -> int:
-        """The position of the first group that trains a parameter; behind all groups if none does."""
         trained = (
             number
             for number, group in enumerate(self.graph.groups)
@@ -240,9 +233,6 @@ class Cutter:
         return next(trained, len(self.graph.groups))
 
     def _goes_on(self, cut: int) -> bool:
-        """Return whether a stage that begins here needs something of the one before it: if that trains
-        parameters, something with a gradient, which it hands back.
-        """
         if cut <= self._trained_from:
             return bool(self.crossing(cut, self.duplicable))
         return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
@@ -348,7 +338,6 @@ class _StageBuilder:
         self.arriving, self.departing = tuple(arriving), tuple(departing)
 
     def build(self) -> Stage:
-        """Return the stage."""
         graph = self._operators()
         crossing = [op for op in graph.operators if op.target in (ARRIVE, DEPART)]
         whole_atoms = self.whole.atoms
@@ -419,8 +408,6 @@ class _StageBuilder:
         )
 
     def _space(self, op: Operator) -> IndexSpace:
-        """Return an index space with a loop for each atom of the crossing tensor; it may be cut into small
-        parts where its maker may."""
         name = op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
         maker = self.whole.atoms.spaces[self.whole.atoms.graph.producer[name].name]
         (made,) = (operand for operand in maker.writes if operand.tensor == name)
@@ -486,7 +473,6 @@ class _StageBuilder:
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
     def _crossing(self, op: Operator, atoms: AtomGraph) -> Group:
-        """Return the group of an arriving or departing tensor, which may have any placement."""
         (outer,), (made,) = op.inputs(), op.outputs
         space, learns = atoms.spaces[op.name], atoms.graph.tensors[made].requires_grad
         choices: list[tuple[Label, int, int]] = [(WHOLE, REPLICATE, REPLICATE)]
@@ -563,7 +549,6 @@ def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
 
 
 def _ends_count(blocks: int, stages: int) -> bool:
-    """Return whether the ends of a model count as blocks."""
     return blocks % stages != 0 and (blocks + 2) % stages == 0
 
 

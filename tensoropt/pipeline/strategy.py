@@ -1,25 +1,5 @@
 """A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass
 them.
-
-The schedules are the orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two
-zero-bubble schedules.
-
-These are the schedules of ``torch.distributed.pipelining``, which runs them; here they are plain data, from
-which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et
-al., SOSP 2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B: Narayanan et al., SC 2021,
-section 2.2. Zero bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al.,
-NeurIPS 2024 (arXiv 2405.15362), ZB-V.
-
-Zero-bubble schedules take a stage's backward apart: first the gradients of arriving tensors, later those of
-the parameters. Not every stage allows this.
-
-PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's
-graph on a path from arriving to departing tensors. For each parameter it looks for the first of these nodes
-above it, keeps the gradients that reach them, and continues from there later. It finds the whole gradient if
-there is exactly one such node. With several nodes it gave wrong gradients, and it never sees a value that
-reaches the results without passing any of them, such as a transposed weight that departs for a later stage:
-that gradient is lost. PyTorch raises no error in either case, so the decision is made here, from the stage's
-graph.
 """
 
 from __future__ import annotations
@@ -151,7 +131,6 @@ def _v_shaped(place: int, places: int, per_place: int, micro_batches: int) -> It
 
 
 def _v_pattern(place: int, places: int, micro_batches: int) -> Iterator[Action]:
-    """Yield the actions of a place for the whole V pattern, which takes at least 2 p - 1 micro-batches."""
     down, up = place, 2 * places - 1 - place
     count = max(2 * places - 1, micro_batches)
     done: dict[tuple[str, int], int] = {}
@@ -257,7 +236,6 @@ def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
 
 
 def stage_place(name: str, places: int, stage: int) -> int:
-    """Return the place that has a stage."""
     if schedule_named(name).back_and_forth:
         return stage if stage < places else 2 * places - 1 - stage
     return stage % places
@@ -345,7 +323,6 @@ class _GradientPaths:
                 self.carried.update(grown)
 
     def _grown(self, op: Operator) -> list[str]:
-        """Return the results of an operator that have a gradient."""
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
     def unfit(self) -> UnfitParameter | None:
@@ -356,7 +333,6 @@ class _GradientPaths:
         return None
 
     def _why_not(self, parameter: str) -> str:
-        """Return the reason why a parameter's gradient cannot be made separately; empty if it can."""
         made, waiting, meeting = {parameter}, [parameter], dict[str, Operator]()
         while waiting:
             for op in self.readers.get(waiting.pop(), ()):
@@ -450,8 +426,6 @@ def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Seq
 
 
 def _kernels_communicate(strategy: Strategy) -> bool:
-    """Return whether a kernel of a stage issues collectives within a micro-batch (the rows of experts, a
-    batch's statistics). Those that only count targets are issued before the step."""
     if prod(strategy.mesh[1:]) == 1:
         return False
     atoms = strategy.graph.atoms
@@ -534,9 +508,6 @@ class PipelinedStrategy:
             object.__setattr__(self, "stages", stages)
 
     def _check_apart(self) -> None:
-        """Refuse strategies that a split backward cannot run: it runs its nodes twice, each time for some of
-        their results.
-        """
         for number, strategy in enumerate(self.stages):
             if number < self.forward_only:
                 continue
@@ -580,7 +551,6 @@ class PipelinedStrategy:
 
     @property
     def micro_batches(self) -> int:
-        """The number of pieces in which the batch is run."""
         return self.stages[0].mesh[0]
 
     @property
@@ -590,7 +560,6 @@ class PipelinedStrategy:
 
     @property
     def devices(self) -> int:
-        """The number of devices altogether."""
         return self.places * self.devices_per_place
 
     @property
@@ -600,11 +569,9 @@ class PipelinedStrategy:
         return "x".join([f"pp{self.places}", *axes])
 
     def place_of(self, stage: int) -> int:
-        """Return the part of the devices that has a stage."""
         return stage_place(self.schedule, self.places, stage)
 
     def maker(self, name: str) -> int:
-        """Return the stage that makes a result of the model, or a buffer's new value."""
         producing = (s for s, part in enumerate(self.parts) if name in part.graph.atoms.graph.producer)
         return next(producing, len(self.parts) - 1)
 
@@ -620,9 +587,6 @@ class PipelinedStrategy:
 
     @cached_property
     def sent_buffers(self) -> Mapping[str, int]:
-        """The buffers that a step changes at one place and other places read, each with the place that makes
-        its new value and sends it to all at the end of the step.
-        """
         makers = {}
         for name, new in self.graph.atoms.graph.mutations.items():
             consumers = (part.graph.atoms.graph.consumers for part in self.parts)
@@ -633,7 +597,6 @@ class PipelinedStrategy:
         return makers
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the stages that use a parameter."""
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
 
     def to_data(self) -> dict[str, Any]:

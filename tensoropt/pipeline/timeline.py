@@ -28,7 +28,6 @@ class TimedStage:
 
     @cached_property
     def _timed(self) -> TimedStep:
-        """The step of a device that does not wait for its host."""
         batch = self.evaluation.batch
         step = lower(batch)
         instructions = tuple(replace(now, host_s=0.0) for now in step.instructions)
@@ -37,7 +36,6 @@ class TimedStage:
 
     @property
     def _slower(self) -> float:
-        """The factor by which everything begins later if the device waits for its host."""
         metrics = self.evaluation.metrics
         device_s = float(metrics.compute_s[0] + metrics.exposed_s[0])
         return float(metrics.time_s[0]) / device_s if device_s else 1.0

@@ -1,8 +1,5 @@
 """A pipeline's step over time: the actions of all places, each as soon as its place is free and its input has
 arrived.
-
-The module also lists the messages between the ranks of different stages, in addition to the collectives
-within a stage.
 """
 
 from __future__ import annotations
@@ -76,13 +73,6 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
     )
 
 
-def new_buffer_bytes(strategy: Strategy) -> int:
-    """Return the bytes of the new values that a stage gives to buffers; every rank of the stage has them
-    whole."""
-    graph = strategy.graph.atoms.graph
-    return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
-
-
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
     """Return the bytes of a parameter's gradient on one rank of the stage; without ``inner`` on the fullest
     rank."""
@@ -117,7 +107,6 @@ def sent_by_rank(
 
 
 def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) -> Counter[Collective]:
-    """Return the messages from one stage to its neighbours; none between stages on the same rank."""
     messages, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
     tensors, size = strategy.graph.atoms.graph.tensors, strategy.devices_per_place
     place, training = strategy.place_of(stage), strategy.graph.atoms.graph.training
@@ -422,7 +411,6 @@ class _StepTasks:
         self._finish()
 
     def _finish(self) -> None:
-        """Turn what was stated into arrays."""
         count = len(self._after)
         self._where = np.array(self._stages), np.array([DURATIONS.index(what) for what in self._whats])
         self._channel = np.array(self._channels)
@@ -471,7 +459,6 @@ class _StepTasks:
     def seconds(
         self, durations: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[tuple[float, ...], ...]:
-        """Return the seconds of each place: working, sending and waiting."""
         count = len(self._actions)
 
         def of_places(tasks: tuple[np.ndarray, np.ndarray], seconds: np.ndarray) -> np.ndarray:
@@ -517,7 +504,6 @@ class _StepTasks:
         return of_stages
 
     def _act(self, place: int, gathers: Sequence[list[int]]) -> tuple[int, list[int]]:
-        """State the actions of a place, and what follows from each."""
         before, reduced, begun = list[int](), list[int](), set[int]()
         for action in self._actions[place]:
             kind, stage, micro_batch = action
@@ -554,7 +540,6 @@ class _StepTasks:
         return before[0], reduced
 
     def _send(self, kind: str, action: Action, to: int, takes_time: bool, end: int) -> int:
-        """State the message after an action, and return the task after which its place goes on."""
         stage, place = action.stage, self._place_of[action.stage]
         arrives = "F" if kind == "S" else "B", to, action.micro_batch
         if self._place_of[to] == place or not takes_time:

@@ -3,7 +3,7 @@
 Pieces of an operator do not communicate while they run, but a batch norm in training needs the statistics of
 the whole batch. Its steps (:mod:`tensoropt.ops.families.batch_norm_steps`) become groups: one makes sums, of
 which every piece gives a term; one makes the statistics from their total; the batch norm's own group
-normalises with them. The first and the last are cut alike, the second one never is.
+normalises with them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:
 
 
 def _groups(atoms: AtomGraph, group: Group, steps: BatchNormSteps) -> tuple[Group, Group, Group]:
-    """Return the groups of sums, of statistics, and of everything else."""
     sums, statistics = steps.tensors
     later = [name for name in group.writes if name in steps.statistics.outputs]
     rest = tuple(name for name in group.writes if name not in later)

@@ -1,7 +1,7 @@
 """A placement problem as flat arrays, and the seconds of its step, for searches that try many placements.
 
 This is the vectorised form of :mod:`.simulate`: the same tasks in the same order, without names and without
-the bytes alive. It takes a hundredth of the time. What a search keeps, the simulator evaluates.
+the bytes alive. It takes a hundredth of the time.
 """
 
 from __future__ import annotations

@@ -2,13 +2,7 @@
 
 Without splits its operators are the groups. A group that is split becomes pieces, each with one shard of one
 of its strategies; its operands are cut for them (``split``), and their results are put together (``join``)
-unless the reader is cut in the same way. A parameter of a split group, or of several groups, is an operator
-of its own (``variable``) that hands out itself or its shards. The split and join operators are the split and
-concatenation nodes of FastT (Yi et al., Middleware 2020, section 5.2). A batch norm in training that is cut
-over the batch runs in steps (:mod:`.batch_norms`).
-
-With several micro-batches an operator is the work for one of them, and runs once for each. Groups are not
-split then.
+unless the reader is cut in the same way.
 """
 
 from __future__ import annotations
@@ -264,7 +258,6 @@ def placed_graph(
 
 
 def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
-    """Return the groups whose pieces run in steps."""
     return [
         group.name
         for group in graph.groups
@@ -277,7 +270,6 @@ def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
 
 
 def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, AxisStrategy]:
-    """Return, for each group, how its operators follow the batch from micro-batch to micro-batch."""
     if micro_batches == 1:
         return {group.name: group.unsplit for group in graph.groups}
     try:
@@ -335,7 +327,6 @@ class _GraphBuilder:
         return users
 
     def _wanted(self, users: Mapping[str, Iterable[Group]]) -> dict[str, tuple[Value, ...]]:
-        """Return the values that each variable hands out: every piece that is read."""
         pieces: dict[str, dict[Value, None]] = {}
         for name in self.variables:
             for group in users[name]:
@@ -348,7 +339,6 @@ class _GraphBuilder:
         return self.splits[group.name].pieces if group.name in self.splits else 1
 
     def configuration(self, group: Group) -> Configuration:
-        """Return a group's configuration on the mesh (micro-batches, pieces)."""
         if group.name not in self.configurations:
             strategy = group.unsplit
             if group.name in self.splits:
@@ -385,9 +375,6 @@ class _GraphBuilder:
         return Value(name, code, count, index)
 
     def _read(self, group: Group, name: str, index: int) -> tuple[Value, ...]:
-        """Return the values that a piece reads; none if it takes zeros for a term that the first piece
-        adds.
-        """
         value = self._value(group, name, index)
         if value.code == PARTIAL:
             # A term of a sum, such as a bias, is added once: by the first piece.
@@ -461,7 +448,6 @@ class _GraphBuilder:
             self.cut[name] = self._value(group, name, 0)
 
     def _make(self, value: Value) -> None:
-        """Ensure that a value is made, by joining its tensor and cutting it."""
         if value in self.made:
             return
         whole = Value(value.tensor)
@@ -484,7 +470,6 @@ class _GraphBuilder:
             self.made.update(pieces)
 
     def _outputs(self) -> None:
-        """Join the model's results, and the new values of buffers."""
         graph = self.graph.atoms.graph
         for name in (*graph.outputs, *graph.mutations.values()):
             if name in self.cut:

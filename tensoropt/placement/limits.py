@@ -3,9 +3,7 @@
 As in TensorFlow's Placer (colocation_graph.cc), operators that belong together share a device, and an
 operator lies on a device that its constraints and its kernels allow: where CPU ranks lie beside GPUs, one
 without a kernel for GPUs goes to a CPU rank, which a note says. Hard constraints come first; a soft one that
-leaves an operator no device beside them is given up there, with a note. Pins of mesh axes and of stored
-placements have no meaning if an operator lies on one device: hard ones are refused, soft ones are given up
-with a note.
+leaves an operator no device beside them is given up there, with a note.
 """
 
 from __future__ import annotations
@@ -132,7 +130,6 @@ def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: C
 
 
 def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
-    """Return where the operators of a graph have kernels, on a cluster with several types of devices."""
     runs_on: dict[str, tuple[int, ...]] = {}
     notes: list[str] = []
     unknown: dict[str, None] = {}
@@ -171,7 +168,6 @@ class _Narrowing:
         self.given_up: list[tuple[_Constraint, str]] = []
 
     def limits(self) -> PlacedLimits:
-        """Apply all constraints, hard ones first, and return what they leave."""
         given = self.constraints
         pins: tuple[Pin | StoredPin, ...] = (*given.pins, *given.stored)
         for pin in pins:
@@ -193,7 +189,6 @@ class _Narrowing:
         self.given_up.append((entry, why))
 
     def _allow(self, entry: DevicePin) -> None:
-        """Apply a pin; as under TensorFlow's soft placement, a soft one is given up for single groups."""
         if not (allowed := entry.allowed(self.cluster)):
             number = f"{self.cluster.name} has devices 0 to {self.cluster.device_count - 1}"
             kind = f"no device of {self.cluster.name} is of such a kind"
@@ -215,7 +210,6 @@ class _Narrowing:
             self._refuse(entry, f"beside {beside} it leaves no device to {_some(names)}")
 
     def _join(self, tie: Together) -> None:
-        """Apply a tie, or give it up as a whole."""
         names = speaks_of(tie, self.graph)
         # Operators of one group share a device in any case.
         if len(names) < 2:
@@ -230,8 +224,6 @@ class _Narrowing:
             self.because[name] = (*self.because.get(name, ()), tie)
 
     def _contradicted(self, entry: _Constraint, name: str) -> str:
-        """Return what leaves, beside an entry, no device to a group and those together with it; "" if there
-        are some left."""
         members = nx.node_connected_component(self.together, name) if name in self.together else {name}
         kernels = [self.kernels.runs_on[member] for member in members if member in self.kernels.runs_on]
         orders = [*(self.orders[member] for member in members if member in self.orders), *kernels]
@@ -245,6 +237,5 @@ class _Narrowing:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,11 +1,7 @@
 """The one order of a placed step's operators and transfers, of which every device runs its part.
 
 Operators wait for the values that they read, for the gradients of their results, and for the previous
-operator on their device. Transfers wait for their value and for the previous transfer in the plan. If any
-order satisfies this, processes that each follow their part of it never wait for each other forever, even if a
-send ends only when it is received.
-
-The executor runs this order, and the simulator takes from it where a device makes room for what it receives.
+operator on their device. Transfers wait for their value and for the previous transfer in the plan.
 """
 
 from __future__ import annotations
@@ -95,8 +91,6 @@ def ordered(
 def _links(
     flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
 ) -> tuple[list[int], list[list[int]]]:
-    """Return, for each operator and then each transfer, how many others it waits for, and which wait for it,
-    some of them counted several times."""
     first, device = len(flow.names), placement.device
     waiting = [0] * (first + len(routes))
     after: list[list[int]] = [[] for _ in waiting]

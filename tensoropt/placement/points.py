@@ -1,11 +1,6 @@
 """Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
 
 A sharded space's tables do not contain placements, so a placement's point has a record of its plan.
-
-The module also converts placements to plan files and back.
-
-The module also has the rows of operators and the events of a simulated placement, and finds the owners of the
-bytes on a device, at every change of its memory.
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ from tensoropt.simulate.timeline import Timeline, joined, length_s
 
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
-    """Return the plan of a simulated placement."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
@@ -164,7 +158,6 @@ def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, 
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return, for each kind, the task that allocates it and the task at whose end it is freed, in words."""
     takes: dict[str, str] = {}
     gives: dict[str, str] = {}
     for event in timeline.events:
@@ -237,7 +230,6 @@ def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
 
 
 def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
-    """Return the parts of the busiest device's step, as figures of a point."""
     busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
     total, compute = simulated.time_s, simulated.busy_s[busiest]
     exposed, communication = exposed_on(simulated, busiest), simulated.communication_s(busiest)
@@ -253,7 +245,6 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
 
 
 def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
-    """Return all seconds, computing and sending, by the source of their figures."""
     seconds_by_source: dict[str, float] = defaultdict(float)
     seconds_by_source[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
@@ -273,7 +264,6 @@ def events_of(simulated: SimulatedPlacement) -> Iterator[TimelineEvent]:
 
 
 def _lane(resources: Sequence[str]) -> str:
-    """Return the lane of a task: a device, or the links that a message occupies."""
     named = resources[0].removeprefix("device ").isdigit()
     return resources[0] if named else "link " + " - ".join(resources)
 
@@ -317,7 +307,6 @@ def operator_rows(
 
 
 def _source_of(graph: PlacedGraph, op: PlacedOperator, compute: ComputeCosts) -> str:
-    """Return the source of an operator's seconds."""
     if op.group is None or op.configuration is None:
         return compute.source
     return compute.source_of(workload(graph.groups, op.configuration, op.mesh, contiguous=True))

@@ -4,8 +4,6 @@ Groups and pieces are workloads like any other: timed on the ranks if the cluste
 predicted for every kind of device from its data sheet. What a device does has the price that it has in every
 kind of plan (:class:`~tensoropt.costs.prices.DevicePrices`); cutting and joining are copies, summing is
 additions.
-
-A person's constraints limit them (:mod:`.limits`).
 """
 
 from __future__ import annotations
@@ -143,7 +141,6 @@ class PlacedPrices:
         )
 
     def _ends(self) -> MessageEnds:
-        """Return what messages cost at their ends, on each device."""
         kinds = self.of_kinds()
         rows = []
         for kind in (kinds[number] for number in self.kinds):
@@ -432,8 +429,6 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, 
 def _moving(
     prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, kind: DevicePrices
 ) -> tuple[Queues, Queues]:
-    """Return the (forward, backward) seconds of an operator that only cuts, joins or hands out: one kernel
-    for each piece that it cuts off or term that it adds, and one that joins all pieces."""
     back = any(graph.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
     if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
         terms = op.count - 1
@@ -472,7 +467,6 @@ def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
-    """Return the tensors that stay with an operator from start to end as fields of a problem."""
     sizes, made = [0, 0, 0], 0
     optimizer, largest = kind_of(prices.optimizer), prices.graph.atoms.graph.largest_trained
     for name in op.parameters:
@@ -522,9 +516,6 @@ def _tensors(
 
 
 def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ...]:
-    """Return the results of a call, which a broadcast gives to every device. In a training step that is only
-    the loss, a single number.
-    """
     if prices.training or prices.cluster.device_count < 2:
         return ()
     makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
@@ -538,9 +529,6 @@ def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ..
 def _storages(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, int]]:
-    """Return, for each value that is a view on its maker's device, the value whose storage it shares, or the
-    bytes of its storage.
-    """
     numbers = {value: number for number, value in enumerate(makers)}
     storages: dict[Value, dict[str, int]] = {}
     for op in graph.operators:
@@ -558,9 +546,6 @@ def _storages(
 def _shares(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, dict[int, int]]]:
-    """Return the storage of a gradient's share, by value and reader, wherever a reader's backward makes no
-    storage for it, or one of another size.
-    """
     numbers = {value: number for number, value in enumerate(makers)}
     shares: dict[Value, dict[str, dict[int, int]]] = {}
 
@@ -586,7 +571,6 @@ def _shares(
 
 
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
-    """Return whether a value is a parameter as it lies on its device, neither cut nor cast."""
     return (
         maker.kind == OperatorKind.VARIABLE
         and value.code is None
@@ -595,7 +579,6 @@ def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> boo
 
 
 def _kept_tensors(work: _Work | None) -> set[str]:
-    """Return the graph's names of the tensors that an operator reads or makes and that its backward needs."""
     if work is None:
         return set()
     facts = work.facts

@@ -1,17 +1,8 @@
 """The placement problem, which a placing planner is given, and the placement that it returns.
 
-Both are numbers only, so that random graphs serve as well as models.
-An operator here is whatever is placed as a unit: a group of the model's operators, a piece of one, an
-operator that cuts or joins pieces, or a variable that several operators read. It runs forward once and
-backward once per micro-batch, both on its device, because its parameters and the tensors kept for backward
-lie there.
-
-A step of several micro-batches is a step of a larger problem, in which every operator occurs once for each of
-them.
-
-Devices run all forwards, micro-batch after micro-batch, then all backwards in the same order of
-micro-batches, then the optimizer once (GPipe: Huang et al., NeurIPS 2019). So the simulation of a step need
-not know about micro-batches.
+Both are numbers only, so that random graphs serve as well as models. An operator here is whatever is placed
+as a unit: a group of the model's operators, a piece of one, an operator that cuts or joins pieces, or a
+variable that several operators read.
 """
 
 from __future__ import annotations
@@ -384,7 +375,6 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
 
 
 def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor:
-    """Return the tensor in a later micro-batch, with its operators' and tensors' numbers shifted."""
     return replace(
         tensor,
         producer=tensor.producer + operators,

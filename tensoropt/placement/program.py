@@ -2,11 +2,7 @@
 
 This follows NetSplit's Algorithm 2. A process gets the part of the devices that it runs: its operators in the
 plan's order, and for every value that crosses a border a node that sends it, or one that begins to receive
-it. The wait for a received value comes just before the operator that reads it first, not where it is
-requested.
-
-The values that an operator reads enter it, and its results leave it, so that the executor can run its
-backward on its own. In between is what its group computes, as in a sharded plan.
+it.
 """
 
 from __future__ import annotations
@@ -257,7 +253,6 @@ class PlacedLowering(Lowering):
     def _of_group(
         self, op: PlacedOperator, arguments: dict[str, Node], read: Mapping[Value, Node]
     ) -> dict[str, Node]:
-        """Add the operators of a group, or a piece's part of them; return what provides each result."""
         group = op.group
         assert group is not None
         lowering = Lowering(replace(self.strategy, mesh=op.mesh), (0, op.index), self.evaluating)
@@ -274,12 +269,10 @@ class PlacedLowering(Lowering):
         return {value.tensor: lowering.made[value.tensor] for value in op.writes}
 
     def _cast(self, name: str) -> Node:
-        """Return a parameter in the type in which operators compute."""
         stored = self.strategy.stored[name]
         return self.move(self.argument(name), Edge(name, stored, stored, "", "parameter"))
 
     def _cut(self, op: PlacedOperator, read: Mapping[Value, Node]) -> dict[str, Node]:
-        """Add the cuts of a tensor, or of a variable's parameter; return what provides each result."""
         name = op.writes[0].tensor
         (whole,) = read.values() if read else map(self._cast, op.parameters)
         cuts: dict[tuple[int | None, int], Node] = {(None, 1): whole}

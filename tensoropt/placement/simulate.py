@@ -1,13 +1,5 @@
 """The simulator for placed plans: devices and links as timelines, every tensor from its first to its last
 use.
-
-A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
-optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
-all its readers there are summed on their device and sent back once. Sending occupies lanes of links; its
-ends take their devices as much time as it takes to issue them and to copy or add what comes, and work beside
-it is slower. A step takes as long as the slower of the devices and of each host that issues work to one
-(:mod:`tensoropt.simulate.simulator`).
-Several micro-batches are a step in which every operator occurs several times (:mod:`.problem`).
 """
 
 from __future__ import annotations
@@ -86,9 +78,6 @@ class _GradientMemory(NamedTuple):
     additions: dict[int, list[_Addition]]
 
     def adding_bytes(self, backward: int, rank: Sequence[int]) -> float:
-        """Return the most bytes alive while gradients are added before a backward, in addition to the sums
-        and to the gradients that it makes itself.
-        """
         most, alive = 0.0, 0.0
         for messages_bytes, share, made in reversed(self.additions[backward]):
             alive += messages_bytes
@@ -209,7 +198,6 @@ def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder
 
 
 def _step_simulation(problem: PlacementProblem, placement: Placement, *, enforced: bool) -> _StepSimulation:
-    """Return the simulation of a step, in which everything occurs once for each micro-batch."""
     if problem.micro_batches == 1:
         return _StepSimulation(problem, placement, enforced)
     repeated = repeat_placement(placement, problem.micro_batches)
@@ -278,14 +266,11 @@ class _StepSimulation:
         return TensorTransfer(tensor, source, target, back)
 
     def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[_Holder, str]]]:
-        """Return a timeline of this step in which every holding has a kind of its own: its number in the
-        list."""
         self.owned = []
         self._make_tasks()
         return self._holding(timeline), self.owned
 
     def _holding(self, timeline: Timeline) -> Timeline:
-        """Return the timeline with the memory that its tasks allocate and free."""
         return replace(timeline, tasks=self._with_memory(timeline), initial=tuple(self._stored()))
 
     # -- tasks ------------------------------------------------------------------------------------
@@ -300,7 +285,6 @@ class _StepSimulation:
         self._hand_out()
 
     def _kind(self, kind: str, operator: int | None, tensor: int | None, label: str) -> str:
-        """Return the kind of a holding; if owners are collected, its number."""
         if self.owned is None:
             return kind
         problem = self.problem
@@ -446,7 +430,6 @@ class _StepSimulation:
                 )
 
     def _hand_out(self) -> None:
-        """Give all devices the results, one after another: every device takes part in each broadcast."""
         forward = tuple(self.forward.values())
         for producer, size, seconds in self.problem.results:
             self.results[len(self.tasks)] = (producer, size)
@@ -476,7 +459,6 @@ class _StepSimulation:
         )
 
     def _send(self, number: int, device: int, after: list[int], phase: str) -> None:
-        """Send a tensor to a device, or its gradient from there."""
         tensor, devices = self.problem.tensors[number], self.problem.devices
         ends = (self.placement.device[tensor.producer], device)
         source, target = ends if phase == "send" else ends[::-1]
@@ -493,8 +475,6 @@ class _StepSimulation:
         )
 
     def _label(self, name: str, operator: int) -> str:
-        """Return the label of an operator's, or its tensor's, task; with several micro-batches it says
-        which."""
         return f"{name} of micro-batch {operator // self.of_one}" if self.of_one else name
 
     # -- memory -----------------------------------------------------------------------------------
@@ -511,9 +491,6 @@ class _StepSimulation:
         return holdings
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:
-        """Return the tasks with the memory that they allocate and free, now that the last user of each tensor
-        is known.
-        """
         problem, place, training = self.problem, self.placement, self.problem.training
         takes: list[list[Holding]] = [[] for _ in self.tasks]
         gives: list[list[Holding]] = [[] for _ in self.tasks]
@@ -561,9 +538,6 @@ class _StepSimulation:
         ]
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-        """Return, for each storage of a tensor on a device, the tasks that use it in forward, and the
-        backwards that need it, directly or through views.
-        """
         problem, place = self.problem, self.placement
         uses: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for number, tensor in enumerate(problem.tensors):
@@ -580,7 +554,6 @@ class _StepSimulation:
         return uses
 
     def _users(self, number: int, device: int) -> list[int]:
-        """Return the tasks that read a tensor on a device in forward, including those that send it on."""
         tensor, place = self.problem.tensors[number], self.placement
         readers = [self.forward[r] for r in tensor.readers if place.device[r] == device]
         made_there = place.device[tensor.producer] == device
@@ -634,7 +607,6 @@ class _StepSimulation:
     def _hold_gradients(
         self, hold: Callable[..., None], rank: Sequence[int], room: Mapping[int, int]
     ) -> None:
-        """Hold gradients from their making to their last use, and the additional memory of backwards."""
         problem, place = self.problem, self.placement
         memory = self._gradient_memory(rank, room)
         for storage in memory.storages:

@@ -50,7 +50,6 @@ class PlacedStrategy:
 
     @property
     def graph(self) -> GroupGraph:
-        """The grouped graph of the model."""
         return self.placed_graph.groups
 
     @property
@@ -71,20 +70,16 @@ class PlacedStrategy:
 
     @property
     def micro_batches(self) -> int:
-        """The number of pieces in which the batch is run, one after another."""
         return self.placed_graph.micro_batches
 
     @property
     def mesh_text(self) -> str:
-        """The number of devices in words."""
         return f"placed on {self.devices}"
 
     def place_of(self, stage: int) -> int:
-        """Return the device of a stage."""
         return stage
 
     def maker(self, name: str) -> int | None:
-        """Return the device that makes a tensor; None if no device makes all of it."""
         return self._makers.get(Value(name))
 
     @cached_property
@@ -104,8 +99,6 @@ class PlacedStrategy:
 
     @cached_property
     def sent_buffers(self) -> Mapping[str, int]:
-        """The buffers that a step changes on one device and others read, each with the device that makes its
-        new value, which the step sends to all."""
         mutations = self.graph.atoms.graph.mutations
         made: dict[tuple[str, int], set[Value]] = {}
         for value, device in self._makers.items():
@@ -124,7 +117,6 @@ class PlacedStrategy:
         return makers
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as plain data, for other processes."""
         backward = self.placement.backward
         return {
             "kind": self.kind,
@@ -138,7 +130,6 @@ class PlacedStrategy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> PlacedStrategy:
-        """Return the strategy that :meth:`to_data` wrote; its inverse."""
         backward = data["backward"]
         placement = Placement(
             tuple(data["device"]),

@@ -1,15 +1,9 @@
-"""Facts as rows of a table, shown as text and HTML; this module knows none of the figures.
-
-A class that derives from :class:`Shown` is described by the function registered with :func:`described` for it
-(:mod:`tensoropt.exploration.facts`), so that data needs no words of its own.
-"""
+"""Facts as rows of a table, shown as text and HTML; this module knows none of the figures."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from html import escape
 from pathlib import Path
 from string import Template
@@ -48,48 +42,9 @@ def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
     return [facts[name] for name in names if name in facts]
 
 
-@singledispatch
-def described(thing: object) -> tuple[str, Sequence[Fact]]:
-    """Return the title and the facts of something that is shown.
-
-    Raises:
-        TypeError: no function is registered for its class.
-    """
-    importlib.import_module("tensoropt.exploration.facts")  # which says it of points, plans and spaces
-    words = described.dispatch(type(thing))
-    if words is described.dispatch(object):
-        raise TypeError(f"{type(thing).__name__} has no facts")
-    return words(thing)
-
-
-class Shown:
-    """Something that a notebook shows as its title and its facts."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return facts_html(*described(self))
-
-
 def fact_lines(facts: Iterable[Fact]) -> list[str]:
     """Return an indented line for each fact."""
     return [f"  {fact.name}: {fact.words}" for fact in facts]
-
-
-def facts_text(title: str, facts: Sequence[Fact]) -> str:
-    """Return the title and a line per fact, the names in one column."""
-    width = max((len(fact.name) for fact in facts), default=0)
-    return "\n".join([title, *(f"  {fact.name.ljust(width)}  {fact.words}" for fact in facts)])
-
-
-def facts_html(title: str, facts: Sequence[Fact]) -> str:
-    """Return the title above a table of two columns."""
-    rows = "".join(
-        f'<tr><th style="text-align:left">{escape(fact.name)}</th>'
-        f'<td style="text-align:left">{escape(fact.words)}</td></tr>'
-        for fact in facts
-    )
-    return f"<div><p><b>{escape(title)}</b></p><table>{rows}</table></div>"
 
 
 class Html(str):

@@ -199,8 +199,6 @@ def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Worded(dict[str, str]):
-    """The figures of an object that has them as attributes, by name and in words."""
-
     def __init__(self, of: object):
         super().__init__()
         self.of = of

@@ -62,7 +62,7 @@ class Findings:
         by_others = np.isin(points.column("planner"), others.column("planner"))
         known = {points[row].identity for row in np.flatnonzero(by_others)}
         new = [row for row, point in enumerate(others) if point.identity not in known]
-        return points.joined(others.rows(np.array(new, dtype=int)))
+        return PointTable((*points, *(others[row] for row in new))) if new else points
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Findings:
         none does."""
         rows = self.within(limit_bytes)
         rows = rows if len(rows) else np.arange(len(self.points))
-        return int(rows[knee(PointTable.of(self.points).rows(rows))])
+        return int(rows[knee(PointTable([self.points[row] for row in rows.tolist()]))])
 
     def within(self, limit_bytes: float) -> np.ndarray:
         """Return the indices of the frontier's points that need at most so much of a device, ascending."""
@@ -166,6 +166,4 @@ class Findings:
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
         """Return whether a point fits the smallest device, or a budget of its memory."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
-        if self._device is None:
-            return DeviceFit(float(self.needs[index]), {}, room, estimated=False)
-        return point_needs(point, self.spaces[point.space], self._device, room)
+        return point_needs(point, lambda: self.spaces, self._device, room)

@@ -48,17 +48,14 @@ def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str
 
 
 def _base(step: tuple[str, str], mesh: MeshInfo, micro_batches: int) -> int:
-    """Return the hash of what plans of one space have in common."""
     return _hash(("step", step, mesh.shape, mesh.names, mesh.placed, micro_batches))
 
 
 def _key(base: int, fields: Mapping[str, Any]) -> str:
-    """Return the key of a plan with these fields, given the hash of its space."""
     return f"{reduce(xor, map(_hash, _said(fields)), base):016x}"
 
 
 def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield everything in the fields of a plan that describes its strategy; its costs are left out."""
     for name, one in fields["operators"].items():
         yield _operator(name, list(one.axes.values()), one.device, one.order, one.backward_order)
     for name, one in fields["parameters"].items():
@@ -111,7 +108,6 @@ def _hashes(pieces: Iterable[object]) -> np.ndarray:
 
 
 def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarray:
-    """Return, for points of one space, the numbers that their indices add to the space's hash."""
     keys = np.zeros(len(choice), dtype=np.uint64)
     again: dict[str, np.ndarray] = {}
     runs_again: dict[str, np.ndarray] = {}

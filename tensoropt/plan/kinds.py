@@ -29,7 +29,6 @@ class PlanKind:
         memory_of: the devices whose memory a point has.
         headline: the devices whose memory and whose seconds a point has.
         time_of: the devices whose seconds a point has; "" if all have the same.
-        bound: why no step is shorter than its computation, if other devices compute less; else "".
         idle: what a device waits for if it waits neither for a link nor for its host.
         host_wait: what idle time is if the host is slower than the device.
         host: where the host's seconds are counted, if an operator takes as long as the slower of
@@ -50,7 +49,6 @@ class PlanKind:
     memory_of: str = "on the fullest device"
     headline: str = "fullest, busiest device"
     time_of: str = "on the busiest device"
-    bound: str = ""
     idle: str = "waiting for other devices"
     host_wait: str = "waiting for the host"
     host: str = ""
@@ -64,14 +62,12 @@ class PlanKind:
 
 SHARDED = PlanKind("sharded plan", memory_of="on each device", time_of="")
 """One stage on the whole mesh."""
-_BUSIEST = "what the busiest device computes: no schedule of this plan takes less"
 PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
     rows="seconds of a rank of the operator's stage, in all micro-batches",
     lanes="a stage's row has its actions with their waits, between which it is idle; its devices' and links' "
     "have the work in them, of one of these devices",
-    bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     each="the devices of each stage",
     mesh_words="pp",
@@ -86,7 +82,6 @@ PLACED = PlanKind(
     "placed plan",
     first_axes=("device",),
     placed=True,
-    bound=_BUSIEST,
     key={"placed": ("splits", "transfers")},
     mesh_words="placed on ",
     strategies="each of its operators runs on one device",

@@ -1,4 +1,4 @@
-"""What plans need of a device: of one point with its parts, and of a whole table as a column."""
+"""What plans need of a device: of one point with its parts, and of many as a column."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Cluster
-from tensoropt.costs.device_fit import DeviceFit, device_fit, needed_bytes, process_parts
-from tensoropt.costs.process_memory import CONSTANTS, CONTEXT, TERMS, memory_of_process, terms_of_collectives
-from tensoropt.plan.figures import BREAKDOWNS
+from tensoropt.costs.device_fit import DeviceFit, device_fit
+from tensoropt.costs.process_memory import CONTEXT, memory_of_process, terms_of_collectives
 from tensoropt.plan.point import Point
-from tensoropt.plan.point_table import SENT, PointTable
 from tensoropt.plan.space import Space
-
-_Sent = Sequence[tuple[str, tuple[int, ...]]]
 
 
 def device_of(cluster: Mapping[str, Any]) -> Cluster | None:
@@ -23,47 +19,28 @@ def device_of(cluster: Mapping[str, Any]) -> Cluster | None:
     return Cluster.from_dict(cluster) if cluster.get("devices") else None
 
 
-def point_needs(point: Point, space: Space, cluster: Cluster, room: float) -> DeviceFit:
+def point_needs(
+    point: Point, spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None, room: float
+) -> DeviceFit:
     """Return what a point needs of the smallest device, beside a part of its memory.
 
-    Where its memory counts tensors alone, what its process takes is estimated from what it sends.
+    Args:
+        spaces_of: returns the spaces of the points; called only where a point counts tensors alone,
+            so that what its process takes is estimated from what it sends.
     """
     terms, tensors = point.terms, point.memory_bytes - sum(point.terms.values())
+    if cluster is None or cluster.device_type != "cuda":
+        return device_fit(tensors, terms, 0.0, room, estimated=False)
     if CONTEXT not in terms:
-        sent = tuple((kind, axes) for kind, axes, *_ in point.collectives)
-        terms = {**_estimated(cluster, sent, space), **terms}
-    is_gpu = cluster.device_type == "cuda"
-    return device_fit(tensors, terms, cluster.memory_bytes, room, estimated=is_gpu)
+        # Of a message its two ranks are known, which follow one another on the first axis.
+        over = ((kind, (0,) if kind == "send" else axes) for kind, axes, *_ in point.collectives)
+        shape = spaces_of()[point.space].mesh.shape
+        terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), over, shape), **terms}
+    return device_fit(tensors, terms, cluster.memory_bytes, room, estimated=True)
 
 
 def all_needs(
-    table: PointTable, spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None
+    points: Sequence[Point], spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None
 ) -> np.ndarray:
-    """Return what each point of a table needs of the smallest device, in bytes, as :func:`point_needs`.
-
-    Args:
-        spaces_of: returns the spaces of the points; called only where what a process takes is estimated.
-    """
-    terms = {name: table.column(column) for name, column in BREAKDOWNS["terms"].items()}
-    tensors = table.column("memory_bytes") - sum(terms.values()) + terms[CONSTANTS]
-    if cluster is None or cluster.device_type != "cuda":
-        return needed_bytes(tensors, {})
-    (rows,) = np.nonzero(terms[CONTEXT] == 0.0)
-    if len(rows):
-        terms = {name: column.copy() for name, column in terms.items()}
-        sent, of_space = table.column(SENT)[rows].tolist(), table.column("space")[rows].tolist()
-        keys = list(zip(of_space, sent, strict=True))
-        # Points differ little in what they send.
-        spaces = spaces_of()
-        known = {key: _estimated(cluster, key[1], spaces[key[0]]) for key in dict.fromkeys(keys)}
-        for name in TERMS:
-            if name != CONSTANTS:
-                terms[name][rows] = [known[key].get(name, 0.0) for key in keys]
-    return needed_bytes(tensors, process_parts(tensors, terms, cluster.memory_bytes))
-
-
-def _estimated(cluster: Cluster, sent: _Sent, space: Space) -> dict[str, float]:
-    """Return what a process is estimated to take that sends so."""
-    # Of a message its two ranks are known, which follow one another on the first axis.
-    over = ((kind, (0,) if kind == "send" else axes) for kind, axes in sent)
-    return terms_of_collectives(memory_of_process(cluster, 0.0), over, space.mesh.shape)
+    """Return what each point needs of the smallest device, in bytes, as :func:`point_needs`."""
+    return np.array([point_needs(point, spaces_of, cluster, 0.0).needed_bytes for point in points])

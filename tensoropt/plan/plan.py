@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from math import isfinite, prod
 from pathlib import Path
@@ -32,7 +31,7 @@ from pydantic import (
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
-from tensoropt.plan.facts_table import Shown, described, facts_text
+from tensoropt.plan.figures import worded
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.question.model_source import OnnxOptions
@@ -83,7 +82,6 @@ def _check_mesh(plan: Plan) -> None:
 
 
 def _check_cluster(plan: Plan) -> None:
-    """Refuse a plan whose cluster, if it names one, has another number of devices than its mesh."""
     if "kinds" not in plan.cluster:
         return
     try:
@@ -130,23 +128,6 @@ def _check_figures(plan: Plan) -> None:
         wrong = [x for x in figures if isinstance(x, int | float) and not (isfinite(x) and x >= 0)]
         if wrong and name != "gap":
             raise PlanError(f"the predicted {name} is {wrong[0]}, but figures are finite and not below 0")
-
-
-def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; refuse a key that occurs twice, since readers would use only one of the
-    two.
-    """
-    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    if twice:
-        raise PlanError(f"the key '{twice[0]}' stands twice; keep one of them")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> float:
-    """Refuse NaN, which compares with nothing; infinities are numbers."""
-    if name == "NaN":
-        raise PlanError("NaN is no figure; choose the plan again")
-    return float(name.replace("Infinity", "inf"))
 
 
 def _listed(axes: tuple[str, ...]) -> str:
@@ -385,11 +366,6 @@ class StagesInfo(_Strict):
     kinds: tuple[str, ...] = ()
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The number of stages and their schedule in words."""
-        return counted_if_any(len(self.stages), "stage", f"{{}}, {self.schedule}")
-
-    @property
     def begins(self) -> tuple[str, ...]:
         """The operator groups with which the stages behind the first begin."""
         return tuple(stage.begins for stage in self.stages[1:])
@@ -450,7 +426,6 @@ class Predicted(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_what_went(cls, data: Any) -> Any:
-        """Leave out what files of earlier versions have: peaks of PyTorch's allocator."""
         return {k: v for k, v in data.items() if k != "allocator"} if isinstance(data, dict) else data
 
     @property
@@ -459,7 +434,7 @@ class Predicted(_Strict):
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(Shown, _Recomputing):
+class Plan(_Recomputing):
     """One plan file; see the field types for shapes and units.
 
     A plan without ``stages`` is one stage on the whole mesh. One whose stages have a schedule cuts the model
@@ -512,11 +487,6 @@ class Plan(Shown, _Recomputing):
             for name in stage.groups:
                 places.setdefault(name, {STAGE_AXIS: str(number)})
         return places
-
-    @property
-    def runs_once(self) -> frozenset[str]:
-        """The operator groups of recomputed blocks that run once, of all stages."""
-        return frozenset(self.once).union(*(stage.once for stage in self.info.stages))
 
     @property
     def all_gathered_again(self) -> frozenset[str]:
@@ -606,13 +576,18 @@ class Plan(Shown, _Recomputing):
         write_text(path, self.to_json())
 
     def __repr__(self) -> str:
-        return facts_text(*described(self))
+        step = "{memory_bytes} per device, {time_s} per step: compute {compute_s}, network {communication_s}"
+        return (
+            f"Plan of {self.model.source or 'a model'} by {self.planner}\n"
+            f"  {self.devices} devices of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}; "
+            f"{self.micro_batches} micro-batch(es), {self.optimizer}\n"
+            f"  {worded(self.predicted, step)}"
+        )
 
     __str__ = __repr__  # pydantic's own would list every field
 
 
 def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
     data = {**data, "schema": SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
     given = {name: value for name, value in stages.items() if value is not None}
@@ -640,14 +615,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
     try:
-        data = json.loads(text, object_pairs_hook=_pairs_once, parse_constant=_no_constant)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanError(
             f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
             "again"
         ) from error
-    # A key that stands twice; numbers of thousands of digits, lists in lists in ...
-    except (PlanError, ValueError, RecursionError) as error:
+    # Numbers of thousands of digits, lists in lists in ...
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
     schemas = (*_OLD_SCHEMAS, SCHEMA)
     if not isinstance(data, dict) or data.get("schema") not in schemas:

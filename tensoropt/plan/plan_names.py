@@ -413,7 +413,6 @@ NOT_AT_ALL = "not at all"
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
-    """Return what runs again of a block."""
     if "0" not in once:
         return NOT_AT_ALL
     if "1" not in once:
@@ -426,7 +425,6 @@ def _recipe(once: str, recipes: Mapping[str, str]) -> str:
 
 
 def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
-    """Return into how many parts a group's experts are split."""
     return math.prod(size for label, size in zip(labels, shape, strict=True) if splits_experts(label))
 
 
@@ -544,13 +542,11 @@ def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: i
 
 
 def _is_along(counts: np.ndarray) -> np.ndarray:
-    """Return whether what an axis does not split as tensor parallelism does is split along the sequence."""
     total = counts[..., :_KINDS].sum(axis=-1)
     return (counts[..., SEQUENCE] > 0) & (counts[..., UNSPLIT_SEQUENCE] < LEAST_SHARE * total)
 
 
 def _spent(counts: np.ndarray, kind: int, main: int) -> float:
-    """Return what operators of a kind weigh on an axis that is named after another one."""
     # What is added up belongs to the split along the sequence if the axis has that.
     added = counts[ADDED] if kind == DATA and main != SEQUENCE else 0.0
     return float(counts[kind] + added)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.kinds import SHARDED, PlanKind
 from tensoropt.plan.plan import StagesInfo
@@ -25,7 +24,7 @@ FRONTIER = "frontier"
 
 
 @dataclass(frozen=True, repr=False)
-class Point(Shown):
+class Point:
     """A strategy of the frontier with its figures, in bytes and seconds of one rank and one step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are

@@ -44,7 +44,6 @@ def _predicted(point: Point) -> Predicted:
 
 
 def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
-    """Return the fields of a plan that its point's record has, or that follow from its indices."""
     names = space.mesh.names
     operators, parameters = dict(point.record.operators), dict(point.record.parameters)
     position = dict(zip(space.variables, range(len(space.variables)), strict=True))

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
-from tensoropt.units import counted, counted_if_any
+from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
 """The recipe of a block that runs again as a whole, that of no product, and the word for what no recipe
@@ -87,14 +87,6 @@ class StagesRecord:
         otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
         ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
         return recomputed_words(ways)
-
-    @property
-    def split_words(self) -> tuple[str, ...]:
-        """How the model is cut into stages, and what is recomputed, gathered again or lies on single devices,
-        in words."""
-        gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
-        again = counted_if_any(gathered, "input", "{} gathered again")
-        return (*self.info.words, *self.recomputing, *again, *self.placing)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:

@@ -204,8 +204,6 @@ def load_recorded(path: Path) -> Recorded:
         data = json.loads(unpacked(path.read_bytes(), path))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
-        if _is_old(data):
-            raise TensorOptError(f"{path} was saved by an older version of tensoropt; explore again")
         return Recorded(
             graph_from_dict(data["graph"]),
             _part_from_dict(data),
@@ -217,19 +215,6 @@ def load_recorded(path: Path) -> Recorded:
         raise
     except Exception as error:
         raise TensorOptError(f"{path} is damaged ({type(error).__name__}: {error}); explore again") from error
-
-
-def _is_old(data: Mapping[str, Any]) -> bool:
-    """Return whether the links were timed in a form that versions before 0.1 had under the same schema.
-
-    They knew one extra time after work whatever the size of the message (``arrivals``), or whatever the
-    amount of work (a flat ``leaving_s``).
-    """
-    return any(
-        "transitions" not in fits
-        or any(not isinstance(each["leaving_s"][0], list) for _, each in fits["transitions"])
-        for fits in data["links"].values()
-    )
 
 
 class RecordedCosts:
@@ -314,8 +299,6 @@ class RecordedCosts:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The facts of workloads that were saved, which need no timing."""
-
     compute: RecordedCompute
 
     def of(self, work: Workload) -> Facts:
@@ -326,7 +309,6 @@ class _Saved:
 
 
 def _with_pairs(mesh: Mesh) -> str:
-    """Return the key of the fits of a mesh's links that include messages."""
     return f"{mesh.label}, messages"
 
 

@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.costs.variables import variables
-from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.units import counted
 
 
 @dataclass(frozen=True, repr=False)
-class Space(Shown):
+class Space:
     """The searched space of one mesh and micro-batch count, by names.
 
     Attributes:
@@ -80,18 +79,7 @@ class Space(Shown):
         own = options[len(self.variables) :]
         return tuple(name for name, again in zip(self.moves, own, strict=True) if again)
 
-    def partly(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """Return the blocks that a point recomputes in part."""
-        flags: dict[str, str] = {}
-        for name, runs_again in self._again(choice).items():
-            flags[self.regions[name]] = flags.get(self.regions[name], "") + "10"[runs_again]
-        full = {
-            block: {"0" * len(own), self.recipes.get(block, {}).get("full")} for block, own in flags.items()
-        }
-        return tuple(block for block, own in flags.items() if "0" in own and own not in full[block])
-
     def _again(self, choice: Sequence[int]) -> dict[str, bool]:
-        """Return whether a point recomputes each group of a block."""
         return {
             name: index >= len(self.groups[name]["configurations"])
             # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.

@@ -1,11 +1,8 @@
 """Planners side by side: the same task, the same simulator, one row each, the frontier's first.
 
 One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
-less 1. "Known" covers all points of the comparison, the frontier's and every planner's, so that no gap is
-below 0. The frontier's row describes the points that are shown, which include planners' points: it has no
-gap, and a note if its fastest plan is a planner's.
-
-Some planners use solvers that not everybody has installed.
+less 1, where "known" covers all points of the comparison. The frontier's row describes the points that are
+shown, which include planners' points: it has no gap, and a note if its fastest plan is a planner's.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.exploration.export import Compared
@@ -23,9 +20,6 @@ from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
-
-if TYPE_CHECKING:
-    pass
 
 
 def cp_sat(name: str) -> Any:
@@ -122,11 +116,6 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
 
 
 def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float, refusal: str) -> Compared:
-    """Return the frontier's row.
-
-    Args:
-        refusal: why no sharded plan is tracked; "" if some are.
-    """
     fitting = [p for p in points if limit is None or p.memory_bytes <= limit]
     notes: tuple[str, ...] = (f"no sharded plan: {refusal}",) if refusal else ()
     if not fitting:
@@ -147,12 +136,6 @@ def _with_gap(row: Compared, points: Sequence[Point]) -> Compared:
 
 
 def _best_within(points: Sequence[Point], memory_bytes: float) -> Point:
-    """Return the fastest of the points that need at most ``memory_bytes``.
-
-    Args:
-        points: points, ascending in memory and descending in time; the leanest needs no more than
-            ``memory_bytes``, up to rounding.
-    """
     end = bisect_right([p.memory_bytes for p in points], memory_bytes * (1 + SAME))
     assert end, "a row's own point is among those known"
     return points[end - 1]

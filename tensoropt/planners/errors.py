@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tensoropt.errors import TensorOptError
-
-if TYPE_CHECKING:
-    pass
 
 
 class UnsuitableError(TensorOptError):

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,6 @@ from tensoropt.plan.point import Point
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, track_frontier
 from tensoropt.sharding.configurations import (
@@ -184,15 +181,6 @@ class PinnedConfiguration:
         return Mesh(shape=tuple(axes.values()), names=tuple(axes))
 
 
-class _ComputedWork(NamedTuple):
-    """A group's work, and the number of times that its forward and its backward run in a step."""
-
-    work: Workload
-    facts: Facts
-    forwards: int
-    backwards: int
-
-
 @dataclass(frozen=True)
 class PinnedPoint:
     """A pinned configuration with its simulated figures.
@@ -212,17 +200,6 @@ class PinnedPoint:
     choice: Mapping[str, int]
     mesh: Mesh
     notes: tuple[str, ...] = ()
-
-    def computed(self) -> Iterator[_ComputedWork]:
-        """Yield the computation of each group in the step."""
-        micro_batches = self.tables.mesh[0]
-        for group in self.tables.graph.groups:
-            template, index = self.tables.templates[group.name], self.choice[group.name]
-            # Recomputed configurations come after the plain ones, in the same order (TableBuilder._group).
-            position = index % len(template.works)
-            recomputed = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
-            forwards = micro_batches * (2 if recomputed else 1)
-            yield _ComputedWork(template.works[position], template.facts[position], forwards, micro_batches)
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:
@@ -259,11 +236,6 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
-    """Refuse a configuration that does not suit the model or the cluster.
-
-    Raises:
-        UnsuitableError: the message says which configuration suits.
-    """
     cluster = costs.cluster
     if cluster.device_count != pinned.devices:
         context = f" x context {pinned.context}" if pinned.context > 1 else ""
@@ -361,11 +333,6 @@ class _Pinning:
             self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
 
     def restriction(self) -> Restriction:
-        """Return the configurations that are left; tables are made for these alone.
-
-        Raises:
-            UnsuitableError: some group has none.
-        """
         labels = self._labels()
         kept = {}
         for group in self.graph.groups:
@@ -388,7 +355,6 @@ class _Pinning:
         return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
-        """Return the labels that may be split on each mesh axis, by group."""
         try:
             batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
         except MicroBatchRefused as refusal:
@@ -435,7 +401,6 @@ class _Pinning:
         }
 
     def _of_data(self, group: Group, batch: str, axis: str) -> str:
-        """Return the label that a group splits on an axis of data-parallel ranks."""
         of_experts = "shard" if "shard" in self.names else "replica"
         if self.pinned.experts > 1 and axis == of_experts and group.anchor.target == EXPERTS:
             return batch.replace("rows", DISPATCH, 1)
@@ -449,7 +414,6 @@ class _Pinning:
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
-        """Return the labels that a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
             return megatron
         # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, what was whole is split
@@ -461,7 +425,6 @@ class _Pinning:
         return megatron | frozenset(same)
 
     def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
-        """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
             masks = self._stored([(layout,) for layout in variable.layouts], of_root=True)
             return masks[[index]]
@@ -473,7 +436,6 @@ class _Pinning:
         return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
     def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
-        """Return a mask over the ways to store a group's parameters."""
         stage = 2 if self.pinned.root_once and of_root and self.stage == 3 else self.stage
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         unsharded = ("tensor", _COPIES)
@@ -599,5 +561,4 @@ def simulate_pinned_pipeline(
 def _fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """Yield the composition with the shortest step."""
     return islice(compose(offers, micro_batches), 1)

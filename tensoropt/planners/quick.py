@@ -1,16 +1,10 @@
 """The planners that every exploration runs beside its search, and the models for which it runs them.
 
-The search is over one configuration per operator on all devices. Published plans outside of this space can
-lie below its frontier: those with a device for each operator, and those with stages. Sharded plans inside of
-it can, too, if a gap was allowed or the simulator prefers what the sums do not. This module says which
-planners are tried; :mod:`tensoropt.session.quick_plans` decides which plans are taken in.
-
-*Sharded* ones are always tried. *Placing* ones are tried where their plans can be the answer: on models with
-branches that can run beside each other, on devices of several kinds, and on CPU ranks, where messages are
-slow and even chains of small operators do better on one device after the other; and for no longer than a
-share of the exploration's seconds. On small models more of both kinds are quick. *Pipelined* ones are
-tried on small models, on which all of them together take about a second; on larger ones the search for
-pipelines is there (``--pipelines``).
+Published plans outside of the search's space can lie below its frontier: those with a device for each
+operator, and those with stages; sharded plans can if a gap was allowed. *Sharded* ones are always tried;
+*placing* ones where their plans can be the answer (branches that can run beside each other, devices of
+several kinds, CPU ranks), for a share of the exploration's seconds; *pipelined* ones on small models, as on
+larger ones the search for pipelines is there (``--pipelines``).
 """
 
 from __future__ import annotations

@@ -50,10 +50,7 @@ class Entry:
             TensorOptError: the method has no such setting, or the text is not a value of it.
         """
         defaults = getattr(self.module, "DEFAULTS", None)
-        # Switches make another method of it, which has a name of its own.
-        known = (
-            {} if defaults is None else {n: v for n, v in vars(defaults).items() if not isinstance(v, bool)}
-        )
+        known = {} if defaults is None else vars(defaults)
         if name not in known:
             listed = suggest(name, known) if known else "it has no options"
             raise TensorOptError(
@@ -161,14 +158,12 @@ class _PlacedEntry(Entry):
     def placements(
         self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
     ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-        """Return the method's answers, each with the graph as the method cut it."""
         module = self.module
         if hasattr(module, "placements"):
             return module.placements(graph, memory_limit_bytes, seed, **self.settings)
         return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
-        """Return the micro-batch counts for which a placing method runs."""
         if not self.one_batch:
             return task.placed_counts
         if 1 not in task.placed_counts:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.evaluation.evaluate import CHUNK, Evaluator
 from tensoropt.pipeline.points import pipelined_point
-from tensoropt.placement import SimulatedPlacement, simulate_placement
+from tensoropt.placement import simulate_placement
 from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.plan import Plan
@@ -18,10 +18,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
-from tensoropt.units import format_bytes, format_seconds
-
-_NOTABLE = 0.05
-"""The share by which a step must exceed the expected time before a note says so; an assumption."""
+from tensoropt.units import format_bytes
 
 
 class SimulatedPoint(NamedTuple):
@@ -130,7 +127,7 @@ def simulated_answer(
 ) -> SimulatedPoint:
     """Return a placement with its simulated figures and its planner's notes."""
     simulated = simulate_placement(graph.problem, answer.placement)
-    notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
+    notes = (*answer.notes, *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
     return SimulatedPoint(point, notes)
@@ -180,18 +177,3 @@ def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | Non
             f"{planner} finds no plan within {format_bytes(limit)}: {format_bytes(overhead_bytes)} of every "
             f"device are taken before any tensor ({parts}); raise the limit"
         )
-
-
-def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
-    """Return a note with the busiest link if the simulated step is longer than the method expected, otherwise
-    none. Methods expect a step of one micro-batch.
-    """
-    expected = answer.expected_s
-    if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + _NOTABLE):
-        return ()
-    lane, busy = simulated.busiest_lane
-    return (
-        f"it expects a step of {format_seconds(expected)}, the simulator finds "
-        f"{format_seconds(simulated.time_s)}: messages queue, which its estimate does not count; "
-        f"{lane} is busy for {format_seconds(busy)}",
-    )

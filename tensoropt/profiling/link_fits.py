@@ -174,7 +174,6 @@ def _table(
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """Return the ascending numbers nearest to these."""
     from scipy.optimize import isotonic_regression  # slow to import, and only measuring needs it
 
     return list(map(float, isotonic_regression(values).x))
@@ -354,7 +353,6 @@ def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tupl
 
 
 def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
-    """Yield the cuts in which each line has enough points; no cut at all for one line."""
     # All cuts are tried, because there are few ways to cut 14 sizes into four lines.
     for cuts in itertools.combinations(range(1, points), lines - 1):
         bounds = (0, *cuts, points)

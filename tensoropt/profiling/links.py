@@ -8,8 +8,8 @@ The meaning of ``bytes`` for each kind:
     broadcast       the tensor            send            the message (point to point, one way)
 
 Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
-rank's call to the last rank's return. On GPUs the counted seconds are those that a collective takes behind
-other work of the device; the seconds from idle, including its launch, are kept as well. Ranks that come from
+rank's call to the last rank's return. On GPUs the seconds are those that a collective takes behind other
+work of the device. Ranks that come from
 work take longer to begin, and are slower at work afterwards
 (:class:`~tensoropt.profiling.link_fits.Transition`).
 """
@@ -87,15 +87,12 @@ class LinkFits:
         transitions: by axes, the time that coming from work adds to any collective, and the time that it adds
             to work.
         failed: what could not be measured, and why.
-        from_idle: for GPUs, collectives as in ``collectives`` but without preceding work; launching is
-            included.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
-    from_idle: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a table for people: the slowest group of each kind and axes."""
@@ -103,8 +100,6 @@ class LinkFits:
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
-            if idle := self.from_idle.get((kind, axes)):
-                lines += _rows("  from idle", max(idle, key=lambda fit: fit.time_s(1e6)))
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
         for axes, transition in self.transitions.items():
@@ -254,14 +249,12 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 
 
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
     # Sets of axes that differ only by axes of size 1 form the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
 def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
-    """Return the store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
     return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
@@ -269,7 +262,6 @@ def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, 
 def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], rounds: int
 ) -> list[Any]:
-    """Return the stamps of each rank in one of so many rounds; of turns, those of each plan."""
     if kind == TRANSITION:
         # Small and large sizes have separate plans, with other numbers of blocks and laps.
         return [
@@ -289,7 +281,6 @@ def _record(
     sizes: Sequence[int],
     backend: str,
 ) -> dict[str, Any]:
-    """Return the record made from what :func:`_measure` returned in the rounds so far."""
     if kind == TRANSITION:
         plans = [plan_of_turns(of, blocks) for of, blocks, _ in TURNS]
         parts = [
@@ -303,25 +294,19 @@ def _record(
     ways = 2 if kind == _SEND else 1  # there and back
     # Others only ever make what CPU ranks do longer.
     of = min if backend == "gloo" else in_step
-    fits, idle = [], []
+    fits = []
     for group in groups:
-        ranks = [
-            [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
-            for index in range(len(sizes))
-        ]
-        from_idle = _fit(kind, group, sizes, [_over(_from_idle, rounds) / ways for rounds in ranks], of)
-        if not ranks[0][0][0].in_stream:
-            fits.append(from_idle)
-            continue
-        fits.append(_fit(kind, group, sizes, [_over(_in_stream, rounds) / ways for rounds in ranks], of))
-        idle.append(from_idle)
-    return {"fits": fits, "from_idle": idle} if idle else {"fits": fits}
+        seconds = []
+        for index in range(len(sizes)):
+            rounds = [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
+            seconds.append(_over(_in_stream if rounds[0][0].in_stream else _from_idle, rounds) / ways)
+        fits.append(_fit(kind, group, sizes, seconds, of))
+    return {"fits": fits}
 
 
 def _over(
     seconds: Callable[[Sequence[SizeStamps]], Floats], rounds: Sequence[Sequence[SizeStamps]]
 ) -> Floats:
-    """Return the seconds of the repeats of all rounds."""
     return np.concatenate([seconds(ranks) for ranks in rounds])
 
 
@@ -339,11 +324,7 @@ def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
     """Return the seconds of each repeat of one size behind work, on the slowest device: all begin together.
 
-    Repeats in which a host was not ahead do not count.
-
-    Raises:
-        _NotAheadError: there are no other repeats.
-    """
+    Repeats in which a host was not ahead do not count."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):
@@ -361,7 +342,6 @@ def _fit(
     seconds: Sequence[Floats],
     of: Callable[[Floats], float],
 ) -> dict[str, Any]:
-    """Return the record of the lines through the repeats of all sizes, of each what counts."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
@@ -377,7 +357,7 @@ def _fits(
     records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives, transitions, from_idle = {}, {}, {}
+    collectives, transitions = {}, {}
     for axes in mesh.axis_subsets():
         if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
@@ -385,8 +365,6 @@ def _fits(
             record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
-                if idle := record.get("from_idle"):
-                    from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in records.items()
@@ -397,5 +375,4 @@ def _fits(
         pairs=pairs,  # type: ignore[arg-type]
         failed=failed,
         transitions=transitions,
-        from_idle=from_idle,  # type: ignore[arg-type]
     )

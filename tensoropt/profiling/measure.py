@@ -7,12 +7,10 @@ that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.cluster.local import BUSY, cores_in_use
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import EventTimer, WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -35,13 +33,7 @@ interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
 """The largest ratio of a workload's time to its estimate, on a busy machine or with a worse kernel than
 others; an assumption."""
-CORES_BUSY = "cores_busy"
-"""The field of a record with the cores that other programs had in use around its timing, where they were as
-many as :data:`~tensoropt.cluster.local.BUSY`."""
 _SECONDS = ("forward_s", "backward_s")
-_LOOK_EVERY_S = 2.0
-"""The seconds between two looks at what others have in use, each of which takes a fifth of one: an
-assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -79,20 +71,6 @@ def _timing_s(work: Workload, visit_s: float, passes: int) -> float:
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
-class _Others:
-    """The cores that other programs have in use, looked at now and then while the ranks wait."""
-
-    def __init__(self) -> None:
-        self.cores, self._seen_at = cores_in_use(), time.monotonic()
-
-    def around(self) -> float:
-        """Return the cores in use by others right before or behind what was timed since the last call."""
-        before = self.cores
-        if time.monotonic() - self._seen_at >= _LOOK_EVERY_S:
-            self.cores, self._seen_at = cores_in_use(), time.monotonic()
-        return max(before, self.cores)
-
-
 def measure_workloads(
     works: Iterable[Workload],
     pool: RankPool,
@@ -107,7 +85,7 @@ def measure_workloads(
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records; the store is written after every few
-    workloads. What was timed while other programs used the machine is timed again if they do not now.
+    workloads.
 
     CPU ranks time all of them several times over, so that the repeats of each are spread over the whole run,
     and the smallest seconds count (:mod:`tensoropt.profiling.timers`).
@@ -122,17 +100,11 @@ def measure_workloads(
             that.
 
     Returns:
-        records by workload key; a record with ``error`` marks a workload that could not run, one with
-        :data:`CORES_BUSY` was timed on a busy machine.
+        records by workload key; a record with ``error`` marks a workload that could not run.
     """
     wanted = {work.key: work for work in works}
     stored = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
-    disturbed = [key for key, record in records.items() if CORES_BUSY in record]
-    others = _Others() if disturbed or len(records) < len(wanted) else None
-    if others is not None and others.cores < BUSY:
-        for key in disturbed:
-            del records[key]
     missing = [work for key, work in wanted.items() if key not in records]
     passes = (WallTimer if pool.backend == "gloo" else EventTimer).passes
     seconds = {work.key: _timing_s(work, expected_s(work), passes) for work in missing}
@@ -141,14 +113,7 @@ def measure_workloads(
         begins(len(missing), passes * sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
-        assert others is not None
-        cores = others.around()
-        busy: dict[str, float] = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
-        # A failure stays one until it is forgotten.
-        described: dict[str, dict[str, Any]] = {
-            key: {**record, **describe(wanted[key]), **({} if "error" in record else busy)}
-            for key, record in fresh.items()
-        }
+        described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
         for key, record in described.items():
             left[key] = 0 if "error" in record else left[key] - 1
             records[key] = record if key not in records else _least(records[key], record)
@@ -182,13 +147,7 @@ def _least(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     if "error" in after:  # it ran before, so that this says nothing of the workload
         return dict(before)
     found = {**before, **{name: min(before[name], after[name]) for name in _SECONDS}}
-    found["repeats"] = before["repeats"] + after["repeats"]
-    cores = [record[CORES_BUSY] for record in (before, after) if CORES_BUSY in record]
-    if len(cores) == 2:
-        found[CORES_BUSY] = min(cores)
-    else:  # one of the passes found the machine idle
-        found.pop(CORES_BUSY, None)
-    return found
+    return {**found, "repeats": before["repeats"] + after["repeats"]}
 
 
 @dataclass
@@ -231,7 +190,6 @@ class _Batch:
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
-        """Return the records of the first workloads, and the error that kept the ranks from the next one."""
         messages: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.

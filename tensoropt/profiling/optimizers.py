@@ -21,7 +21,6 @@ class OptimizerKind:
         transient: allocated temporarily by a step, for all parameters at once.
         traffic: read and written by a step.
         largest: allocated temporarily by a step that takes one parameter after the other, for the largest.
-        tensors: of the state of a parameter; 0 for as many as there are values.
         code: of a user's optimizer, a hash of its file.
     """
 
@@ -29,7 +28,6 @@ class OptimizerKind:
     transient: float
     traffic: float
     largest: float = 0
-    tensors: int = 0
     code: str = ""
 
     def made(self, elements: int, largest: tuple[int, int]) -> float:
@@ -42,11 +40,6 @@ class OptimizerKind:
         """
         size, count = largest
         return self.transient + (self.largest / count if elements == size else 0)
-
-    @property
-    def state_tensors(self) -> int:
-        """The tensors that a parameter's state consists of, each with a value for every element."""
-        return self.tensors or int(self.state)
 
 
 OPTIMIZERS = {
@@ -92,7 +85,7 @@ def kind_of(name: str) -> OptimizerKind:
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))
     try:
         values = {key: float(written[key]) for key in ("state", "transient", "traffic", "largest")}
-        return OptimizerKind(**values, tensors=int(written["tensors"]), code=written["code"])
+        return OptimizerKind(**values, code=written["code"])
     except (KeyError, ValueError):
         raise _unknown(name) from None
 

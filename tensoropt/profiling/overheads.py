@@ -215,7 +215,6 @@ def _edge(context: _RankContext, atoms: tuple[int, ...], source: Layout, target:
 
 
 def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch.Tensor:
-    """Return this rank's shard of the tensor at the edge's source."""
     sizes = [
         n // prod(context.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
         for atom, (n,) in enumerate(spec.atoms)
@@ -224,7 +223,6 @@ def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch
 
 
 def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
-    """Return a parameter whose gradients are copied to a bucket."""
     leaf, bucket = torch.randn(64, device=device, requires_grad=True), torch.zeros(64, device=device)
 
     @torch.no_grad()
@@ -243,7 +241,6 @@ def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
 
 
 def _arrive(leaf: torch.Tensor, stamps: _Stamps) -> None:
-    """Let the gradients of two micro-batches arrive, one after the other."""
     leaf.grad = None
     for _ in range(2):
         _After.apply(leaf, stamps, _UNUSED).sum().backward()
@@ -257,7 +254,6 @@ def _go(
     back: str,
     world_size: int,
 ) -> None:
-    """Move along an edge and back, with the ranks in step before each."""
     if world_size > 1:
         dist.barrier()
     result = _After.apply(edge(_Before.apply(x, stamps, back)), stamps, there).sum()
@@ -342,7 +338,6 @@ NO_OVERHEADS = Overheads()
 
 
 def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
-    """Return the record of the overheads on this rank; runs in the pool, on all ranks at once."""
     timer = local_timer()
     x, y = (torch.randn(_ELEMENTS, device=timer.device) for _ in range(2))
     meet = dist.barrier if world_size > 1 else lambda: None
@@ -378,8 +373,6 @@ def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, ag
 
 
 def _launch_s(timer: DeviceTimer) -> float:
-    """Return the seconds of a small copy among many, as a GPU's queue sees gradients arrive: one
-    kernel each."""
     parts = torch.zeros(_LAUNCHES, 16, device=timer.device).unbind()
 
     def copy_all() -> None:
@@ -390,7 +383,6 @@ def _launch_s(timer: DeviceTimer) -> float:
 
 
 def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
-    """Return the timings of an optimizer's step on parameters with very few elements."""
     parameters = [torch.randn(16, device=timer.device).requires_grad_() for _ in range(_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

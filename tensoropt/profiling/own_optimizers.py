@@ -111,7 +111,6 @@ def _check_element_wise(name: str, make: _Make) -> None:
 def _stepped(
     name: str, make: _Make, values: torch.Tensor, gradients: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return a parameter after some steps, and the tensors of its state."""
     parameter = values.clone().requires_grad_()
     optimizer = _made(name, make, [parameter])
     for gradient in gradients:
@@ -128,17 +127,17 @@ def _counted(name: str, make: _Make) -> dict[str, float | str]:
     elements = _SIDE * _SIDE * (_MORE - _FEW)
     state, transient, traffic = (
         max(round((of_more - of_few) / (4 * elements), 3), 0.0)
-        for of_few, of_more in zip(few[:3], more[:3], strict=True)
+        for of_few, of_more in zip(few, more, strict=True)
     )
     single = _watched(name, make, 1)[1] / (4 * _SIDE * _SIDE)
     largest = max(round(single - transient, 3), 0.0)
     values = {"state": state, "transient": transient, "traffic": traffic, "largest": largest}
-    return {**values, "tensors": more[3] // _MORE, "code": _digest(make)}
+    return {**values, "code": _digest(make)}
 
 
-def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
+def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int]:
     """Return the bytes that an optimizer of ``count`` parameters keeps, those that it makes at most at once
-    in a step, those that it reads and writes in it, and the tensors of its state."""
+    in a step, and those that it reads and writes in it."""
     parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
     watch = _Moving()
     for parameter in parameters:
@@ -152,8 +151,7 @@ def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
         watch.restart()
         watch.moved = 0
         optimizer.step()
-    state = [v for own in optimizer.state.values() for v in tree_leaves(own) if isinstance(v, torch.Tensor)]
-    return kept, watch.peak - kept, watch.moved, sum(v.numel() > 1 for v in state)
+    return kept, watch.peak - kept, watch.moved
 
 
 class _Moving(LiveTensors):

@@ -1,10 +1,10 @@
 """The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
 Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
-damaged store is moved aside, with the measurements that can be read taken along; so is one of another
-version, of which nothing is. One that cannot be written is replaced by memory. All with a warning, never a
-crash, because measurements can be repeated. Damage among what can be computed again costs that alone.
-Nothing that is read is ever run. Write-ahead logging lets many processes read while one writes.
+damaged store is moved aside; so is one of another version. One that cannot be written is replaced by memory.
+All with a warning, never a crash, because measurements can be repeated. Damage among what can be computed
+again costs that alone. Nothing that is read is ever run. Write-ahead logging lets many processes read while
+one writes.
 
 Profiles can also be a file of JSON lines, for transfer from one machine's store to another's: the first line
 names the schema; each further line is a record with its kind and key.
@@ -23,8 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -53,7 +51,6 @@ class NotOursError(Exception):
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error means that the file cannot be written, whatever it contains."""
     # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
     text = str(error)
     return any(
@@ -83,23 +80,16 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Return the kind, key and record of all readable rows of a store that cannot be used."""
-    records: dict[tuple[str, str], str] = {}
+    """Return the kind, key and record of all rows of a store that cannot be written."""
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
-    modes = ("ro", "ro&immutable=1") if Path(f"{path}-wal").exists() else ("ro&immutable=1",)
-    # Damage ends a reading; one from the other end sees what lies behind it.
-    for mode, order in product(modes, ("", "DESC")):
-        uri = f"{path.absolute().as_uri()}?mode={mode}"
-        query = f"SELECT kind, key, record FROM profiles ORDER BY kind {order}, key {order}"
-        with contextlib.suppress(sqlite3.Error, NotOursError, ValueError):
+    for mode in ("ro", "ro&immutable=1"):
+        with contextlib.suppress(sqlite3.Error, NotOursError):
+            uri = f"{path.absolute().as_uri()}?mode={mode}"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
                 _check_owner(connection)
-                for kind, key, record in connection.execute(query):
-                    json.loads(record)
-                    records[kind, key] = record
-            break
-    return [(*key, record) for key, record in records.items()]
+                return connection.execute("SELECT kind, key, record FROM profiles").fetchall()
+    return []
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -152,7 +142,6 @@ def _check_owner(connection: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Save everything that is done inside, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")  # takes the writer's lock at once, so that waiting works
     try:
         yield
@@ -164,30 +153,8 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
-    """Save rows of kind, key and record in one transaction, replacing those with the same keys."""
     with _transaction(connection):
         connection.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", rows)
-
-
-def page(
-    connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
-) -> list[tuple[str, str]]:
-    """Return up to ``most`` keys with their records, in key order: those with the prefix that come after
-    ``last``."""
-    # Pages by key instead of an open cursor: a reader never blocks the writer's checkpoints.
-    conditions, values = ["kind = ?"], [kind]
-    if last is not None:
-        conditions, values = [*conditions, "key > ?"], [*values, last]
-    if prefix:
-        # A range of keys uses the primary key's index, which LIKE would use only with case-sensitive
-        # collation.
-        following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all those with the prefix
-        conditions, values = [*conditions, "key >= ?", "key < ?"], [*values, prefix, following]
-    rows = connection.execute(
-        f"SELECT key, record FROM profiles WHERE {' AND '.join(conditions)} ORDER BY key LIMIT ?",
-        (*values, most),
-    )
-    return rows.fetchall()
 
 
 def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
@@ -205,7 +172,6 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
 
 
 def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
-    """Save a value, and remove the values unused for longest if the cache is too large."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
     with _transaction(connection):  # a separate one, so that others may write in between
@@ -218,7 +184,6 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
 
 
 def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
-    """Return the keys of a kind that begin with a prefix."""
     query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
     return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
 
@@ -230,11 +195,7 @@ Entry = tuple[str, str, dict[str, Any]]
 
 
 def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write entries to a file (first to a file next to it, which is then renamed) and return their number.
-
-    Raises:
-        TensorOptError: the file cannot be written; its previous content is then preserved.
-    """
+    """Write entries to a file (first to a file next to it, which is then renamed) and return their number."""
     written = 0
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
@@ -245,11 +206,7 @@ def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int
 
 
 def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
-    """Return the entries of a file that :func:`_write_export` wrote.
-
-    Raises:
-        MeasurementError: the file is missing, is not an export, or has another schema.
-    """
+    """Return the entries of a file that :func:`_write_export` wrote."""
     try:
         with open(path, encoding="utf-8") as stream:
             return _entries(stream, os.fspath(path))
@@ -289,7 +246,6 @@ CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of cached values, which the store may lose because they can be computed again."""
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
-_ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 _HASHES = 16**8
 """The number of values of the first eight digits of a key's hash."""
@@ -338,7 +294,6 @@ class ProfileStore:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path: Path | None = default_path() if path is None else Path(path)
         self._lock = threading.RLock()
-        self._opened: tuple[int, int] | None = None
         self._connection = self._open()
 
     @property
@@ -444,16 +399,15 @@ class ProfileStore:
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
         """Yield all ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
-        last: str | None = None
-        while True:
-            read = partial(page, kind=kind, prefix=prefix, last=last, most=_ROWS_PER_BATCH)
-            rows = self._do(read)
-            for key, record in rows:
-                # Outside the lock, so that a slow consumer never blocks other threads.
-                yield key, json.loads(record)
-            if len(rows) < _ROWS_PER_BATCH:
-                return
-            last = rows[-1][0]
+        query, values = "SELECT key, record FROM profiles WHERE kind = ?", [kind]
+        if prefix:
+            # A range of keys uses the primary key's index, which LIKE would use only with case-sensitive
+            # collation; it ends before the first key after all those with the prefix.
+            query += " AND key >= ? AND key < ?"
+            values += [prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)]
+        query += " ORDER BY key"
+        for key, record in self._do(lambda connection: connection.execute(query, values).fetchall()):
+            yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
         """Return about ``most`` records of a kind, the same each time; all of them if there are fewer.
@@ -530,7 +484,7 @@ class ProfileStore:
             return connect(None)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return self._connected()
+            return connect(self.path)
         except NotOursError as error:
             reason = str(error)
         except sqlite3.DatabaseError as error:
@@ -544,49 +498,24 @@ class ProfileStore:
             return self._fall_back(error.strerror or str(error))
         return self._replace(reason)
 
-    def _connected(self) -> sqlite3.Connection:
-        assert self.path is not None
-        connection = connect(self.path)
-        self._opened = self._identity()
-        return connection
-
-    def _identity(self) -> tuple[int, int] | None:
-        """Return the identity of the file that the path names now; None if there is none."""
-        assert self.path is not None
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
     def _replace(self, reason: str) -> sqlite3.Connection:
-        """Begin a file with the readable contents of this one, and move this one aside; return the
-        connection."""
+        """Move the file aside and begin another; return the connection."""
         assert self.path is not None
-        moment = time.time_ns()
-        aside = self.path.with_name(f"{self.path.name}.aside-{moment}")
-        begun = self.path.with_name(f"{self.path.name}.new-{moment}")
+        aside = self.path.with_name(f"{self.path.name}.aside-{time.time_ns()}")
         try:
-            rows = _readable_rows(self.path)
-            # Whole before it takes the place of the other: an interruption leaves one of them there.
-            with contextlib.closing(connect(begun)) as connection:
-                _insert(connection, rows)
-            os.replace(self.path, aside)
-            # The log belongs to the old file; SQLite could take it for the new one's.
-            for ending in ("-wal", "-shm"):
+            # The log first: SQLite could take it for the new file's.
+            for ending in ("-wal", "-shm", ""):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
-            os.replace(begun, self.path)
-            connection = self._connected()
+            connection = connect(self.path)
         except (OSError, sqlite3.DatabaseError, NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
         _logger.warning(
-            "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun with "
-            "the %d records that could be read; other measurements are made again where needed.",
+            "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun: "
+            "measurements are made again where they are needed.",
             self.path,
             reason,
             aside,
-            len(rows),
         )
         return connection
 
@@ -610,11 +539,6 @@ class ProfileStore:
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run one action; if the file turns out corrupt or read-only, replace it and retry the action."""
         with self._lock:
-            # Another process has moved a damaged file aside and begun another: what is written to the old
-            # one would be lost.
-            if self.path is not None and self._identity() != self._opened:
-                self._connection.close()
-                self._connection = self._open()
             try:
                 return action(self._connection)
             except sqlite3.DatabaseError as error:

@@ -85,14 +85,12 @@ class DeviceTimer(Protocol):
         passes: how often a workload is timed, with all others in between, so that its repeats are spread
             over the run.
         most_repeats: the most repeats of a workload in a pass.
-        also_warm: whether laps on warm caches are timed too, in addition to the cold ones that count.
         host_apart: whether the host issues work to a separate device, so that both take time.
     """
 
     device: torch.device
     passes: int
     most_repeats: int
-    also_warm: bool
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
@@ -221,7 +219,6 @@ class WallTimer:
     # Assumptions.
     passes = 3
     most_repeats = 32
-    also_warm = False
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
@@ -268,7 +265,6 @@ class EventTimer:
     passes = 1
     # An assumption.
     most_repeats = 50
-    also_warm = True
     host_apart = True
 
     def __init__(self, device: str | torch.device, cuda: Any = torch.cuda):
@@ -324,7 +320,6 @@ class EventTimer:
 
     @cached_property
     def _cycles_per_s(self) -> float:
-        """The cycles per second of the clock by which the device waits."""
         self._cuda._sleep(_SLEEP_CYCLES)  # the first one loads the kernel
         begin = self._mark()
         self._cuda._sleep(_SLEEP_CYCLES)

@@ -367,7 +367,6 @@ def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch
 
 
 def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
-    """Return a tensor of the resolved shape; the cost of moving it is priced as an edge."""
     return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
 
 

@@ -57,9 +57,9 @@ def time_workload(
         timer: times the device; that of this rank if None.
 
     Returns:
-        ``forward`` and ``backward`` on the device, both cold; ``forward_warm`` and ``backward_warm`` if the
-        timer times those too; ``forward_host`` and ``backward_host``, seconds of issuing both, and ``waits``
-        if the host is separate; or an ``error``, such as too little memory.
+        ``forward`` and ``backward`` on the device, both on cold caches; ``forward_host`` and
+        ``backward_host``, seconds of issuing both, and ``waits`` if the host is separate; or an ``error``,
+        such as too little memory.
     """
     timer = timer or local_timer()
     record: dict[str, Any]
@@ -81,7 +81,6 @@ class _ApartError(RuntimeError):
 
 
 def _meet(meeting: Callable[[], object]) -> None:
-    """Run with the other ranks a function that all of them call."""
     try:
         meeting()
     except Exception as error:
@@ -151,12 +150,6 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
     issued = "backward_host" if timer.host_apart else "backward"
     start_s = _start_of_backward_s(timer.device)
     record[issued] = [max(s - start_s, 0.0) for s in record[issued]]
-    if timer.also_warm:
-        ahead = WAITS not in record
-        warm = _seconds(
-            [_lap(work, copies[:1], training, timer, cold=False, ahead=ahead) for _ in laps], timer
-        )
-        record |= {f"{way}_warm": seconds for way, seconds in warm.items()}
     return record
 
 
@@ -186,8 +179,6 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
 def _copies_wanted(
     work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """Return the number of copies that the timer wants for tensors of this size, limited by the time there
-    is."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
@@ -225,7 +216,6 @@ def _lap(
     training: bool,
     timer: DeviceTimer,
     *,
-    cold: bool = True,
     ahead: bool = True,
 ) -> _Lap:
     """Run a step of a model made of the copies: forward through all of them, backward in reverse order.
@@ -236,7 +226,7 @@ def _lap(
     Args:
         ahead: let the host run ahead of the device.
     """
-    ways = [_forward(work, own, training, timer, cold=cold, ahead=ahead) for own in copies]
+    ways = [_forward(work, own, training, timer, ahead=ahead) for own in copies]
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
     lap: _Lap = []
     while ways:
@@ -248,8 +238,7 @@ def _lap(
             continue
         # Before the span: in a step the gradients come from the operator after this one.
         gradients = [torch.ones_like(r) for r in results]
-        if cold:
-            timer.leave_cache()
+        timer.leave_cache()
         begun = timer.begin(ahead=ahead)
         kept.append(torch.autograd.grad(results, leaves, gradients, allow_unused=True))
         lap.append((forward, timer.end(begun)))
@@ -262,13 +251,10 @@ def _forward(
     training: bool,
     timer: DeviceTimer,
     *,
-    cold: bool,
     ahead: bool,
 ) -> tuple[Span, dict[str, torch.Tensor]]:
-    """Run one copy's forward; return its span and its tensors (without training, only its inputs)."""
     tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
-    if cold:
-        timer.leave_cache()
+    timer.leave_cache()
     with torch.set_grad_enabled(training):
         begun = timer.begin(ahead=ahead)
         run_workload(work, tensors, SingleDevice())
@@ -299,13 +285,11 @@ def _start_of_backward_s(device: torch.device) -> float:
 
 
 def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    """Return the visits that were not disturbed; all if there are no others."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if not any(span.disturbed for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[_Lap]) -> int:
-    """Return the number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
@@ -319,7 +303,6 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 
 
 def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
-    """Return the host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": [forward.host_s for forward, _ in visits],
@@ -361,7 +344,6 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the interquartile range divided by the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -372,8 +354,8 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the record of a workload from the results of each rank.
 
     It has ``forward_s`` and ``backward_s`` of the slower rank, the smallest on CPU ranks and the usual ones
-    on GPUs; ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_warm_s``,
-    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s``, and ``waits`` if the host was not ahead;
+    on GPUs; ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_host_s``
+    and ``backward_host_s``, and ``waits`` if the host was not ahead;
     or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it.
     """
     errors = [record for record in ranks if "error" in record]

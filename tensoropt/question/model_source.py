@@ -57,23 +57,6 @@ class LoadedModel:
     batch: int | None = None
     onnx: OnnxOptions | None = None
 
-    def on(self, devices: int, batch_per_device: int) -> LoadedModel:
-        """Return the model with inputs for some devices, ``batch_per_device`` samples for each.
-
-        Raises:
-            TensorOptError: it has a batch, or its source takes none.
-        """
-        return self.with_batch(batch_on(self.source, self.batch, batch_per_device, devices))
-
-    def with_batch(self, batch: int) -> LoadedModel:
-        """Return the model with inputs of another batch.
-
-        Raises:
-            TensorOptError: its source takes no batch.
-        """
-        device = next(self.model.parameters()).device.type
-        return load_model(self.source, device=device, seed=self.seed, batch=batch)
-
 
 def is_onnx(source: str) -> bool:
     """Return whether a source is an ONNX file, by its suffix."""
@@ -144,7 +127,6 @@ _DIM_INSTEAD = "give them by --dim, as in --dim batch=8"
 
 
 def _building_function(source: str) -> Callable[..., Any]:
-    """Return the function that a source names, without its options."""
     named = source.partition("?")[0]
     if is_config(source):
         from tensoropt.zoo import ZooError
@@ -166,7 +148,6 @@ def _building_function(source: str) -> Callable[..., Any]:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameters of a function whose defaults are numbers or switches, with these."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some that are written in C have none
@@ -175,7 +156,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> dict[str, Any]:
-    """Return the arguments of a function that builds a model: the options behind its name, and the batch."""
     from tensoropt.zoo import ZooError, read_options
 
     name, mark, written = source.partition("?")
@@ -268,7 +248,11 @@ def default_batch(source: str) -> int:
     Raises:
         TensorOptError: its batch is no choice: it brings its own example inputs.
     """
-    check_batch_is_choice(source)
+    if not source or is_onnx(source):
+        raise TensorOptError(
+            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
+            f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
+        )
     if source.startswith("zoo:"):
         from tensoropt.zoo import entry
 
@@ -280,37 +264,6 @@ def default_batch(source: str) -> int:
             "no such parameter with a whole number of at least 1 as default: give it one"
         )
     return own
-
-
-def check_batch_is_choice(source: str) -> None:
-    """Raise :class:`TensorOptError` for a model whose batch is never a choice; a function may still have no
-    parameter for it."""
-    if not source or is_onnx(source):
-        raise TensorOptError(
-            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
-            f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
-        )
-
-
-def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> int:
-    """Return the global batch of a model on some devices, with ``per_device`` samples for each of them.
-
-    Args:
-        source: the model's.
-        batch: the batch that was asked for otherwise; None for none.
-
-    Raises:
-        TensorOptError: there is such a batch, or the model brings its own example inputs.
-    """
-    check_batch_is_choice(source)
-    if per_device < 1:
-        raise TensorOptError(f"a batch of {per_device} per device is none; give at least 1")
-    if batch is not None:
-        raise TensorOptError(
-            f"a batch of {per_device} per device grows with the devices, a batch of {batch} does not; give "
-            "--batch-per-device or --batch"
-        )
-    return per_device * devices
 
 
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:

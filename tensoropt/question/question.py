@@ -22,7 +22,6 @@ from tensoropt.question.model_source import (
     LoadedModel,
     ModelSourceError,
     OnnxOptions,
-    batch_on,
     default_batch,
     is_onnx,
     load_model,
@@ -41,7 +40,6 @@ class Question(BaseModel):
         batch: the global batch; None for the model's own.
         batches: global batches to explore one after the other; ``auto`` for the largest that fits, with those
             that lead to it.
-        batch_per_device: the same for each device: the batch grows with the cluster.
         seed: the seed of weights and random walks.
         dims, outputs, loss: what an ONNX file leaves open.
         settings: the settings of the exploration.
@@ -62,7 +60,6 @@ class Question(BaseModel):
     cluster: str | dict[str, Any]
     batch: int | None = None
     batches: str | tuple[int, ...] = ""
-    batch_per_device: int | None = None
     seed: int = 0
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -116,17 +113,6 @@ class Question(BaseModel):
         settings = with_dtype(self.settings, self.model, clusters)
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
-    def on(self, cluster: Cluster) -> Question:
-        """Return the question about a cluster, with the batch for as many devices as it has.
-
-        Raises:
-            TensorOptError: a batch per device is given beside a batch, or for a model that brings its own.
-        """
-        if self.batch_per_device is None:
-            return self
-        batch = batch_on(self.model, self.batch, self.batch_per_device, cluster.device_count)
-        return self.model_copy(update={"batch": batch, "batch_per_device": None})
-
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
         """Return the question about the batch, the sequence and the dtype that a job has today, where it does
         not say others and the model's are a choice; and what was taken, in words.
@@ -136,7 +122,7 @@ class Question(BaseModel):
         """
         model, batch, settings, taken = self.model, self.batch, self.settings, list[str]()
         for job in (job.on(devices) for job in jobs):
-            if batch is None and not self.batches and self.batch_per_device is None:
+            if batch is None and not self.batches:
                 with suppress(TensorOptError):
                     default_batch(model)
                     batch = job.batch_on(devices)
@@ -198,7 +184,6 @@ class Question(BaseModel):
         words = ["explore", self.model, "--cluster", cluster]
         batch = write_counts(self.batches) if self.batch is None else str(self.batch)
         words += ["--batch", batch] if batch else []
-        words += [] if self.batch_per_device is None else ["--batch-per-device", str(self.batch_per_device)]
         words += [word for name, size in self.dims.items() for word in ("--dim", f"{name}={size}")]
         words += [word for tensor in self.outputs for word in ("--output", tensor)]
         words += [] if self.loss is None else ["--loss", self.loss]

@@ -36,8 +36,8 @@ else:
     ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
-ANY_SPACE: Literal["any"] = "any"
-"""The space of all plans."""
+_RETIRED = {"space": "any", "soft_placement": False}
+"""Settings of earlier versions, each with the value that all explorations have today."""
 _SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""
 
@@ -161,7 +161,6 @@ class Setting:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 
     def _checked(self, value: Any) -> Any:
-        """Return the value, if the model's rules allow it; each setting is checked by itself."""
         try:
             return getattr(Settings(**{self.name: value}), self.name)
         except TensorOptError as error:
@@ -169,7 +168,6 @@ class Setting:
 
 
 def _one_of(text: str, choices: Sequence[str]) -> str:
-    """Return the text, which must be one of the choices."""
     if text not in choices:
         raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
     return text
@@ -179,14 +177,12 @@ def _one_of(text: str, choices: Sequence[str]) -> str:
 
 
 def _count_words(value: str | Sequence[int]) -> str:
-    """Return, in words, which micro-batch counts are searched."""
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
     return write_counts(value).replace(",", ", ")
 
 
 def _recompute_words(value: str) -> str:
-    """Return, in words, what may be recomputed."""
     return "repeated blocks may run again in backward" if value == "auto" else value
 
 
@@ -232,25 +228,6 @@ def _constraints(value: Any) -> Any:
     return constraints_of(value)
 
 
-def _check_space(settings: Settings) -> None:
-    """Refuse what no plan of a launcher can keep to."""
-    name, flag = settings.space, f"--space {settings.space}"
-    if name == ANY_SPACE:
-        return
-    if settings.constraints is not None:
-        raise TensorOptError(
-            f"{flag} tries every plan that {name} can be told, and constraints pin others; leave out one of "
-            "the two"
-        )
-    if settings.mode != "train":
-        raise TensorOptError(f"{flag} is about training, and the mode is {settings.mode}; leave it out")
-    if settings.optimizer not in OPTIMIZERS:
-        raise TensorOptError(
-            f"{name} is not told of {short_optimizer(settings.optimizer)}; explore with --optimizer adam, or "
-            f"without {flag}"
-        )
-
-
 STEP = "what a step does"
 SEARCH = "what is searched"
 COSTS = "where costs come from"
@@ -266,7 +243,6 @@ def _refused_in_words(of: type) -> type:
             checked(self, *values, **chosen)
         except ValidationError as error:
             raise _refusal(error) from None
-        _check_space(self)
 
     of.__init__ = wraps(checked)(initialise)  # type: ignore[misc]
     return of
@@ -400,13 +376,6 @@ class Settings:
             "always: on any model and cluster", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
-    soft_placement: Annotated[
-        bool,
-        Setting(
-            "constraints that cannot hold are given up with a note, as if each were soft",
-            "Soft placement", SEARCH,
-        ),
-    ] = False  # fmt: skip
     expert_imbalance: Annotated[
         int | float,
         AfterValidator(_imbalance),
@@ -416,24 +385,11 @@ class Settings:
             "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
-    space: Annotated[
-        Literal["any", "torchtitan", "megatron", "deepspeed", "accelerate"],
-        Setting(
-            "any: all plans; or only those that a launcher's config can say, as `export` writes them",
-            "Plans", SEARCH, title="plans of {}", width=120,
-        ),
-    ] = ANY_SPACE  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:
         """Whether strategies that are hardly better than known ones may be left out."""
         return self.epsilon > 0
-
-    @property
-    def effective_constraints(self) -> Constraints | None:
-        """The constraints as plans have to keep to them: all of them soft, with ``soft_placement``."""
-        given = self.constraints
-        return given if given is None or not self.soft_placement else given.softened()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data, as plans and explorations keep them."""
@@ -448,6 +404,12 @@ class Settings:
         Raises:
             TensorOptError: this version does not know some of them.
         """
+        for name, value in _RETIRED.items():
+            if data.get(name, value) != value:
+                raise TensorOptError(
+                    f"this was made with {name}={data[name]!r}, which is gone; explore again"
+                )
+        data = {name: value for name, value in data.items() if name not in _RETIRED}
         try:
             kind_of(data.get("optimizer", "adam"))  # nobody's code is run for what was kept
             # What was kept before process memory could be counted counts tensors.
@@ -468,7 +430,6 @@ def settings_fields() -> Iterator[Setting]:
 
 
 def _refusal(error: ValidationError) -> Exception:
-    """Return the error for invalid settings: a sentence with the values that are valid."""
     fault = error.errors()[0]
     name, value = str(fault["loc"][0]), fault["input"]
     cause = fault.get("ctx", {}).get("error")

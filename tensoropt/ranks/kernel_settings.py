@@ -107,7 +107,6 @@ _FLAGS = {
 
 
 def _owner(name: str) -> Any:
-    """Return the PyTorch module that owns a setting."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from tensoropt.cluster import Cluster, available_cores, gpu_rank_cores, named_kind, pin_rank, rank_cores
+from tensoropt.cluster import Cluster, available_cores, named_kind, pin_rank, rank_cores
 from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
 from tensoropt.errors import ClusterError
-from tensoropt.ranks.hosts import job_hosts
+from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
@@ -42,22 +42,10 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
     return undo
 
 
-def pin_gpu_rank(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Let this process run on the CPUs near its GPU, if they are known; return a function that undoes it."""
-    cores = gpu_rank_cores(local_ranks)
-    if cores is None:
-        return lambda: None
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores[local_rank])
-    return lambda: os.sched_setaffinity(0, before)
-
-
-def pin_process(device_type: str = "cpu") -> None:
-    """Call :func:`pin` or :func:`pin_gpu_rank` once for this process, if torchrun's variables say which of
-    its host's ranks it is."""
+def pin_process() -> None:
+    """Call :func:`pin` once for this process, if torchrun's variables say which of its host's ranks it is."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        of_device = pin if device_type == "cpu" else pin_gpu_rank
-        _undo.append(of_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
+        _undo.append(pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
 def unpin_process() -> None:
@@ -164,12 +152,9 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
     Raises:
         ClusterError: the job has other hosts than the cluster, or the ranks are too many for this machine.
     """
-    if (hosts := job_hosts()) is not None and detected_hosts(cluster) > 1:
-        hosts.check(cluster)
-        if len(cluster.device_kinds) > 1 and not mixed:
-            return None
-        of_type = "gloo" if cluster.device_type == "cpu" else "nccl"
-        return RankPool(cluster.device_count, backend=of_type, hosts=hosts)
+    if (ranks := job_ranks()) is not None and detected_hosts(cluster) > 1:
+        ranks.check(cluster)
+        return ranks if mixed or len(cluster.device_kinds) == 1 else None
     backend = local_backend(cluster)
     if backend == "gloo" and cluster.device_count > most_ranks():
         raise ClusterError(

@@ -22,15 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensoropt.cluster import gpu_rank_cores, rank_cores
+from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.hosts import JobHosts
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.ranks.worker_process import (
     EXIT_S,
     RankError,
-    StartedWorker,
     Timeout,
+    WorkerProcess,
     died_during,
     hangs_in,
     kill_all,
@@ -59,7 +58,6 @@ class RankPool:
             near its GPU, if they are known.
         interface: the network interface of gloo, the loopback by default.
         prefixes: per rank, a command that is put before the worker's (such as ``ip netns exec NAME``).
-        hosts: the hosts of a job that have equally many of the ranks each; by default all are on this one.
 
     Use it as a context manager, or call :meth:`close`. Workers start with the first run, so a pool that is
     never used costs nothing. They also end when the pool is garbage-collected or its process dies. Only one
@@ -78,7 +76,6 @@ class RankPool:
         pin: bool = True,
         interface: str | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
-        hosts: JobHosts | None = None,
     ) -> None:
         if world_size < 1 or threads < 1 or timeout_s <= 0:
             raise MeasurementError(
@@ -99,10 +96,8 @@ class RankPool:
         self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
         can_pin = pin and hasattr(os, "sched_setaffinity")
-        self._cores = self._cores_of_ranks() if can_pin and hosts is None else None
-        self._hosts = hosts
-        self._tcp: Any = None  # the group's store, if there are several hosts
-        self._workers: list[StartedWorker] = []
+        self._cores = self._cores_of_ranks() if can_pin else None
+        self._workers: list[WorkerProcess] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
         self._lock = threading.RLock()
@@ -117,7 +112,7 @@ class RankPool:
     @property
     def hosts(self) -> int:
         """The number of hosts that the ranks are on."""
-        return 1 if self._hosts is None else len(self._hosts)
+        return 1
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -145,35 +140,14 @@ class RankPool:
                 return
             with self._killing_on_error():
                 self._epoch += 1  # a new file: the last group's store still has its ranks' addresses
-                if self._hosts is None:
-                    for rank, prefix in enumerate(self._prefixes):
-                        self._workers.append(
-                            start_worker(self._log(rank), prefix, self.threads, self._interface)
-                        )
-                else:
-                    self._start_on(self._hosts)
+                for rank, prefix in enumerate(self._prefixes):
+                    log = self._directory / f"rank-{rank}.log"
+                    self._workers.append(start_worker(log, prefix, self.threads, self._interface))
                 self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
                 try:
                     self._collect("start", self._start_timeout_s)
                 except RankError as error:
                     raise MeasurementError(f"the ranks do not start: {error}") from error
-
-    def _start_on(self, hosts: JobHosts) -> None:
-        """Start the workers on the hosts of a job, and the store in which their groups meet."""
-        if self._tcp is None:
-            from torch._C._distributed_c10d import TCPStore
-
-            self._tcp = TCPStore(hosts.address, 0, None, True, wait_for_workers=False)
-        cores = []
-        for rank in range(self.world_size):
-            worker, own = hosts.start(rank, self.world_size, self._log(rank), self.threads, self.backend)
-            self._workers.append(worker)
-            cores.append(own)
-        known = tuple(own for own in cores if own is not None)
-        self._cores = known if len(known) == len(cores) else None
-
-    def _log(self, rank: int) -> Path:
-        return self._directory / f"rank-{rank}.log"
 
     def run(
         self,
@@ -276,11 +250,8 @@ class RankPool:
                     worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
             self._finalizer()
 
-    def _store(self) -> tuple[str, int, str] | str:
-        """Return where the ranks' group meets: host, port and name, or on one host a file: nothing can
-        collide with it."""
-        if self._hosts is not None:
-            return self._hosts.address, self._tcp.port, f"group-{self._epoch}"
+    def _store(self) -> str:
+        """Return the file in which the ranks' group meets: nothing can collide with it."""
         return str(self._directory / f"store-{self._epoch}")
 
     def _setup(self, rank: int) -> dict[str, Any]:
@@ -292,21 +263,17 @@ class RankPool:
             "backend": self.backend,
             "gpu": self._gpu(rank),
             "store": self._store(),
-            "hosts": self.hosts,
             "timeout_s": self.timeout_s,
         }
 
     def _cores_of_ranks(self) -> tuple[tuple[int, ...], ...] | None:
-        if self.backend == "nccl":
-            return gpu_rank_cores(self.world_size)
         # Ranks that share a GPU wait for each other in any case.
-        return rank_cores(self.world_size, self.threads)
+        return None if self.backend == "nccl" else rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """Return the index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
-        return rank % (self.world_size // self.hosts) if self.backend == "nccl" else None
+        return rank if self.backend == "nccl" else None
 
     def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
         for worker, content in zip(self._workers, contents, strict=True):
@@ -383,14 +350,12 @@ class RankPool:
         kill_all(self._workers)
 
 
-def _clean_up(workers: list[StartedWorker], directory: Path) -> None:
+def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
     kill_all(workers)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """Return (module, qualified name, file) of a module-level function; MeasurementError for any other
-    function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

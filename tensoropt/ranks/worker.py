@@ -1,15 +1,9 @@
 """A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports the functions it is sent by name and
 runs them.
 
-Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors. A rank's memory
-allocator keeps the memory that tensors free.
-
-A training step creates and frees the same tensors every time. On GPUs PyTorch's own allocator keeps the
-memory that one step freed for the next. On CPUs the C library returns large blocks to the system, which
-clears and maps them again, page by page, when the next step requests them. A lowered plan frees each tensor
-after its last use, and therefore more often than a module whose locals live until it returns: a GPT-2 with 32
-MiB of logits took 44,000 page faults per step, 20,000 as plain PyTorch, and was 6 to 8 % slower for that
-reason alone.
+Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors. A CPU rank keeps
+the memory that tensors free, as PyTorch does on GPUs: returned to the system, it made a GPT-2 6 to 8 %
+slower.
 """
 
 from __future__ import annotations
@@ -26,7 +20,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
@@ -61,15 +56,32 @@ def keep_freed_memory() -> bool:
 
 
 _MANY_MODULES = 200
-_parent: Connection | None = None
+_hear: Callable[[Any], object] | None = None
 _hosts = 1
 """The number of hosts that the ranks of this worker's pool are on."""
 
 
 def tell(content: Any) -> None:
     """Send the parent a message before the function that it called ends; does nothing outside a pool."""
-    if _parent is not None:
-        _parent.send_bytes(pickle.dumps(("told", content)))
+    if _hear is not None:
+        _hear(content)
+
+
+@contextmanager
+def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
+    """Give a function what this rank tells inside the block."""
+    global _hear
+    before, _hear = _hear, hear
+    try:
+        yield
+    finally:
+        _hear = before
+
+
+def is_on(hosts: int) -> None:
+    """Say on how many hosts this rank and the others are."""
+    global _hosts
+    _hosts = hosts
 
 
 def common_clock() -> Callable[[], float]:
@@ -92,7 +104,6 @@ _ECHOES = 20
 
 
 def _seconds_behind() -> float:
-    """Return how far this rank's clock is behind that of rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -120,9 +131,9 @@ def _seconds_behind() -> float:
 
 def main() -> None:
     """Answer ``(verb, content)`` messages until the connection closes."""
-    global _parent
+    global _hear
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
-    _parent = connection
+    _hear = lambda content: connection.send_bytes(pickle.dumps(("told", content)))  # noqa: E731
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_leave_with_parent, args=(lifeline,), daemon=True).start()
@@ -137,7 +148,7 @@ def main() -> None:
         try:
             answer = pickle.dumps(("ok", _obey(verb, content, setup)))
         except BaseException as error:
-            answer = pickle.dumps(("error", _failure(error)))
+            answer = pickle.dumps(("error", failure_of(error)))
         sys.stdout.flush()
         sys.stderr.flush()
         connection.send_bytes(answer)
@@ -189,9 +200,7 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         _freeze_imported(setup)
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":
-        global _hosts
         setup.update(content)
-        _hosts = setup["hosts"]
         on_cpu = setup["gpu"] is None
         if on_cpu:
             pin_rank(setup["cores"])  # before PyTorch starts threads
@@ -219,24 +228,19 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
 
 def _connect(setup: dict[str, Any]) -> None:
     import torch.distributed
-    from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+    from torch._C._distributed_c10d import FileStore
 
-    store: Store
-    if isinstance(setup["store"], str):
-        store = FileStore(setup["store"], setup["world_size"])
-    else:
-        host, port, name = setup["store"]
-        store = PrefixStore(name, TCPStore(host, port, None, False))
     torch.distributed.init_process_group(
         setup["backend"],
-        store=store,
+        store=FileStore(setup["store"], setup["world_size"]),
         rank=setup["rank"],
         world_size=setup["world_size"],
         timeout=timedelta(seconds=setup["timeout_s"]),
     )
 
 
-def _failure(error: BaseException) -> tuple[str, str, bytes | None]:
+def failure_of(error: BaseException) -> tuple[str, str, bytes | None]:
+    """Return an error as it is sent: its last line, its traceback, and itself if it can be pickled."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(error))
     try:

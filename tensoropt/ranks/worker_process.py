@@ -1,7 +1,6 @@
 """One worker as the pool sees it: a process, the connection to it, and the file it prints to.
 
-A run on ranks fails if a rank raises, dies or hangs. Time-outs do not count time while this machine is
-suspended; calls that may never end run in a fork.
+A run on ranks fails if a rank raises, dies or hangs. Calls that may never end run in a fork.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tensoropt.errors import MeasurementError
 
@@ -31,19 +30,6 @@ EXIT_S = 2.0
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
 """The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
-
-
-class StartedWorker(Protocol):
-    """What a pool needs of a worker: the connection to it, and its process (a :class:`subprocess.Popen`, or
-    what does the same on another host)."""
-
-    @property
-    def process(self) -> Any: ...
-    @property
-    def connection(self) -> Connection: ...
-
-    def kill(self) -> None: ...
-    def output(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +66,7 @@ class WorkerProcess:
             return ""
 
 
-def kill_all(workers: list[StartedWorker]) -> None:
+def kill_all(workers: list[WorkerProcess]) -> None:
     """End all workers and empty the list."""
     for worker in workers:
         with contextlib.suppress(OSError):
@@ -96,7 +82,7 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         log: the file that its output goes to.
         prefix: a command that is put before the worker's.
         threads: how many threads it may use; libraries read it from the environment when they are loaded.
-        interface: gloo's network interface; "" for the one that it chooses.
+        interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
     lifeline_read, lifeline_write = os.pipe()
@@ -106,7 +92,7 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+        "GLOO_SOCKET_IFNAME": interface,
     }
     command = [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno()), str(lifeline_read)]
     try:
@@ -162,7 +148,7 @@ def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
     return RankError(message, rank=rank, kind=kind)
 
 
-def _tail(worker: StartedWorker) -> str:
+def _tail(worker: WorkerProcess) -> str:
     text = worker.output().strip()[-_LOG_TAIL:]
     return f"\n\nIts last output:\n{text}" if text else ""
 
@@ -180,7 +166,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
     return RankError(message, rank=rank, kind="raised", cause=cause)
 
 
-def died_during(worker: StartedWorker, rank: int, task: str) -> RankError:
+def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     """Return the error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
@@ -196,7 +182,7 @@ def died_during(worker: StartedWorker, rank: int, task: str) -> RankError:
     return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, StartedWorker], task: str, timeout_s: float) -> RankError:
+def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
     """Return the error for ranks, given with their workers, that did not answer; ask them for their
     stacks."""
     deadline = time.monotonic() + _STACK_S
@@ -225,7 +211,7 @@ def _stands(stack: str) -> str:
     return f"{frames[0][2]}, called from {called}" if frames else ""
 
 
-def _write_stack(worker: StartedWorker, deadline: float) -> None:
+def _write_stack(worker: WorkerProcess, deadline: float) -> None:
     """Make faulthandler write a worker's stack to its log, and wait for it."""
     written = len(worker.output())
     with contextlib.suppress(OSError):
@@ -234,45 +220,25 @@ def _write_stack(worker: StartedWorker, deadline: float) -> None:
         time.sleep(0.05)
 
 
-SPELL_S = 1.0
-"""Waiting is counted in intervals of this length. An interval that takes more than twice as long was no
-waiting: this process was stopped meanwhile. A second is short compared with every time-out, and long compared
-with scheduler delays."""
-
-
 class Timeout:
-    """A time-out: the seconds that other processes may take.
+    """A time-out: the seconds that other processes may take."""
 
-    While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps), the processes
-    it waits for may be stopped as well, so that time is not counted against them.
-
-    Args:
-        seconds: the total time to wait.
-        clock: returns seconds.
-    """
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.left_s = self._all_s = seconds
-        self._clock = clock
+    def __init__(self, seconds: float):
+        self._all_s, self._until = seconds, time.monotonic() + seconds
 
     def renew(self) -> None:
         """Start counting again, because a process that is being waited for has given a sign of life."""
-        self.left_s = max(self.left_s, self._all_s)
+        self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
         """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
-        self.left_s, self._all_s = min(self.left_s, seconds), 0.0
+        self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
         """Return the connections that can be read; none once the time is over. Each is polled at
         least once."""
-        while True:
-            spell_s = max(0.0, min(self.left_s, SPELL_S))
-            start = self._clock()
-            ready = wait(connections, timeout=spell_s)
-            self.left_s -= min(max(self._clock() - start, 0.0), 2 * SPELL_S)
-            if ready or self.left_s <= 0:
-                return ready  # type: ignore[return-value]  # connections are all it was given
+        left_s = max(0.0, self._until - time.monotonic())
+        return wait(connections, timeout=left_s)  # type: ignore[return-value]  # it was given connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:

@@ -83,7 +83,6 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 
 def _whole_source(source: str) -> str:
-    """Return a model's source with the whole path of its file, if that lies below the current folder."""
     path = _file_of(source)
     if path is None or not path.is_file():
         return source
@@ -113,7 +112,6 @@ def run_place(exploration: Exploration, folder: str) -> str:
 
 
 def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
-    """Return the line that chooses a point."""
     return (
         Command(
             f"Make this plan (needs {format_bytes(float(exploration.needs[index]))})",
@@ -165,7 +163,6 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
 
 
 def _devices_of(exploration: Exploration, index: int) -> int:
-    """Return the number of devices that a point is for."""
     count = 1
     for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:
         count *= size

@@ -113,13 +113,11 @@ class _SimulatedStep:
 
     @cached_property
     def _rows(self) -> tuple[StageRows, ...]:
-        """The rows of each stage."""
         names = {name: name for name in self.strategy.graph.group_of}
         return (StageRows(self.strategy, self.evaluated, self._timed.events, self.axes, {}, names),)
 
     @property
     def _busiest(self) -> Sequence[StageRows]:
-        """The rows of the stages at the busiest place."""
         return self._rows
 
     def operators(self) -> tuple[OperatorRow, ...]:
@@ -132,7 +130,6 @@ class _SimulatedStep:
         )
 
     def edges(self) -> tuple[EdgeRow, ...]:
-        """Return the reshardings."""
         return tuple(row for stage in self._rows for row in stage.edges())
 
     @cached_property
@@ -140,12 +137,9 @@ class _SimulatedStep:
         return self._rows[0].timeline
 
     def waited(self) -> Sequence[TimelineEvent]:
-        """Return what the busiest device does, with lanes that say over which axes its links send."""
         return self.timeline
 
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
-        """Return what the groups of operators compute on the busiest device, and the seconds that it computes
-        beside them, by title."""
         beside: dict[str, float] = {}
         for rows in self._busiest:
             beside = {title: seconds + beside.get(title, 0.0) for title, seconds in rows.beside().items()}
@@ -153,7 +147,6 @@ class _SimulatedStep:
         return [computed for rows in self._busiest for computed in rows.computed(weights)], beside
 
     def places(self) -> tuple[Share, ...]:
-        """Return the peak and the seconds of a rank of each place, if they differ."""
         return ()
 
     def memory_curve(self) -> tuple[MemoryAt, ...]:
@@ -216,8 +209,6 @@ class _PipelinedStep(_SimulatedStep):
 
     @cached_property
     def _rows(self) -> tuple[StageRows, ...]:
-        """The rows of each stage; a group that several stages have is named after the first of them that has
-        it."""
         rows, taken = [], set[str]()
         for number, (strategy, timed) in enumerate(zip(self.strategy.stages, self._timed, strict=True)):
             own, stage = strategy.graph.group_of, {STAGE_AXIS: str(number)}
@@ -234,8 +225,6 @@ class _PipelinedStep(_SimulatedStep):
         return tuple(self._timeline())
 
     def _timeline(self) -> Iterator[TimelineEvent]:
-        """Yield all actions, each with the events of its stage's own step within it, all messages, and what
-        follows when all are done."""
         times, parts, devices = self.evaluated.times, len(self.evaluated.loads), self._devices
         for event in times.happenings:
             if event.kind in "BIW" and event.stage < self.strategy.forward_only:
@@ -312,7 +301,6 @@ class _PlacedStep(_SimulatedStep):
 
     @cached_property
     def _loads(self) -> list[tuple[float, float]]:
-        """The seconds (computing, communicating) of each device."""
         step = self.evaluated
         return [(busy, step.communication_s(device)) for device, busy in enumerate(step.busy_s)]
 

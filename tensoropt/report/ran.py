@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensoropt.cluster.local import BUSY
 from tensoropt.exploration.rates import for_gpus
 from tensoropt.exploration.verified import Verified
 from tensoropt.units import format_bytes, format_seconds
@@ -37,16 +36,7 @@ def _change_words(measured: float, predicted: float) -> str:
 
 
 def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
-    """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
     return for_gpus(cluster) and "CPU ranks" in verified.checked_on
-
-
-def busy_words(cores_busy: float | None) -> str:
-    """Say that a machine was busy with something else while steps were timed: ``the machine was busy: other
-    programs had 1.7 cores in use``; "" if it was not, or if that is not known."""
-    if cores_busy is None or cores_busy < BUSY:
-        return ""
-    return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
 
 
 def ran_words(
@@ -74,8 +64,6 @@ def ran_words(
         words = [f"{text(predicted)} predicted", _change_words(measured, predicted)]
         if word == "measured" and _ran_elsewhere(verified, cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
-        elif word == "measured":
-            words.append(busy_words(verified.cores_busy))
         parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
     if verified.loss_difference is None:
         parts.append(f"collectives {'as' if verified.ok else 'NOT as'} predicted")
@@ -101,14 +89,8 @@ def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
             and _miss_of(measured, predicted) == "far off"
         ):
             times = f"{measured / predicted:.2g} times what was predicted"
-            busy = busy_words(verified.cores_busy) if name == "a step" else ""
             sentences.append(
                 f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
-                f"({text(predicted)}). "
-                + (
-                    f"{busy[:1].upper()}{busy[1:]}; verify again when it is idle."
-                    if busy
-                    else "Trust this plan's figures accordingly."
-                )
+                f"({text(predicted)}). Trust this plan's figures accordingly."
             )
     return sentences

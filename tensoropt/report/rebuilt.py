@@ -99,7 +99,6 @@ class StrategyOnMesh:
         return costs.on(kinds).compute()
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
-        """Return a step, simulated at these costs."""
         metrics = self.evaluated(costs).metrics
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 

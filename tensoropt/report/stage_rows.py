@@ -129,7 +129,6 @@ class StageRows:
         return tuple(row for edge in self.strategy.edges() if (row := self._edge(edge)))
 
     def _needed(self, edge: Edge) -> bool:
-        """Return whether the backward of an edge's reader needs the tensor."""
         if not edge.reader:
             return False
         group = self.strategy.graph.group_of[edge.reader]
@@ -137,7 +136,6 @@ class StageRows:
         return group.short_names[edge.tensor] in facts.reads_kept
 
     def _edge(self, edge: Edge) -> EdgeRow | None:
-        """Return a resharding with its effects summed."""
         prices = self.evaluation.batch.prices
         effects = MoveEffects(prices)
         forward, backward = self.strategy.steps(edge)

@@ -1,16 +1,7 @@
 """The parts of a step's time: operators summed by module and kind, and everything beside them.
 
-This is the one place that decides what takes most of a step: the page, the command line and the notebook
-all read these parts. They add up to the step; if devices have different loads, to the step
-of the busiest one.
-
-The seconds of each group of operators are read off the step's timeline, the source of all figures per
-operator.
-
-A step can be written as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev
-open.
-
-:class:`Detail` has the rows about one point, its parts, and what dominates it in words.
+This is the one place that decides what takes most of a step: the page, the command line and the notebook all
+read these parts. They add up to the step; if devices have different loads, to the step of the busiest one.
 """
 
 from __future__ import annotations
@@ -170,7 +161,6 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...]
 
 
 def _kernels_in(computed: Sequence[Computed], seconds: float) -> tuple[Kernels, ...]:
-    """Return what some groups' seconds go into together; none where they are not of the same classes."""
     first = computed[0].kernels if computed else ()
     shares: dict[str, float] = {}
     for group in computed:
@@ -198,8 +188,6 @@ def _alike(module: str) -> str:
 
 
 def _short_names(modules: Sequence[str]) -> dict[str, str]:
-    """Return each path without what all have in common, and without the blocks around it if nothing else has
-    the same end."""
     inside = any(module.startswith(f"{_ROOT}.") for module in modules)
     paths = {m: m.split(".") for m in dict.fromkeys(modules) if m and (m != _ROOT or inside)}
     common = 0
@@ -217,7 +205,6 @@ def _short_names(modules: Sequence[str]) -> dict[str, str]:
 
 
 def _tail(path: Sequence[str]) -> str:
-    """Return what follows the last numbered name of a path; "" if nothing is numbered, or nothing follows."""
     numbered = [i for i, name in enumerate(path) if name.endswith("*")]
     return ".".join(path[numbered[-1] + 1 :]) if numbered else ""
 
@@ -364,7 +351,6 @@ def waiting_by_links(
 
 
 def _axes_of(lane: str) -> list[str]:
-    """Return the mesh axes over which a lane of links sends."""
     return lane.removeprefix("link ").split("+")
 
 
@@ -405,7 +391,6 @@ _DEVICE = 1
 def _chrome_trace(
     events: Sequence[TimelineEvent], memory: Sequence[MemoryAt], title: str, assumption: str
 ) -> dict[str, Any]:
-    """Return lanes as threads of one process, and memory as a stacked counter; times in microseconds."""
     lanes = {
         lane: i
         for i, lane in enumerate(
@@ -571,8 +556,6 @@ class Detail:
         return text + "."
 
     def _most_of(self, key: str) -> str:
-        """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
-        one."""
         parts = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
         words = parts[0].words.replace("waiting for ", "") if parts else ""
         return f" (most of all {words} of the step)" if words else ""

@@ -100,7 +100,6 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
 
 
 def _trained_words(exploration: Exploration) -> str:
-    """Return how many of the parameters are trained, if not all of them are."""
     model = exploration.model
     if model.trained in (None, model.parameters):
         return ""
@@ -108,7 +107,6 @@ def _trained_words(exploration: Exploration) -> str:
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
     count = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
@@ -127,8 +125,7 @@ def point_lines(row: FigureRow) -> list[str]:
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,
         f"  {row.name}",
-        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
-        f"{named_facts['split by'].words}",
+        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es)",
         *fact_lines(named(named_facts, FIT, "memory", "time", "host", *LISTED_NAMES)),
     ]
 

@@ -3,13 +3,9 @@
 The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
 has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
 
-A pruning target is a staircase close above the convex hull of the known strategies, by which a pass is
-pruned. Pruning is only as good as the known strategies, the incumbents. If they leave wide corners, as at a
-lean end where a
-thousandth of the memory is worth a fifth of the time, most of a large table survives. A pass that is pruned
-by a *target*, a staircase below the known strategies, costs little, and its results are real: the next pass
-is pruned by them. A target rules nothing out permanently, because the last pass is pruned by known strategies
-only.
+If the known strategies leave wide corners, most of a large table survives pruning by them. A pass pruned by a
+*target*, a staircase close above their convex hull, costs little, and its results are real: they prune the
+next pass. The last pass is pruned by known strategies only.
 """
 
 from __future__ import annotations

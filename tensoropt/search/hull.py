@@ -367,7 +367,6 @@ class HullSearch:
         return bool(self.values) and not self._open_chords(1)
 
     def _ends(self) -> bool:
-        """Find both ends of the hull; return False if no strategy is possible."""
         largest_m = power_of_two(float(self.flat.leaf_memory.max()))
         largest_t = power_of_two(float(self.flat.leaf_time.max()))
         ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
@@ -383,7 +382,6 @@ class HullSearch:
         return True
 
     def _vertices(self) -> list[tuple[float, float]]:
-        """Return the lower convex hull of the known strategies, memory ascending."""
         hull: list[tuple[float, float]] = []
         for p in sorted(self.points):
             if hull and p[1] >= hull[-1][1]:

@@ -83,7 +83,6 @@ class _Greedy:
         return math.prod(float(self.domains[u]) for u in self.neighbours[v])
 
     def cheapest(self) -> int | None:
-        """Return the operator to remove next; None if none is left."""
         while self.heap:
             # Entries of the heap are not changed when costs change; outdated ones are recognised by their
             # version and dropped.

@@ -211,7 +211,6 @@ class ProgramBuilder:
         self._add(self._product(current, last if len(mine) > 1 else None, v))
 
     def _span(self, factors: list[_Factor]) -> int:
-        """Return the entries of the product of some factors."""
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
@@ -243,7 +242,6 @@ class ProgramBuilder:
         return _Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
 
     def _announce(self, scope: _Scope, entries: int) -> None:
-        """Refuse a table that would not fit, before it is made."""
         needed = entries * BYTES_PER_ENTRY
         if entries < WORTH_CHECKING or needed <= memory_allowance():
             return

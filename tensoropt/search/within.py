@@ -113,7 +113,6 @@ class _Within:
 
     @property
     def incumbents(self) -> Frontier:
-        """The incumbents: the known strategies so far, and the rivals."""
         return self.settings.with_rivals(self.sources)
 
     @property
@@ -237,7 +236,6 @@ class _Within:
         return self.result(bound, UNPROVEN)
 
     def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
-        """Return the sums that a pass may make, and the pairs that the last one may examine."""
         each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
         return SUMS * (last if is_last else each * _WIDE if is_wide else each), _LAST_PAIRS * pairs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
@@ -33,11 +32,6 @@ class Recosted:
     memory_bytes: float | None
     time_s: float | None
     reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data, the point by its number."""
-        fields = asdict(self)
-        return {"point": fields.pop("index") + 1, **fields}
 
 
 def recosted(
@@ -99,7 +93,7 @@ def with_planners(
         spaces=task.base.spaces,
         points=merged,
         others=(*before, *others),
-        comparison=tuple(row.to_dict() for row in rows),
+        comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in rows),
     )
     return only_used_spaces(replace(compared, recorded=record_used(session, searched, compared)))
 
@@ -127,7 +121,7 @@ def planning_task(
         staged = PipelineTask(searched.problem, session.cluster, costs, session.settings, len(spaces))
         spaces += staged.spaces
     if "placed" in kinds:
-        graph, constraints = searched.problem.graph, session.settings.effective_constraints
+        graph, constraints = searched.problem.graph, session.settings.constraints
         prices = PlacedPrices(graph, session.cluster, costs, constraints)
         counts = micro_batch_counts(searched.problem, session.settings)
         names = searched.problem.parameter_keys

@@ -11,7 +11,7 @@ import numpy as np
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.evaluate import space_of
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.frontier import knee, reduce, representatives
+from tensoropt.frontier import knee, representatives
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, by_strategy, unbeaten
 from tensoropt.plan.recorded import CostRecorder, Recorded
@@ -23,7 +23,7 @@ from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.run_report import run_report, versions
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.session.simulations import SpaceSimulations, unbeaten_of
+from tensoropt.session.simulations import unbeaten_of
 
 SHOWN, LOSS = 300, 1e-3
 """The number of points of an exploration that allows a gap, and the share of hypervolume that leaving others
@@ -40,12 +40,10 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
     report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
     if searched.spaces:
-        report["notes"] += _beaten_by_terms(searched.simulations, unbeaten_count)
+        session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     else:
         report["notes"].append(f"no sharded plan: {searched.refusal}")
         report["sharded_refusal"] = searched.refusal
-    if searched.spaces:
-        session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     return Exploration(
         points=points,
         spaces=spaces,
@@ -60,7 +58,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
 def _chosen_points(
     searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
-    """Return the points that are shown, and how many strategies none of the simulated ones beats."""
     simulations = searched.simulations
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
@@ -72,23 +69,6 @@ def _chosen_points(
         own = np.flatnonzero(origin[:, 0] == space)
         points |= zip(own.tolist(), its.points(origin[own, 1], spaces[space], space), strict=True)
     return certified(searched.spaces, [points[i] for i in range(len(chosen))]), len(best.memory)
-
-
-def _beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> list[str]:
-    """Say that strategies are left out because of what processes take beside tensors; empty if none are.
-
-    Args:
-        unbeaten_count: how many strategies no other beats, with all memory counted.
-    """
-    tensors = np.concatenate([one.done.tensors for one in spaces])
-    costs = np.concatenate([one.simulated for one in spaces])
-    by_tensors = len(reduce(tensors, costs[:, 1]))
-    if np.array_equal(tensors, costs[:, 0]) or by_tensors <= unbeaten_count:
-        return []
-    return [
-        f"of {by_tensors:,} simulated strategies that none beats in tensors and time, {unbeaten_count:,} are "
-        "left where NCCL's buffers count: those of others take more than they save"
-    ]
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
@@ -111,7 +91,6 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def _sharded(points: Sequence[Point]) -> list[int]:
-    """Return the rows of the points of searched spaces."""
     return sorted(row for rows in by_strategy(points)[0].values() for row in rows)
 
 

@@ -2,10 +2,9 @@
 
 The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
 settings, the profile store's measurements, and this package's own code. A memory budget is not part of it: it
-decides only which points fit. An exploration that was searched with a smaller gap than is allowed is good
-enough. What is known before a model is captured (a zoo model's name, a file's content) leads to the operator
-graph's part of the key, so that not even the capture is repeated; the graph is kept too, for other questions
-about it.
+decides only which points fit. What is known before a model is captured (a zoo model's name, a file's content)
+leads to the operator graph's part of the key, so that not even the capture is repeated; the graph is kept
+too, for other questions about it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from tensoropt.plan.plan import ModelInfo
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.session.one_space import KeptFrontiers
 from tensoropt.version import __version__
 
 _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
@@ -75,24 +73,17 @@ class KeptExplorations:
         Raises:
             InfeasibleError: none of its points fits the budget of the settings.
         """
-        for key, gap in self._good_enough(self._key(question, cluster, settings), settings.epsilon):
-            data = self.store.get(key, "explorations")
-            try:
-                with TemporaryDirectory() as folder:
-                    for name in _FILES & data["files"].keys():
-                        (Path(folder) / name).write_bytes(data["files"][name])
-                    found = load_exploration(folder)
-            # Damaged, in whatever way: as if it were not there.
-            except Exception:
-                continue
-            return self._as_asked(data["made"], gap, found, settings)
-        return None
-
-    def _as_asked(self, made: str, gap: float, found: Exploration, settings: Settings) -> Exploration:
-        """Return an exploration that was searched with a gap, as the answer to these settings."""
-        closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
-        when = made.replace("T", " ")
-        note = f"kept from {when}, as nothing has changed since{closer}; --anew explores again"
+        data = self.store.get(self._key(question, cluster, settings), "explorations")
+        try:
+            with TemporaryDirectory() as folder:
+                for name in _FILES & data["files"].keys():
+                    (Path(folder) / name).write_bytes(data["files"][name])
+                found = load_exploration(folder)
+        # Not there, or damaged in whatever way: as if it were not there.
+        except Exception:
+            return None
+        made = data["made"]
+        note = f"kept from {made.replace('T', ' ')}, as nothing has changed since; --anew explores again"
         kept = replace(found.noted([note], kept=made), settings=settings.to_dict())
         kept.check_budget()
         return kept
@@ -105,7 +96,7 @@ class KeptExplorations:
             with TemporaryDirectory() as folder:
                 found.save(folder)
                 files = {path.name: np.fromfile(path, np.uint8) for path in Path(folder).iterdir()}
-            key = f"{self._key(question, cluster, settings)}-{float(settings.epsilon)!r}"
+            key = self._key(question, cluster, settings)
             made = datetime.now().isoformat(timespec="minutes")
             self.store.put(key, {"made": made, "files": files}, "explorations")
         except (OSError, TensorOptError) as error:
@@ -133,38 +124,13 @@ class KeptExplorations:
         except (ValueError, KeyError, TypeError):
             return None  # not there, or damaged: as if it were not there
 
-    def _good_enough(self, key: str, epsilon: float) -> list[tuple[str, float]]:
-        """Return the keys of what was searched with this gap or a smaller one, the widest first, with their
-        gaps.
-
-        An exact list answers only a request for one: it may be ten times as long.
-        """
-        keys = self.store.cached("explorations", f"{key}-")
-        gaps = [(name, float(name.removeprefix(f"{key}-"))) for name in keys]
-        enough = [(name, gap) for name, gap in gaps if gap == epsilon or 0.0 < gap < epsilon]
-        return sorted(enough, key=lambda entry: -entry[1])
-
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
-        """Return the key of everything but the allowed gap, which is added at its end."""
-        asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": None}
+        asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": float(settings.epsilon)}
         told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
         return _hash(question, code(), told, self.store.digest())
 
 
-def kept_frontiers(
-    store: ProfileStore, graph: OperatorGraph, cluster: Cluster, settings: Settings
-) -> KeptFrontiers:
-    """Return the frontiers of single spaces in a profile store."""
-    # A budget only decides which points fit, and placed plans come from no space.
-    asked = {**settings.to_dict(), "memory_bytes": None, "placements": None}
-    told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
-    return KeptFrontiers(
-        store if store.persistent else None, _hash(graph.fingerprint, code(), told, store.digest())
-    )
-
-
 def _kernel_settings(cluster: Cluster) -> str:
-    """Return the settings of PyTorch under which figures are looked up and priced."""
     return KernelSettings.now().of(cluster.device_type).words
 
 
@@ -206,7 +172,6 @@ def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
 
 
 def _installed(package: str) -> str:
-    """Return the version of a package with which some zoo models are built."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -150,7 +150,6 @@ def with_jobs(
 
 
 def _other_settings(job: LaunchedJob, exploration: Exploration, problem: Problem) -> Iterator[str]:
-    """Yield in which ways the job's step is another one than the exploration's."""
     computed, work = problem.graph.atoms.graph.compute_dtype or "float32", StepWork.of(exploration)
     if job.dtype and job.dtype != computed:
         yield f"the job computes in {job.dtype}, predicted in {computed}; see --dtype"

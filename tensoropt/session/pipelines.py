@@ -138,12 +138,10 @@ class _Cutting:
 
     @cached_property
     def _blocks(self) -> int:
-        """The number of repeated blocks."""
         return len(find_regions(self.cutter.graph))
 
     @cached_property
     def _ends(self) -> bool:
-        """Whether what precedes and what follows the blocks can be stages of their own."""
         return has_ends(self.cutter)
 
     @cached_property
@@ -152,7 +150,6 @@ class _Cutting:
         return flops_of(self.cutter.graph, self._costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the speed and the memory of each stage's devices, if places differ in them."""
         prices, at = composer.frontiers.prices, composer.place_of
         if not prices.of_places:
             return (), ()
@@ -251,8 +248,6 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
 
 
 class _Finder:
-    """The search for pipelines of one problem on one cluster."""
-
     def __init__(self, session: Session, searched: Searched):
         self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
@@ -274,7 +269,6 @@ class _Finder:
         return list(self._refusals.values())
 
     def _refused(self, schedule: str, refusal: PlanError) -> None:
-        """Note why pipelines of a schedule were left out: the first reason, as others are mostly similar."""
         if schedule not in self._refusals:
             self._refusals[schedule] = str(refusal)
             self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
@@ -306,7 +300,6 @@ class _Finder:
         return "" if any(self._counts(places) for places in self._degrees) else self._no_count()
 
     def _no_count(self) -> str:
-        """Return why no number of micro-batches is possible: the rule, the values, and what to ask for."""
         batch, least, given = self.problem.batch, min(self._degrees), self.settings.micro_batches
         asked = given if isinstance(given, str) else ",".join(map(str, given))
         if self.pin is None:
@@ -322,8 +315,6 @@ class _Finder:
         )
 
     def _no_degree(self) -> str:
-        """Return why no number of stages is possible: the rule, what the devices and the model allow, and
-        what to ask for instead."""
         cluster, parts = self.session.cluster, degrees_of(self.session.cluster)
         possible = [p for p in parts if p <= self._most_stages]
         allowed = (
@@ -343,7 +334,6 @@ class _Finder:
 
     @property
     def _most_stages(self) -> int:
-        """The most stages into which the model can be cut."""
         return len(self.cutter.cuts) + 1
 
     @cached_property
@@ -383,7 +373,6 @@ class _Finder:
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _note_kinds(self) -> None:
-        """Note how several kinds of devices are treated."""
         cluster = self.session.cluster
         if len(cluster.device_kinds) == 1:
             return
@@ -425,8 +414,6 @@ class _Finder:
         return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
 
     def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[Point]:
-        """Return pipelines of a large model with as many stages per place as the bubble calls for, each with
-        the same number of blocks."""
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
         if count == 1:
             return []
@@ -435,8 +422,6 @@ class _Finder:
         return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[Point]:
-        """Return pipelines on a promising mesh: from tracked frontiers, and for a small model with two stages
-        per place."""
         found: list[Point] = []
         if not self.small and len(mesh.shape) <= _MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, _CLOSE)
@@ -534,7 +519,6 @@ class _Finder:
         return self._as_points(reduce_points(found), mesh)
 
     def _as_points(self, found: Sequence[PipelineEvaluation], mesh: Mesh) -> list[Point]:
-        """Return pipelines as points."""
         return [pipelined_point(one, mesh, space=0) for one in found]
 
     @property
@@ -542,8 +526,6 @@ class _Finder:
         return self.pin is not None and self.pin.schedule is not None
 
     def _several(self, places: int, micro_batches: int, schedule: str) -> int | None:
-        """Return the stages per place in a schedule with several: as many as pinned cuts make, or as the
-        bubble calls for; None for the schedule's own number."""
         if self.pin is not None and self.pin.cuts:
             return max(1, (len(self.pin.cuts) + 1) // places)
         if schedule != _INTERLEAVED or self.small:
@@ -551,8 +533,6 @@ class _Finder:
         return max(2, self.cutting.stages_to_a_place(places, micro_batches))
 
     def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
-        """Return the same stages in the schedule that makes gradients of parameters apart, if they can run
-        so."""
         made = []
         for one in found:
             try:
@@ -567,9 +547,8 @@ class _Finder:
         return fitting
 
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
-        """Return which configurations of a place are searched; None if constraints leave none."""
         inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
-        given, limit = self.settings.effective_constraints, FREE
+        given, limit = self.settings.constraints, FREE
         if given is not None:
             try:
                 spaces = restrict(
@@ -592,7 +571,6 @@ class _Finder:
 
     @cached_property
     def _simulations(self) -> Simulations:
-        """The simulations of all strategies without stages."""
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made

@@ -48,7 +48,7 @@ _STAGE = QUICK_PLANS
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
-    frontier. Who is interrupted (Ctrl-C) leaves out the others, and the report names them.
+    frontier. Who is interrupted (Ctrl-C) leaves out the others.
 
     If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
     """
@@ -66,7 +66,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         entries = [entry for entry in quick if entry.kind in kinds]
         always = session.settings.placements == "always" or bool(searched.refusal)
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
-        asking, waiting, stopped = _Asking(task, most_s), list(entries), list[str]()
+        asking, waiting = _Asking(task, most_s), list(entries)
         try:
             for number, entry in enumerate(entries):
                 session.progress(_STAGE, number, len(entries), entry.name)
@@ -76,7 +76,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         except KeyboardInterrupt:
             entries = entries[: len(entries) - len(waiting)]
             points, left_out = _asked_within_points(session, searched, exploration, asking, ())
-            stopped = [entry.name for entry in waiting] or ["heuristics within the memory of points"]
+            session.left.extend([e.name for e in waiting] or ["heuristics within the memory of points"])
         left_out += asking.notes()
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
@@ -86,15 +86,12 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
     notes = [*kernels, *_notes(tried, refusals), *left_out]
     noted = exploration.noted(notes, seconds=seconds, tried=tried)
-    if stopped:
-        noted = noted.noted([], interrupted=stopped)
     others = certified(searched.spaces, asking.baselines())
     kept = replace(noted, spaces=task.base.spaces, points=points, others=others)
     return only_used_spaces(kept)
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
-    """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
     kinds, refusals = set() if searched.refusal else {"sharded"}, {}
     equal = session.cluster.device_type == "cuda" and len(session.cluster.device_kinds) == 1
@@ -125,8 +122,6 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
 
 
 def _against_constraints(task: PlanningTask) -> str:
-    """Say why placed plans would violate a person's constraints that sharded plans may keep to; "" if they do
-    not."""
     assert task.placed is not None
     try:
         against = task.placed.limits.against
@@ -247,7 +242,6 @@ def _asked_within_points(
 def _merged(
     searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[SimulatedPoint]
 ) -> tuple[Point, ...]:
-    """Return the points of the exploration and of planners as one frontier."""
     proven = certified(searched.spaces, [each.point for each in found])
     known = _better_known(searched, task, proven) if searched.spaces else []
     return with_others(exploration.points, [*known, *proven])
@@ -270,7 +264,6 @@ def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
-    """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     note = f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, " + (

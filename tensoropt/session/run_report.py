@@ -21,8 +21,6 @@ import numpy as np
 import torch
 
 from tensoropt.capture.unsupported import frames_of, of_error
-from tensoropt.cluster import Cluster
-from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph
@@ -72,7 +70,6 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
 
 
 def _is_pytorchs(error: Exception) -> bool:
-    """Return whether PyTorch refuses something, rather than our own code being wrong."""
     innermost = next(frames_of(error), None)
     if innermost is None:
         return False
@@ -82,7 +79,6 @@ def _is_pytorchs(error: Exception) -> bool:
 
 
 def _raised(error: BaseException) -> bool:
-    """Return whether a Python statement raised the error, rather than a C function that it calls."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -115,7 +111,6 @@ def _stage(error: BaseException) -> str:
 
 
 def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | None:
-    """Return the operator that the innermost of our functions was handling."""
     operators = graph.operators if graph is not None else ()
     makers = {name: op for op in operators for name in op.outputs}
     by_name = {op.name: op for op in operators}
@@ -140,7 +135,6 @@ def _values(names: dict[str, Any]) -> list[Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first sentence of a PyTorch error, without its advice to developers of PyTorch."""
     text = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
     first = text.split(". ")[0]
     return first if len(first) <= _REASON else first[:_REASON].rsplit(" ", 1)[0] + " ..."
@@ -190,7 +184,6 @@ def run_report(
         "micro_batches_refused": problem.refusal,
         "notes": [
             *local_notes(costs.cluster),
-            *unusual_figures(costs.cluster),
             *graph.notes,
             *expected_rows(graph, costs.cluster.device_count),
             *_lost(problem.graph.atoms),
@@ -231,19 +224,6 @@ def expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
     )
 
 
-def unusual_figures(cluster: Cluster) -> Iterator[str]:
-    """Yield figures of a cluster that no device or link has, in words: units are easily mistaken."""
-    for kind in cluster.device_kinds:
-        yield from MEMORY.unusual(kind.memory_bytes, f"memory of {kind.name}")
-        yield from BANDWIDTH.unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}")
-        for dtype, rate in kind.flops.items():
-            yield from FLOPS.unusual(rate, f"{dtype} FLOP/s of {kind.name}")
-    links = {link.name: link for link in (*(level.link for level in cluster.levels), *cluster.pairs.values())}
-    for name, link in links.items():
-        yield from LATENCY.unusual(link.latency_s, f"latency of {name}")
-        yield from BANDWIDTH.unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}")
-
-
 def implausible(found: Findings) -> Iterator[str]:
     """Yield remarks that no plan fits a device, or that every step takes hours."""
     points = found.points
@@ -263,7 +243,6 @@ def implausible(found: Findings) -> Iterator[str]:
 
 
 def _lost(atoms: AtomGraph) -> Iterator[str]:
-    """Yield the operators that could not be tried without their rules, in words."""
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "

@@ -23,9 +23,8 @@ from tensoropt.evaluation.problem import (
 from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
-from tensoropt.question.settings import ANY_SPACE
-from tensoropt.session.kept import code, kept_frontiers
-from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
+from tensoropt.session.kept import code
+from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, apart, refine
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
@@ -49,7 +48,6 @@ class Searched:
             costs in addition, in words.
         refusal: why no sharded plan is allowed; "" if they are.
         parallelism: the model's FLOPs over those of its longest chain of groups.
-        interrupted: what was left out because the search was interrupted (Ctrl-C), in words.
     """
 
     problem: Problem
@@ -61,7 +59,6 @@ class Searched:
     notes: tuple[str, ...]
     refusal: str = ""
     parallelism: float = 1.0
-    interrupted: tuple[str, ...] = ()
 
 
 def search(session: Session, problem: Problem) -> Searched:
@@ -75,7 +72,7 @@ def search(session: Session, problem: Problem) -> Searched:
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
-    given, left = settings.effective_constraints, Restrictions()
+    given, left = settings.constraints, Restrictions()
     supported: tuple[str, ...] = ()
     refusal, kernels = _two_types(session.cluster), _without_kernels(problem, session.cluster)
     if given is not None:
@@ -100,14 +97,10 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             note=session.note,
         )
-        spaces, refined, interrupted = None, tuple[str, ...](), tuple[str, ...]()
-        if not refusal and settings.space == ANY_SPACE:
-            kept = KeptFrontiers()
-            if session.keep:
-                kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)
+        spaces, refined = None, tuple[str, ...]()
+        if not refusal:
             narrow, wide = apart(problem.graph, meshes, counts, left)
-            tables = SpaceTables(problem, costs, regions)
-            spaces, refined, interrupted = _searched(session, tables, narrow, wide, kept)
+            spaces, refined = _searched(session, SpaceTables(problem, costs, regions), narrow, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
@@ -133,19 +126,16 @@ def search(session: Session, problem: Problem) -> Searched:
         (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
         refusal,
         beside,
-        interrupted,
     )
 
 
 def _two_types(cluster: Cluster) -> str:
-    """Return why a cluster has no sharded plans and no pipelines if it has CPU ranks beside GPUs."""
     if len(cluster.device_types) == 1:
         return ""
     return f"collectives join devices of one type, and {cluster.name} has {cluster.counts}"
 
 
 def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
-    """Return a note on the operators that GPUs cannot run, where there are no CPU ranks beside them."""
     if cluster.device_types != ("cuda",):
         return ()
     targets = dict.fromkeys(op.target for op in problem.graph.atoms.graph.operators)
@@ -159,7 +149,6 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusal: str) -> None:
-    """Raise :class:`LackingDevicesError` if no placed plan keeps to the constraints, either."""
     # Patterns that match nothing are refused by themselves.
     match(given, problem.graph)
     try:
@@ -169,42 +158,36 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 
 
 def _searched(
-    session: Session, tables: SpaceTables, narrow: Offered, wide: Offered, kept: KeptFrontiers
-) -> tuple[SpaceSearch, tuple[str, ...], tuple[str, ...]]:
-    """Search and simulate the spaces; return them, what was left out, and what was because of an
-    interruption, in words."""
+    session: Session, tables: SpaceTables, narrow: Offered, wide: Offered
+) -> tuple[SpaceSearch, tuple[str, ...]]:
     refused: tuple[str, ...] = ()
     try:
-        spaces = _search(session, tables, narrow, wide, kept)
+        spaces = _search(session, tables, narrow)
     except (InfeasibleError, ConstraintError) as error:
         if not wide:
             raise
         # If only wide meshes have strategies, nothing says which of these are good.
         refused, narrow, wide = (str(error),), wide, {}
-        spaces = _search(session, tables, narrow, wide, kept)
+        spaces = _search(session, tables, narrow)
     # The name under which saved explorations keep these seconds.
     with session.clock.stage("judge"), not_searched_for_garbage():
         spaces.simulate()
-    interrupted = [f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts"]
     refined: tuple[str, ...] = ()
     if spaces.interrupted:
-        interrupted += [f"{len(wide)} of meshes with more axes"] * bool(wide)
+        session.left.append(f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts")
     else:
         try:
-            refined, interrupted = refine(session, tables, spaces, wide), []
+            refined = refine(session, tables, spaces, wide)
         except KeyboardInterrupt:
-            interrupted = ["meshes with more axes"]
-    return spaces, (*refused, *spaces.notes, *refined), tuple(interrupted)
+            session.left.append("meshes with more axes")
+    return spaces, (*refused, *spaces.notes, *refined)
 
 
-def _search(
-    session: Session, tables: SpaceTables, offered: Offered, wide: Offered, kept: KeptFrontiers
-) -> SpaceSearch:
-    """Make the tables of the spaces offered, and search them; wide ones come after them."""
+def _search(session: Session, tables: SpaceTables, offered: Offered) -> SpaceSearch:
     with session.clock.stage("costs"):
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
-    spaces = SpaceSearch(built, session.settings, simulations, session.progress, kept, session.draw)
+    spaces = SpaceSearch(built, session.settings, simulations, session.progress, session.draw)
     with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

@@ -48,8 +48,8 @@ class Session:
         store: the profile store; None for the user's own, which is opened when it is needed.
         progress: called with (stage, done, total, what).
         clock: the seconds per stage so far.
-        keep: whether tables and frontiers of single spaces are kept in the profile store, and reused from
-            there.
+        keep: whether tables are kept in the profile store, and reused from there.
+        left: what was not searched because a person interrupted it (Ctrl-C), in words.
     """
 
     cluster: Cluster
@@ -58,6 +58,7 @@ class Session:
     progress: Progress = silent
     clock: _StageClock = field(default_factory=_StageClock)
     keep: bool = False
+    left: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Nobody decided, so the model keeps its own dtypes; plans say which.

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.processes import cores
+from tensoropt.processes import cores, in_forks
 from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.one_space import (
     Built,
     Found,
-    KeptFrontiers,
     OneSpace,
     SearchedSpace,
     SpacePart,
@@ -43,7 +42,6 @@ class SpaceSearch:
 
     Args:
         simulations: the simulations of the same spaces, in the same order; filled here.
-        kept: what was found for single spaces before.
         draw: called with the memory and the time of the points that are known so far, as they become more.
     """
 
@@ -53,12 +51,10 @@ class SpaceSearch:
         settings: Settings,
         simulations: Simulations,
         progress: Progress,
-        kept: KeptFrontiers | None = None,
         draw: Callable[[Floats, Floats], None] | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
-        self.kept = kept if kept is not None else KeptFrontiers()
         self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
         self.interrupted = 0
@@ -125,7 +121,6 @@ class SpaceSearch:
                 found.simulate(self.simulations, np.arange(len(found.frontier)))
 
     def _outlined(self) -> list[int]:
-        """Return the spaces that have strategies, the most promising first, with their outlines simulated."""
         for number in range(len(self.built)):
             self._report(0, [number])
             self._outline(number)
@@ -134,13 +129,11 @@ class SpaceSearch:
         return sorted(self.outlines, key=lambda number: (-int((best == number).sum()), number))
 
     def _outline(self, number: int) -> None:
-        """Outline a space."""
         (part,) = self._each(OneSpace.outline, [number])  # takes less than a fork
         if part.frontier is not None:
             self.outlines[number] = part.frontier
 
     def _search(self, numbers: Sequence[int]) -> None:
-        """Search some spaces; for those that are too large, the outline is the result."""
         for number in numbers:
             if self._is_too_large(number):
                 self._add(number, self.outlines[number])
@@ -150,14 +143,13 @@ class SpaceSearch:
                 self._add(part.number, part.frontier, part.capped)
 
     def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
-        """Run ``work`` on each of some spaces, none of which knows what is found in the others."""
         threads = max(1, cores() // max(len(numbers), 1))
 
         def alone(number: int) -> SpacePart:
             known = self.simulations.copy()
             return work(OneSpace(number, self.built[number], self.settings, known, threads))
 
-        parts = self.kept.each(alone, numbers, lambda number: self.built[number][1])
+        parts = in_forks(alone, numbers)
         for part in parts:
             self.simulations.spaces[part.number].done = part.simulated
             self.every += part.every
@@ -175,7 +167,6 @@ class SpaceSearch:
         self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
 
     def _is_too_large(self, number: int) -> bool:
-        """Return whether a space's outline is all that a search of it would find."""
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes
 
     def _report(self, done: int, numbers: Sequence[int]) -> None:

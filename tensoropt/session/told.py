@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import StepWork
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
-from tensoropt.launchers.registry import LAUNCHERS, Launcher, write_job
+from tensoropt.launchers.registry import launcher_named, write_job
 from tensoropt.ops.calls import CostClass
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import cost_class_of
@@ -85,7 +85,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     Raises:
         JobError: there is no such launcher, or no job of it is near; the message says why.
     """
-    exploration, entry = prices.exploration, _writer(launcher)
+    exploration, entry = prices.exploration, launcher_named(launcher)
     plan, name = exploration.plan(index), exploration.names[index]
     if plan.optimizer not in OPTIMIZERS:
         raise JobError(
@@ -126,18 +126,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     return ToldJob(point, name, best, prices.name_of(best), why, text)
 
 
-def _writer(launcher: str) -> Launcher:
-    if launcher not in LAUNCHERS:
-        raise JobError(f"no config of '{launcher}' is written; give one of {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[launcher]
-
-
 def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
-    """Return the names of the classes of the model's repeated blocks.
-
-    Raises:
-        JobError: the model cannot be built again, or its blocks are no modules.
-    """
     blocks, model = [region.name for region in find_regions(prices.problem.graph)], prices.exploration.model
     if not blocks:
         return ()
@@ -212,7 +201,6 @@ def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
 
 
 def _heavy_labels(prices: JobPrices, plan: Plan) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Return the labels on the micro-batch axis and on each mesh axis of products and attention."""
     heavy = {
         group.name
         for group in prices.problem.graph.groups
@@ -223,7 +211,6 @@ def _heavy_labels(prices: JobPrices, plan: Plan) -> dict[str, tuple[str, Mapping
 
 
 def _splits_sequence(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> bool:
-    """Return whether operators between products follow the sequence on an axis of tensor parallelism."""
     sequence = prices.problem.sequence
     return any(
         what_it_does(label, own.micro, sequence.get(name, "")) == SEQUENCE
@@ -234,8 +221,6 @@ def _splits_sequence(prices: JobPrices, plan: Plan, roles: Mapping[str, int | No
 
 
 def _stored(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> tuple[int, list[str]]:
-    """Return ZeRO's stage, and the axes of data and context parallelism along which no shards lie, by the
-    bytes of parameters."""
     tensors = prices.problem.graph.atoms.graph.tensors
     stages, split = Counter[int](), Counter[str]()
     # A pipeline's first axis has no part in how parameters are stored.
@@ -260,7 +245,6 @@ def _named(plan: Plan) -> set[str]:
 
 
 def _recomputed(prices: JobPrices, plan: Plan) -> tuple[str, int]:
-    """Return the recipe of most recomputed blocks, and of about every how many-th block."""
     parts: list[Plan | StagePlan] = [plan, *(plan.stages.stages if plan.stages is not None else ())]
     again = {block for part in parts for block in part.recomputed}
     once = {group for part in parts for group in part.once}

@@ -1,16 +1,9 @@
 """Atoms: the common factorisation of every tensor dim, on which all views in the graph agree.
 
-A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms
-``(3, h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 %
-off), whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise
-operators and contractions in both directions, in particular to the parameters, until nothing changes. After
-that every loop dim of every operator is one atom, and "shard dim j" always means "shard atom j".
-
-A factorisation of ``n`` is stored as its set of *boundaries*, the products of its inner factors. A set is
-consistent if it is a chain under divisibility, and the common refinement of two factorisations is the union
-of their boundaries. If the union is not a chain (a dim seen as 4x6 here and 6x4 there), the operator that
-would join them keeps that dim whole. A view does so in preference to an operator that computes, so a grouped
-convolution on both sides of a channel shuffle keeps its groups and the shuffle reshards.
+A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms ``(3,
+h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 % off),
+whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise operators
+and contractions in both directions, in particular to the parameters, until nothing changes.
 """
 
 from __future__ import annotations
@@ -72,7 +65,6 @@ class _Refinement:
                         self.touching.setdefault((operand.tensor, dim), set()).add(name)
 
     def _discover(self, kept: Kept | None) -> dict[str, Discovery]:
-        """Discover how operators without a rule split; operators that look alike are run once."""
         by_operator: dict[str, Discovery] = {}
         by_signature: dict[str, Discovery] = {}
         for op in self.operators:
@@ -85,8 +77,6 @@ class _Refinement:
         return by_operator
 
     def _positions(self, space: IndexSpace, loop: int) -> list[tuple[tuple[str, int], int]]:
-        """Return the places where a loop occurs: (tensor dim, product of the loops inside it within that
-        dim)."""
         places = []
         for operand in (*space.reads, *space.writes):
             for dim, loops in enumerate(operand.dims):
@@ -96,11 +86,9 @@ class _Refinement:
         return places
 
     def _inside(self, place: tuple[str, int], inner: int, size: int) -> set[int]:
-        """Return the boundaries of a loop at this place, as multiples of the loop's own unit."""
         return {b // inner for b in self.boundaries[place] if inner < b < inner * size and b % inner == 0}
 
     def _offer(self, place: tuple[str, int], new: set[int], changed: set[str]) -> bool:
-        """Add boundaries to a tensor dim; return False (and add nothing) if they do not fit."""
         size = self.graph.tensors[place[0]].shape[place[1]]
         # 1 and the size itself are boundaries of every dim. Recording them would only cause the graph to be
         # visited again.
@@ -115,7 +103,6 @@ class _Refinement:
         return True
 
     def _visit(self, name: str) -> set[str]:
-        """Merge the boundaries of all places of each loop; return the operators to visit again."""
         space, changed = self.spaces[name], set[str]()
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1 or dim.along:
@@ -135,7 +122,6 @@ class _Refinement:
         return changed
 
     def refine(self) -> AtomGraph:
-        """Return index spaces in which every loop is one atom."""
         # Operators that compute come first: if factorisations contradict each other, the last operator keeps
         # its dim whole, and that should be a view.
         computing: dict[str, None] = {}
@@ -163,7 +149,6 @@ class _Refinement:
         return AtomGraph(self.graph, spaces, atoms, self.discovered)
 
     def _refined(self, name: str, atoms: Mapping[str, Atoms]) -> IndexSpace:
-        """Return the space with one loop per atom; loops that could not be refined keep their dims whole."""
         space = self.spaces[name]
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
@@ -216,8 +201,6 @@ class _Refinement:
 def _along_atoms(
     space: IndexSpace, parts: Mapping[int, Sequence[int]], dims: Sequence[LoopDim]
 ) -> list[LoopDim]:
-    """Return the ways to cut several loops at once: each atom of the first together with the outermost atom
-    of every other; of aligned loops only the outermost atoms, which have to be of one size."""
     found = []
     for dim in space.dims:
         if dim.along and all(parts.get(loop) for loop in dim.along):
@@ -234,12 +217,10 @@ def _along_atoms(
 
 
 def _factors_dims(space: IndexSpace) -> bool:
-    """Return whether it only moves elements, splitting dims or merging them."""
     return space.cheap and any(len(loops) > 1 for o in (*space.reads, *space.writes) for loops in o.dims)
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
-    """Return the atom sizes, outermost first, of a dim with these boundaries."""
     if size <= 1:
         return (0,) * (size == 0)
     marks = sorted({size, *boundaries, 1}, reverse=True)

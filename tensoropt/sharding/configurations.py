@@ -241,8 +241,6 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
 
 
 def _check_targets(source: OperatorGraph) -> None:
-    """Refuse targets that cannot be counted: a mean loss divides by the targets of the whole batch, which are
-    counted before the first micro-batch."""
     for op in source.operators:
         if not spec_of(op.target).counted_targets or not is_mean(op):
             continue
@@ -288,7 +286,6 @@ class _BatchFollowing:
         self.waiting: dict[str, Group] = {}
 
     def choose(self) -> Mapping[str, AxisStrategy]:
-        """Return the strategy of each group that follows the batch."""
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
             # A source that is not known yet is made by a group that waits, and counts as whole.
@@ -318,7 +315,6 @@ class _BatchFollowing:
         return [*group.reads, *(n for n in group.free if self.tensors[n].kind == "input")]
 
     def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
-        """Choose the strategy whose sources are placed as they are and whose results are placed as wanted."""
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
         # Whole in every micro-batch, with gradients that add up, comes before any split if no reader asks.

@@ -3,17 +3,12 @@
 As in TensorFlow's Placer, an operator may be *pinned* to a configuration, operators may be kept *together*,
 and there may be a list of the *devices* that an operator can run on, by kind or by number, best first. A hard
 constraint holds or the search is refused; a soft one that cannot hold is dropped with a note.
-
-A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with the names of operators and with the paths of
-their modules. It applies to the operators that do the work: among its matches, to the anchors of groups that
-compute; only if there are none, to cheap anchors; and only if there are none of these, to followers. A pin to
-devices applies to cheap anchors in any case: they may be placed by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -178,17 +173,6 @@ class Constraints:
     pipeline: PipelinePin | None = None
     recompute: tuple[RecomputePin, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def softened(self) -> Constraints:
-        """Return the same constraints, all of them soft; a pinned pipeline has no softness and stays."""
-        return replace(
-            self,
-            pins=tuple(replace(entry, soft=True) for entry in self.pins),
-            stored=tuple(replace(entry, soft=True) for entry in self.stored),
-            together=tuple(replace(entry, soft=True) for entry in self.together),
-            devices=tuple(replace(entry, soft=True) for entry in self.devices),
-            recompute=tuple(replace(entry, soft=True) for entry in self.recompute),
-        )
 
 
 def _shown(axes: Axes) -> str:
@@ -426,8 +410,6 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
 
 
 def _runs_again(pins: Sequence[RecomputePin], graph: GroupGraph, notes: list[str]) -> dict[str, bool]:
-    """Return, for each group of pinned blocks, whether it runs again; of pins of gathered inputs, whether
-    what it reads is gathered again."""
     again: dict[str, bool] = {}
     by: dict[str, RecomputePin] = {}
     for pin in sorted(pins, key=lambda pin: pin.soft):
@@ -450,7 +432,6 @@ def _runs_again(pins: Sequence[RecomputePin], graph: GroupGraph, notes: list[str
 
 
 def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozenset[str]]:
-    """Return the groups that run once of each block that a pin is about."""
     regions = find_regions(graph)
     blocks = [region for region in regions if fnmatchcase(region.name, pin.blocks)]
     if not regions:

@@ -1,9 +1,5 @@
 """The strategy by which a planned model is evaluated: for calls of another shape than the plan's, and with
 results that a training graph leaves out.
-
-The graph of such a call is another one than the plan's, but most of its groups have the same names and can be
-split in the same ways. Those keep the plan's configurations; the others follow the batch along the axes that
-divide it, or stay whole. Any choice is right, because edges bring tensors to where they are read.
 """
 
 from __future__ import annotations
@@ -108,7 +104,6 @@ def _configuration(
     followed: AxisStrategy,
     along: tuple[int, ...],
 ) -> Configuration:
-    """Return the plan's configuration of a group, without what does not fit its sizes here."""
     available = {str(strategy.label): strategy for strategy in group.strategies}
     chosen = [group.unsplit]
     for axis in range(1, len(mesh)):
@@ -130,14 +125,12 @@ def _hub(
     configurations: Mapping[str, Configuration],
     made: Mapping[str, Layout],
 ) -> Layout:
-    """Return the layout in which a tensor is put for its readers: the plan's, if it is made or read so."""
     wanted = plan.hubs.get(hub, ())[1:]
     readers = (configurations[group.name].layout(hub) for group in graph.groups if hub in group.reads)
     return next((layout for layout in (made[hub], *readers) if layout[1:] == wanted), made[hub])
 
 
 def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layout:
-    """Return the layout of a parameter's shards, gathered for each use."""
     layout = (REPLICATE, *(max(code, REPLICATE) for code in plan.stored[planned][1:]))
     split = any(code >= 0 and size > 1 for code, size in zip(layout, plan.mesh, strict=True))
     if split and graph.atoms.atoms[name] != plan.atoms(planned):
@@ -150,7 +143,6 @@ def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layou
 
 
 def _divides(graph: GroupGraph, name: str, mesh: AxisSizes, along: tuple[int, ...]) -> bool:
-    """Return whether the outermost atom of a result can be cut along these axes."""
     parts = 1
     for axis in along:
         parts *= mesh[axis]

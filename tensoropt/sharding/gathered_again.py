@@ -5,9 +5,6 @@ gathered from shards of the sequence, the keys and values of context-parallel at
 If backward needs that copy, either the copy is kept, or what the maker left is kept and gathered a second
 time, right before the backward of the first reader that it comes to; the copy then stays until the last one
 (Korthikanti et al., arXiv 2205.05198, section 4.2.2: each rank keeps its part of the input only).
-
-Each tensor has one such move: that of its only reader, or for a tensor with several readers that to its hub,
-which all of them share. Moves that add up (of partial sums) are not repeated.
 """
 
 from __future__ import annotations

@@ -2,22 +2,7 @@
 
 Small operators must not decide anything (TensorFlow's Placer, heuristic B): an operator that only moves or
 rescales data joins the group of the operator that feeds it, as long as the group loses none of its ways to
-split. A parameter with one user belongs to that user (reference rule). The remaining variables, one per
-group, are what the search sees.
-
-A group is described per mesh axis by its list of :class:`AxisStrategy`; a configuration is one strategy per
-axis.
-
-Labels name a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``.
-
-The reduction of an activation's gradient can overlap with the product that computes the weight's gradient.
-The backward of a linear operator computes two products: the gradient of its input, and that of its weight. A
-resharding reduces the first one on its way back; the second one does not depend on it, so it is computed
-while the first is being sent. Megatron-LM does this (``LinearWithGradAccumulationAndAsyncCommunication``;
-Narayanan et al., SC 2021; with sequence parallelism, where the gradient is scattered: Korthikanti et al.,
-arXiv 2205.05198, section 4.2.2).
-
-The executor and the costs both use this module, so that they agree on every edge.
+split. A parameter with one user belongs to that user (reference rule).
 """
 
 from __future__ import annotations
@@ -235,7 +220,6 @@ class _Grouping:
         self.independent = _input_independent(atoms)
 
     def colocate(self) -> GroupGraph:
-        """Return the groups, and the variables between them."""
         for op in self.graph.operators:
             if not self._join(op):
                 # Operators come in execution order, so the producer of every operand already has its draft.
@@ -255,7 +239,6 @@ class _Grouping:
         }
 
     def _join(self, op: Operator) -> bool:
-        """Try to make the operator join the group of an operator that feeds it; return whether it did."""
         space = self.atoms.spaces[op.name]
         if not space.cheap or not space.known:
             return False
@@ -343,7 +326,6 @@ class _Grouping:
     # -- strategies -------------------------------------------------------------------------------
 
     def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
-        """Return whether a partial sum may pass: a parameter among the operands would be added many times."""
         kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
         return space.linear and kinds == {"activation"}
 
@@ -384,7 +366,6 @@ class _Grouping:
         return strategies
 
     def _resolved(self, strategy: AxisStrategy, output: str) -> list[AxisStrategy]:
-        """Return the ways to reduce a partial output inside the group: to R, or to a shard of each dim."""
         codes, position = [REPLICATE], 0
         for dim in self.atoms.atoms[output]:
             codes += [position + i for i in range(min(len(dim), _MAX_ATOMS_PER_LOOP))]
@@ -457,12 +438,10 @@ def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
 
 
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
-    """Return the original loops that a set of strategies can split (partial outputs may be lost freely)."""
     return {s.label.loop for s in strategies if s.label != PASSED_ON}
 
 
 def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
-    """Drop inner atoms beyond the first few of a loop, and resolutions where the partial sum survives."""
     # A resolution serves followers that cannot read a partial sum. If all of them can, the edge behind the
     # group reduces it.
     partial = {s.label.dim for s in strategies if s.resolve is None}
@@ -488,7 +467,6 @@ def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
 
 
 def _input_independent(atoms: AtomGraph) -> frozenset[str]:
-    """Return the operators that read nothing of the batch (position embeddings, weight arithmetic)."""
     graph = atoms.graph
     dependent = set(batch_inputs(graph))
     independent = set()

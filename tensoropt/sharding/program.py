@@ -2,13 +2,6 @@
 
 It is made once, here, and read by everything that has to know in which order a rank computes, moves tensors
 and gathers parameters: the executor turns it into an fx graph, and the order of collectives follows from it.
-
-Groups come in their order, each with all its operators, as the step schedule of predictions has them: an
-operator that joined a group may come later in the graph, behind other groups, and its gradient would wait
-there in backward. Operand by operand, the first operator of a group that needs a tensor brings it to the
-group, right before itself; the group's other operators then use the same tensor. After the operator its
-partial sum is resolved, and a result with several readers is put where they find it. Backward passes the
-nodes in reverse, as autograd does.
 """
 
 from __future__ import annotations
@@ -334,7 +327,6 @@ class Lowering:
         return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs, results, self._ahead)
 
     def add(self, node: Node) -> Node:
-        """Add a node, and return it."""
         self.nodes.append(node)
         return node
 
@@ -378,7 +370,6 @@ class Lowering:
                 self._hubs[name] = self.move(node, edge)
 
     def _gather_again(self, op: Operator, group: Group) -> None:
-        """Mark an operator at which backward may gather again what it has read."""
         again = self.strategy.gathered_again.intersection(group.reads, op.inputs())
         learns = (name for name in op.outputs if self.source.tensors[name].requires_grad)
         result = next(learns, None)
@@ -407,9 +398,6 @@ class Lowering:
     # -- blocks -------------------------------------------------------------------------------------
 
     def _gather_ahead(self) -> None:
-        """Collect the parameters that are gathered ahead: each once for all groups of a block that read it in
-        the same way, except for groups that run again in backward, which read it twice.
-        """
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.graph.groups:
             recomputed = self.strategy.forwards(group.name) > 1
@@ -428,7 +416,6 @@ class Lowering:
             self._ahead_of.update(((name, reader), steps) for reader in readers)
 
     def _begin(self, block: int) -> None:
-        """Gather the parameters of a block's successor as the block begins."""
         for number in range(self._begun + 1, block + 1):
             # Nothing precedes the first block, whose own parameters are gathered as it begins.
             own = tuple(self._ahead.get(number, ())) if number == 0 else ()
@@ -478,7 +465,6 @@ class Lowering:
         return self.move(origin, self.strategy.use(name, group))
 
     def _slice(self, name: str, layout: Layout) -> Node:
-        """Return what provides the shard of something that every rank has whole."""
         argument = self.argument(name)
         whole = all(self.strategy.mesh[a] == 1 or code in _WHOLE for a, code in enumerate(layout))
         # A constant may be kept at a reduced shape and expanded to the graph's; a slice does both.
@@ -498,7 +484,6 @@ class Lowering:
         return self._slices[name, layout]
 
     def _source(self, name: str) -> Node:
-        """Return what provides an activation to its readers."""
         return self._hubs.get(name, self.made[name])
 
     # -- edges --------------------------------------------------------------------------------------
@@ -514,15 +499,12 @@ class Lowering:
         return self.add(Move(edge=edge, steps=steps, product=product, reads=reads, **self.where))
 
     def _output(self, name: str) -> Node:
-        """Return what provides a result of the model, or a buffer's new value."""
         if self.source.tensors[name].kind != "activation":
             return self._slice(name, (REPLICATE,) * len(self.strategy.mesh))
         return self.move(self._source(name), self.strategy.output_edge(name))
 
 
 def _left_as_views(group: Group) -> Mapping[str, Sequence[str]]:
-    """Return, for each operator of a group, the parameters that the group has then finished reading but whose
-    parts (split, transposed) it leaves to other groups."""
     views: dict[str, list[str]] = {}
     for name in (*group.parameters, *group.shared):
         made, last = {name}, None

@@ -14,13 +14,6 @@ recipe                          what runs again
 ``query, key, value products``  all but the products before attention
 ``norms and activations``       norms and activation functions that no product feeds directly
 ==============================  ==========================================================================
-
-Beside these, ``gathered inputs`` may be pinned for blocks: whatever else of them runs again, copies of
-activations that are gathered for their groups are gathered again in backward instead of kept (Korthikanti et
-al., section 4.2.2; :mod:`tensoropt.sharding.gathered_again`).
-
-What runs again is a group of operators (:mod:`tensoropt.sharding.groups`): a function that follows a product
-within its group runs as often as the product, so that a recipe keeps what both make.
 """
 
 from __future__ import annotations
@@ -158,7 +151,6 @@ def _members(graph: GroupGraph, region: Region) -> list[_Member]:
 
 
 def _does(graph: GroupGraph, group: Group) -> _Does:
-    """Return what a group does; products of activations count as attention."""
     classes = {cost_class_of(op.target) for op in group.operators}
     if CostClass.ATTENTION in classes:
         return _Does.CORE
@@ -169,7 +161,6 @@ def _does(graph: GroupGraph, group: Group) -> _Does:
 
 
 def _attends(group: Group) -> bool:
-    """Return whether a group computes attention's weights, which other products of activations lack."""
     classes = {cost_class_of(op.target) for op in group.operators}
     return CostClass.ATTENTION in classes or any(
         op.target.split(".")[1:2] and op.target.split(".")[1] in _SOFTMAX for op in group.operators

@@ -3,22 +3,7 @@
 Of each region any groups may run again in backward, and the others run once. If all run again, it keeps its
 inputs and none of its intermediate results: in backward its forward runs a second time, including
 reshardings, and what it would have kept is alive only while its own backward runs (Chen et al., arXiv
-1604.06174, section 4). If some do, of the results of the others those are kept that they read, and those
-that backward needs (selective recomputation; Korthikanti et al., arXiv 2205.05198, section 5). The second
-forward of a region is one run: when its backward begins, all that was not kept is alive, so that a part of a
-region saves memory between the two, and nothing at the peak within it.
-
-Blocks are the parts of a model whose parameters are gathered together, ahead of their use. While a block
-computes, the parameters of the next one are gathered, and in backward the gradients of the previous one are
-scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches, Zhao et al., VLDB
-2023, section 3.3.2). Blocks belong to the graph and are the same for each of its strategies, so the moments
-at which a step gathers are known before anything is chosen.
-
-:func:`recomputed` runs a part of a step that backward recomputes instead of keeping its intermediate tensors.
-This is what ``torch.utils.checkpoint`` does, for code that draws no numbers from PyTorch's generators, issues
-the same calls each time and is never stopped early. ``torch.utils.checkpoint`` handles all other cases as
-well, with several Python calls for every saved tensor: with it, a step of a small transformer on two CPU
-ranks, all blocks recomputed, took 71 instead of 60 ms (medians of 12, alternating).
+1604.06174, section 4).
 """
 
 from __future__ import annotations
@@ -80,7 +65,6 @@ def repeated_blocks(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def _best_level(graph: GroupGraph, wanted: Callable[[Sequence[Group]], bool]) -> tuple[Region, ...]:
-    """Return the wanted blocks of the level at which recomputing all of them needs the least memory."""
     levels = (_blocks(graph, depth, wanted) for depth in range(_deepest(graph)))
     several = [blocks for blocks in levels if len(blocks) > 1]
     return min(several, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())
@@ -171,13 +155,10 @@ def _blocks(graph: GroupGraph, depth: int, wanted: Callable[[Sequence[Group]], b
 
 
 def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Return whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
     return any(graph.atoms.graph.tensors[name].requires_grad for g in groups for name in g.writes)
 
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Return whether no operator outside the groups both needs one of their results and feeds another (a
-    convex part)."""
     atoms = graph.atoms.graph
     inside = {op.name for g in groups for op in g.operators}
     # Nothing before the first of them reads their results, and nothing after the last feeds them: in a model
@@ -197,8 +178,6 @@ def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 
 def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> float:
-    """Return the bytes that groups write, unsplit: outside the regions, out of them, and inside the
-    largest."""
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
     inside = {name: region.name for region in regions for name in region.groups}

@@ -80,7 +80,6 @@ def _following(
 def _moved(
     strategy: AxisStrategy, sources: list[str], known: Mapping[str, int], tensors: Mapping[str, Tensor]
 ) -> int:
-    """Return the elements of the tensors that have to be brought to where the strategy reads them."""
     whole = (REPLICATE, PARTIAL_GRAD)
     moved = 0
     for name in sources:

@@ -51,7 +51,6 @@ def with_small_parts(atoms: AtomGraph) -> AtomGraph:
 
 
 def _cut(space: IndexSpace) -> set[int]:
-    """Return the loops that an axis may cut, alone or together with others."""
     ways = [(loop, dim) for loop, dim in enumerate(space.dims) if dim.splittable]
     return {cut for loop, dim in ways for cut in dim.along or (loop,)}
 

@@ -3,19 +3,7 @@
 A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step after the
 optimizer has changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient
 is reduced in every micro-batch (reduce-scattered, stage 2), or stays whole with the copy until the last one
-(stage 1). A parameter that is gathered for each use can be gathered ahead, while the block before computes
-(:mod:`tensoropt.sharding.regions`), and its gradient scattered while the next one computes. Copies that serve
-the whole step are always gathered in this way, in the first micro-batch, and so are their gradients
-scattered.
-
-S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
-section 5; the data that a step sends: section 7.
-
-Several uses of one parameter can share a gathering, and their gradients can be summed and scattered at once.
-A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
-copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses
-that read it in the same way are added up, whatever their blocks, and scattered once, behind the block that
-backward reaches last.
+(stage 1).
 """
 
 from __future__ import annotations

@@ -2,13 +2,6 @@
 
 This is where search and executor meet: the search picks a strategy, the cost tables price its
 :meth:`Strategy.edges`, and the executor issues them.
-
-:class:`ParallelStrategy` is what strategies of every kind answer: they are stages and a schedule. A
-:class:`Strategy` is a whole plan of one stage, or one stage of a pipeline.
-
-As plain data, a strategy consists of labels and placement names, ready for JSON or for another process. Only
-names are written; their meaning comes from the model's graph on the reading side, so a plan for another model
-is refused at the first name that does not fit.
 """
 
 from __future__ import annotations
@@ -222,17 +215,14 @@ class Strategy:
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """No buffers: the only place makes the new values of all of them."""
         return {}
 
     @property
     def devices(self) -> int:
-        """The number of ranks that it takes."""
         return prod(self.mesh[1:])
 
     @property
     def micro_batches(self) -> int:
-        """The number of pieces in which the batch is run."""
         return self.mesh[0]
 
     @property
@@ -245,15 +235,12 @@ class Strategy:
         return 0
 
     def maker(self, name: str) -> int:
-        """Return 0: the only stage makes everything."""
         return 0
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the only stage, which holds all parameters."""
         return (0,)
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor with this name."""
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
@@ -368,8 +355,6 @@ class Strategy:
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
-        """The first block of the uses whose gradients are scattered behind, for each parameter and each way
-        in which uses read it."""
         first_blocks: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
@@ -399,13 +384,11 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
-        """Return whether a parameter is gathered ahead of a use."""
         return self._has_neighbours(group, way) and way.goes_ahead(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )
 
     def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
-        """Return whether the gradient of a use is scattered behind."""
         return self._has_neighbours(group, way) and way.goes_behind(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )

@@ -2,13 +2,7 @@
 
 A query of causal attention sees the keys up to its own position, so that later queries take more work. A
 sequence that ``n`` ranks share is therefore cut into ``2n`` chunks, of which rank ``r`` has the chunks ``r``
-and ``2n - 1 - r`` (Llama 3, arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``). All of
-a graph's tensors along such a sequence are cut so, the inputs to begin with: their shards agree without
-anything being sent for it. Whole tensors keep their order: cutting, gathering and exchanging shards convert
-it. Everything else computes each element of a sequence by itself; random numbers and attention know the
-positions of a shard's elements.
-
-Chunks nest: the zig-zag shards of a shard on a further axis are those of both axes taken as one.
+and ``2n - 1 - r`` (Llama 3, arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``).
 """
 
 from __future__ import annotations
@@ -92,8 +86,6 @@ def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
 
 
 def _ordered(atoms: AtomGraph, found: frozenset[Atom]) -> bool:
-    """Return whether something has shards of these atoms that must be contiguous: a parameter, whose shards
-    are those of DTensor; the batch, which micro-batches cut; a kernel that takes them for that."""
     graph = atoms.graph
     if any(graph.tensors[name].kind == "parameter" for name, _ in found):
         return True

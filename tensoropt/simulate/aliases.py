@@ -4,17 +4,6 @@ A group that only takes a part of its input (one step of a sequence, one of thre
 its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
 results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
 reader of one finds it there depends on where it is put, so both are looked up for each strategy.
-
-Gradients can share a storage. The backward of a sum passes its gradient to both operands, that of a
-concatenation passes slices of it, and the storage lives until the last of them is used up.
-
-Which gradients share a storage depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
-how long each keeps it depends on what is resharded, so both are looked up for each strategy. A shared storage
-is counted with one tensor: the one whose gradient is passed on, or, if a backward makes several gradients in
-one storage, the first of these. A gradient that is passed on to a single tensor simply becomes that tensor's.
-
-A buffer's new value exists from the moment when it is made. Buffers are not counted, so from the moment when
-the old value is released, the new one is not counted either.
 """
 
 from __future__ import annotations
@@ -106,13 +95,9 @@ class GradientAliases:
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
-        """Return whether a reader's gradient moves to the layout in which the reader found the tensor, per
-        strategy."""
         return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
-        """Return whether a gradient moves from the layout in which readers found the tensor to its writer,
-        per strategy."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)
@@ -130,8 +115,6 @@ class GradientAliases:
     # -- relations --------------------------------------------------------------------------------
 
     def _all_relations(self) -> dict[str, dict[_Relation, Flags]]:
-        """Return the relations of each group, by the tensors' names, and the strategies in which they
-        hold."""
         relations_of = self.readings.memo.once("relations", self._of_configurations)
         return {
             name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
@@ -139,7 +122,6 @@ class GradientAliases:
         }
 
     def _of_configurations(self) -> dict[str, dict[_Relation, Flags]]:
-        """Return the relations of each group, and the configurations in which they hold."""
         by_look: dict[Hashable, dict[_Relation, Flags]] = {}
         by_group = {}
         for group in self.graph.groups:
@@ -156,7 +138,6 @@ class GradientAliases:
         return by_group
 
     def _by_configuration(self, group: Group) -> dict[_Relation, Flags]:
-        """Return a group's relations by short names, and the configurations in which they hold."""
         written = {group.short_names[name] for name in group.writes}
         looks = self.candidates.facts(group)
         by_relation: dict[_Relation, Flags] = {}
@@ -187,7 +168,6 @@ class GradientAliases:
                 self._follow(group, incoming)
 
     def _lies(self, name: str) -> Indices | None:
-        """Return the end of the shared storage that contains the gradient coming to a tensor's writer."""
         readers = self.schedule.readers.get(name, ())
         # With several readers, or for a result of the model, the gradient is a sum: a new tensor in a
         # separate storage.
@@ -199,7 +179,6 @@ class GradientAliases:
         return np.where(moved, -1, self._end_of[readers[0].name, name])
 
     def _follow(self, group: Group, incoming: Mapping[str, Indices]) -> None:
-        """Follow the gradients that come to a group's backward, and those that it makes."""
         done = self.schedule.position("backward", "compute", group.name)
         outlasts = np.zeros(self.count, dtype=bool)
         for end in incoming.values():
@@ -307,8 +286,6 @@ class NewBuffers:
 
     @cached_property
     def _in_stage(self) -> bool:
-        """Whether this is a stage of a pipeline, whose place holds new values until the step is over
-        (:mod:`tensoropt.pipeline.memory`)."""
         return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
 
     def taken(self, name: str) -> _Taken:
@@ -325,8 +302,6 @@ class NewBuffers:
         return _Taken(ends, none)
 
     def _keeping(self, buffer: str) -> Iterator[tuple[Group, Flags]]:
-        """Yield the groups whose backward may need a buffer, each with the strategies in which it does: those
-        that read it, and those that read a view of it in place."""
         for group in self.graph.groups:
             if buffer not in group.free:
                 continue
@@ -339,7 +314,6 @@ class NewBuffers:
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:
-        """Return whether a reader of a tensor has its own copy, per strategy."""
         hub, written = self.readings.hub(name), self.readings.written(maker, name)
         rows = range(self.readings.count)
         sources = [hub.at(row) if hub else written.at(row).layout for row in rows]
@@ -387,7 +361,6 @@ class ViewAliases:
 
     @cached_property
     def _views(self) -> Mapping[str, Sequence[tuple[Group, str]]]:
-        """The groups that make views of each tensor, and the views."""
         return self.readings.memo.once("views", self._all_views)
 
     def _all_views(self) -> dict[str, tuple[tuple[Group, str], ...]]:

@@ -1,14 +1,5 @@
 """Many strategies of the same candidates, decomposed into the owners of effects that the simulator steps
 through.
-
-An owner is a group, a tensor or a parameter. Its effects depend on few choices, so they are derived once per
-distinct choice and shared by strategies and by owners that look alike: all the work here is done once for
-every kind of owner, however many layers have one.
-
-The simulator spends most of its time in compiled loops over moments, owners and strategies. Sums are computed
-in numpy's order, to the last bit: a strategy's figures do not depend on the other strategies in the
-simulation. Compiled loops do not check array bounds: indices used for additions are checked here first, as
-far as that does not take as long as the loop.
 """
 
 from __future__ import annotations
@@ -284,7 +275,6 @@ class Batch:
         self.stacks = tuple(self._stack(kind, owners) for kind, owners in by_kind.items())
 
     def _chosen(self) -> Iterator[tuple[Hashable, _Chosen]]:
-        """Yield all owners, each with its kind."""
         for group in self.graph.groups:
             yield self._group(group)
         for plan in self._memo.once("tensors", self._plans):
@@ -293,7 +283,6 @@ class Batch:
             yield self._parameter(name)
 
     def _stack(self, key: Hashable, owners: Sequence[_Chosen]) -> Stack:
-        """Derive the effects of all owners of a kind, once per distinct choice of any of them."""
         kind = self._memo.kind(key, self.mesh)
         columns = [np.concatenate(each) for each in zip(*(o.columns for o in owners), strict=True)]
         firsts, which = distinct(columns)
@@ -337,7 +326,6 @@ class Batch:
         return self._gradients.outlasting(group)[self._rows]
 
     def owner(self, kind: str, name: str) -> Owner:
-        """Return the owner with a kind and name."""
         return self._owner_of[kind, name]
 
     def _group(self, group: Group) -> tuple[Hashable, _Chosen]:
@@ -397,7 +385,6 @@ class Batch:
         return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
 
     def _look(self, group: Group, name: str) -> Hashable:
-        """Return the properties of a tensor, besides its readings, that TensorEffects depends on."""
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
@@ -412,9 +399,6 @@ class Batch:
         )
 
     def _tensor(self, plan: _TensorPlan) -> _Chosen:
-        """Describe a tensor: its effects depend on how it is written, materialised and read, on who reads
-        views of it, on the storage of its gradients, and, for a buffer's new value, on who needs the old
-        one."""
         group, name = plan.group, plan.name
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(reader.name, name) for reader in plan.readers]
@@ -496,6 +480,5 @@ class Batch:
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the rank of each position among all positions; equal ones have equal ranks."""
     ranks = {position: rank for rank, position in enumerate(sorted(set(positions)))}
     return tuple(ranks[position] for position in positions)

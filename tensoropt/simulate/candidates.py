@@ -1,10 +1,5 @@
 """Candidates: all possible choices, by index. They are the configurations of cost tables, or the single ones
 of one strategy.
-
-The simulator receives rows of indices into candidates, so that many strategies share what they have in
-common.
-
-:class:`Overlap` describes the executor's asynchronous collectives, and the links that they share.
 """
 
 from __future__ import annotations
@@ -163,7 +158,6 @@ class TableCandidates:
         return self._per_configuration(group, self.tables.templates[group.name].works)
 
     def _per_configuration(self, group: Group, values: Sequence[Value]) -> Sequence[Value]:
-        """Repeat a template's values for every configuration: once plain, and once more if recomputed."""
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
@@ -243,7 +237,6 @@ class StrategyCandidates:
         return group.name
 
     def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """Return the strategy as rows."""
         zero = np.zeros(1, dtype=np.int64)
         names = [g.name for g in self.graph.groups]
         every = variables(names, self.graph.hubs, self.graph.shared)

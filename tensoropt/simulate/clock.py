@@ -2,7 +2,7 @@
 
 What overlaps and what is waited for is said in :mod:`tensoropt.simulate.simulator`, which does the same for
 many strategies with arrays, and only for their figures. Here all that happens gets its time: work and
-collectives, the memory that is alive, and the moments of the step. The two are tested against each other.
+collectives, the memory that is alive, and the moments of the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class _MemoryCurve:
         self._freed_s: float | None = None
 
     def _free_workspace(self, now_s: float) -> None:
-        """Record that the running instruction is done."""
         if self._alive.workspace:
             self._free(now_s)
             self._alive, self._state = self._alive._replace(workspace=0.0), (*self._state[:2], -1)
@@ -79,7 +78,6 @@ class _MemoryCurve:
             self._write(now_s)
 
     def finish(self, now_s: float) -> None:
-        """Record that everything is over."""
         self._free_workspace(now_s)
         self._write_freed()
 
@@ -252,7 +250,6 @@ class TimedStep:
         self.compute_s += seconds
 
     def _slow_down(self, seconds: float) -> None:
-        """Compute for longer than the work by itself takes."""
         self._work(self._now_s, seconds)
         self._compute(seconds)
 
@@ -280,12 +277,10 @@ class TimedStep:
             self._pass()
 
     def _pass(self) -> None:
-        """Let what is under way run on until now."""
         self._flying_s = max(self._flying_s - (self._now_s - self._since_s), 0.0)
         self._since_s, self._since_computed_s = self._now_s, self.compute_s
 
     def _arrive(self) -> None:
-        """Wait for everything that was sent ahead."""
         self._slow_down_beside()
         self.waits.append(len(self.events))
         self._now_s = max(self._now_s, self._arrival_s)

@@ -1,14 +1,6 @@
 """Collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects simulated.
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
-
-The cost of coming from work to collectives and going back is computed for all collectives of a step at once.
-The first collective after some work takes longer; the others that follow it find the ranks in step. The work
-after them takes longer, too: of several in a row, the worst counts. The amount of work between two
-collectives does not depend on when they start, so all of this is known before any time is.
-
-Parameters gathered ahead share a collective, as do gradients scattered together; reductions of gradients go
-by buckets of shares that arrive one after another in backward.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The simulator adds up effects; the step of a single strategy (:mod:`tensoropt.simulate.step`) has the same
 effects under the names of their allocations, which at every moment add up to the bytes that the simulator
 counts. None of this is done unless it is requested.
-
-The memory curve itself, moment by moment, is that of the same instructions; its times are the clock's.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ class _MemoryPoint:
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds."""
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 
@@ -109,7 +106,6 @@ class StepOwners:
         return tuple(sorted(rows, key=lambda row: -row.bytes))
 
     def _alive(self, kind: str, moment: int) -> Iterator[OwnerRow]:
-        """Yield the rows of one kind that are alive at a moment, counted through all micro-batches."""
         position = self._position(moment)
         for named, first, end, since, until in self._lifetimes:
             if named.kind != kind or not first <= position < end:
@@ -149,7 +145,6 @@ class StepOwners:
 
 
 def _lasting(batch: Batch, owner: Owner) -> Iterator[OwnerRow]:
-    """Yield the memory that is alive during the whole step."""
     effects = owner.effects.at(0)
     words = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer state"}
     for kind, what in words.items():

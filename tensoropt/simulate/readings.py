@@ -2,12 +2,6 @@
 
 Effects are kept as arrays: for owners that look alike, the effects of each choice at each moment. The
 simulator looks up the figures of many strategies in such a table at once, by the numbers of their choices.
-
-Results that are derived once from candidates, such as numbers of equal values and effects, are kept for all
-their batches.
-
-For parameters that several groups use, the part of their gathering, and of the sum of their gradients, that
-falls to each use is determined for many strategies at once.
 """
 
 from __future__ import annotations
@@ -106,7 +100,6 @@ class _EffectTables:
         self.shares: list[GradientShare | None] = []
 
     def add(self, choice: Effects) -> None:
-        """Add the effects of the next number."""
         number, seconds, shared = self.count, [0.0] * len(SOURCES), None
         self.count += 1
         for e in choice.effects:
@@ -159,7 +152,6 @@ class _Numbering(Generic[Derived]):
         self._numbers: dict[Derived, int] = {}
 
     def of(self, value: Derived) -> int:
-        """Return the number of a value."""
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -306,8 +298,6 @@ class Readings:
         return self._seen[query]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
-        """Return the number of the way in which a group writes or reads a tensor, per configuration of the
-        group."""
         short, candidates = group.short_names[name], self.candidates
         configurations, recomputed = candidates.configurations(group), candidates.again(group)
         looks = zip(configurations, candidates.facts(group), recomputed, strict=True)
@@ -396,7 +386,6 @@ class Readings:
         return region is not None and region is self._region_of.get(producer)
 
     def stored(self) -> dict[str, Column[Layout]]:
-        """Return the stored layout of each parameter."""
         stored: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
             if not group.parameters:
@@ -411,7 +400,6 @@ class Readings:
         return stored
 
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
-        """Return the numbers of the layouts in which a group's own parameters are stored."""
         return [self.memo.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
 
 

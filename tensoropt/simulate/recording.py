@@ -158,8 +158,6 @@ def is_host_bound(step: TwoQueues) -> bool:
 
 
 def _busy_s(step: TwoQueues) -> float:
-    """Return the seconds in which the device computes or waits for communication, as far as a plan file has
-    them."""
     return step.compute_s + (step.exposed_s or 0.0)
 
 

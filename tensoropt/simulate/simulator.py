@@ -1,18 +1,5 @@
 """The step simulator: it steps many strategies at once through the moments of a step, with arrays over all of
 them.
-
-The overlap is that of the executor. Resharding and gathering block, forward and backward. From the moment its
-last gradient has arrived, a bucket of gradients is reduced during the rest of backward
-(:class:`~tensoropt.simulate.candidates.Overlap`); with several micro-batches, during the last one's. The
-gradient of a linear operator's input is reduced during the product for its weight's gradient. Two collectives
-on one level of links queue. Before the optimizer everything is waited for. A collective that ranks reach from
-work takes longer than one that follows another, and so does the work after it.
-
-:mod:`tensoropt.simulate.clock` runs a single strategy's step by the same rules, instruction by instruction.
-
-If a host issues work to a separate device, both have a queue. Step follows step and nothing waits for the
-device in between, so a step takes as long as the slower of the two: the host runs ahead through what takes
-the device longer, and the device catches up.
 """
 
 from __future__ import annotations
@@ -113,7 +100,6 @@ class _StepParts:
 
     @property
     def within_bytes(self) -> Floats:
-        """(n,) the most that a micro-batch has alive in forward or backward."""
         return np.maximum(self.forward_bytes, self.backward_bytes)
 
 
@@ -159,7 +145,6 @@ def simulate(batch: Batch) -> StepMetrics:
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
-    """Return the figures of several batches of strategies, joined into those of one batch."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -213,7 +198,6 @@ class StepSimulator:
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
-        """Place the effects of alike owners where they occur."""
         tables, used, which = stack.kind.tables, stack.used, stack.which
         of_step: tuple[tuple[Floats, Sequence[Sequence[float]]], ...] = (
             (self.lasting, tables.lasting),
@@ -266,7 +250,6 @@ class StepSimulator:
             at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0, beside_work=beside_work)
 
     def _lay_out_ahead(self) -> None:
-        """Lay out collectives of several parameters, which are priced by the total that they send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
         beginnings = self.batch.schedule.beginnings
         for call in coalesced(self.batch):
@@ -303,7 +286,6 @@ class StepSimulator:
             self.sources[:, SOURCES.index(costs.source(call.kind, call.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
-        """Lay out the buckets of gradients that are complete in some strategies."""
         seconds = np.array([send.seconds for send in issue.sends])
         size = np.array([send.bytes for send in issue.sends], dtype=float)
         # A position may issue buckets of several sets of axes; each set queues on its own links.
@@ -385,7 +367,6 @@ class StepSimulator:
         )
 
     def _pass_micro_batch(self) -> None:
-        """Go through the forward and the backward of one micro-batch."""
         schedule = self.batch.schedule
         self._advance(range(schedule.forward_end))
         self.turned = self.time
@@ -393,7 +374,6 @@ class StepSimulator:
             self._advance(range(schedule.forward_end, schedule.last))
 
     def _note_micro_batch(self) -> None:
-        """Note the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
@@ -421,7 +401,6 @@ class StepSimulator:
         )
 
     def _host_seconds(self, micro: int) -> Floats:
-        """Return (n,) the host's time to issue the step."""
         if not self.host.any():
             return np.zeros(self.batch.count)
         # Not numpy's sum, whose order of additions depends on the number of strategies.
@@ -431,7 +410,6 @@ class StepSimulator:
         return issued[before] * micro + once
 
     def _nothing(self) -> _Sends:
-        """Return no collective, at a place where only the preceding work is counted."""
         none = np.zeros(self.batch.count)
         return _Sends(None, none, none, none.astype(bool))
 
@@ -464,13 +442,9 @@ class StepSimulator:
         return order
 
     def _issuing(self, positions: range) -> list[int]:
-        """Return the moments at which there are collectives, at which they are waited for, or after which
-        buckets are complete."""
         return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
-        """Yield the collectives of successive moments, each with the number of moments whose work is done by
-        then."""
         for position in self._issuing(positions):
             for sends in self.issued.get(position, ()):
                 yield position + 1, sends
@@ -510,8 +484,6 @@ class StepSimulator:
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """Return (n, 6) what a process uses besides tensors, with one communicator per set of axes it sends
-        over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
             # The communicator of all ranks exists in any case: a job begins and ends with a barrier, which is
@@ -559,7 +531,6 @@ class StepSimulator:
         self.since, self.since_computed = self.time, self.slowed
 
     def _advance(self, positions: range) -> None:
-        """Go through successive moments."""
         # At moments without collectives there is only work, which is already summed.
         for position in self._issuing(positions):
             self.worked = self.work[position + 1]
@@ -576,7 +547,6 @@ class StepSimulator:
         self.worked = self.work[positions.stop]
 
     def _arrive(self) -> None:
-        """Wait for everything that was sent ahead."""
         self._count_slower_beside()
         self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
         self._pass()
@@ -622,7 +592,6 @@ class StepSimulator:
         self.turns += sends.slowed
 
     def _send(self, sends: _Sends) -> None:
-        """Send the collectives of a moment, or a bucket."""
         axes, seconds, sending = sends.axes or (), sends.seconds, sends.sending
         # The work since the last collective is over now, so its slow-down is counted.
         self._count_slower_work(sends)

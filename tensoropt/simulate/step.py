@@ -2,9 +2,7 @@
 
 It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
 schedule, with the work and the collectives that take place there, and each allocation with its name. The
-batched simulator adds the same effects up for many strategies at once. From here readers can say when
-everything happens (:mod:`tensoropt.simulate.clock`), and whose memory is alive
-(:mod:`tensoropt.simulate.owners`).
+batched simulator adds the same effects up for many strategies at once.
 """
 
 from __future__ import annotations
@@ -240,8 +238,6 @@ def lower(batch: Batch, row: int = 0) -> Step:
 
 
 def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
-    """Add the collectives of several parameters; and, as the simulator lays them out, the copies made of
-    gradients to scatter them together."""
     costs, beginnings = batch.prices.communication, batch.schedule.beginnings
     for number, call in enumerate(coalesced(batch)):
         at, size, staying = instructions[call.position], int(call.bytes[0]), int(call.staying[0])

@@ -1,9 +1,5 @@
 """The schedule of a step: the moments that a rank goes through, in order; the list is the same for every
 strategy.
-
-Forward in execution order, backward in reverse, then the optimizer; before a region's backward comes its
-forward ``again``, for strategies that recompute it. A strategy fills each moment with work and bytes, or
-leaves it empty.
 """
 
 from __future__ import annotations
@@ -155,7 +151,6 @@ class StepSchedule:
         return resolve
 
     def _beginning(self, group: str, when: When) -> int:
-        """Return the position at which the block of a group begins, or the one before or behind it."""
         blocks = self.blocks
         block = blocks.of[group]
         if when.phase in ("first", "forward"):
@@ -299,7 +294,6 @@ def _forwards(graph: GroupGraph, blocks: Blocks | None) -> Iterator[Moment]:
 
 
 def _end(graph: GroupGraph) -> Iterator[Moment]:
-    """Yield the moments that occur once per step, however many micro-batches there are."""
     owners = [group.name for group in graph.groups if group.parameters or group.shared]
     for name in owners:
         yield Moment("optimizer", "reduce", name)

@@ -3,9 +3,6 @@
 Its moves are the effects that the search's tables add up edge by edge
 (:class:`~tensoropt.costs.effects.MoveEffects`). The lifetimes of its storages depend on all its readers
 together, which no table of pairs can express; they are derived here, once per distinct choice of all readers.
-
-A tensor is tracked by its storage: an edge whose forward moves nothing gives its reader the same storage as
-its source.
 """
 
 from __future__ import annotations
@@ -129,7 +126,6 @@ _ACTIVATION, _GRADIENT = "activation", "gradient"
 
 
 def _released(when: When, storage: Allocation) -> Effect:
-    """Return the effect of releasing a storage; at an end in backward, when that is over."""
     return Effect(when, after=when.phase == "backward" and when.what == "end", ends=allocations(storage))
 
 
@@ -138,7 +134,6 @@ def _gradient(key: str, size: int) -> Allocation:
 
 
 def _replaced(when: When, before: Sequence[Allocation | None], made: Allocation) -> Effect:
-    """Return the effect of putting a new storage in place of others when a moment is over."""
     return Effect(when, after=True, begins=allocations(made), ends=allocations(*before))
 
 
@@ -216,8 +211,6 @@ class TensorEffects:
     def _gathered_again(
         self, name: str, source: Layout, target: Layout, keepers: Sequence[StorageUser]
     ) -> list[Effect]:
-        """Return the effects of making a copy again, before the backward (or the second forward) of its last
-        reader; it is alive until that of the first is over."""
         first, last = keepers[0], keepers[-1]
         begin, steps = reader(last.number, READ_ANEW_AGAIN if last.again else READ_ANEW), self.moves.steps
         forward = steps(name, source, target)[0]
@@ -297,7 +290,6 @@ class TensorEffects:
         return effects
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        """Return the memory of a buffer's new value that is not made whole."""
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
@@ -308,7 +300,6 @@ class TensorEffects:
         return [begin, made, _released(needed or FORWARD_END, storage)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
-        """Return whether a tensor is a buffer's new value that is still to be made whole."""
         mutated = self.training and name in self.graph.atoms.graph.mutations.values()
         return mutated and bool(self.moves.steps(name, source, output_layout(source))[0])
 
@@ -321,8 +312,6 @@ class TensorEffects:
         of_its_views: Sequence[StorageUser],
         at: _Pass,
     ) -> list[Effect]:
-        """Return the effects of a reader's own copy: it is made for the reader, and kept if its backward, or
-        that of a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
         workspace = self.moves.resharding_bytes(self.moves.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made as often
@@ -461,8 +450,6 @@ class TensorEffects:
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        """Return the reduction of the whole gradient during the product in the first reader's backward; None
-        if it is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
         product = reads[0].product if name in self.products else None
         if product is None:
             return None
@@ -482,9 +469,6 @@ class TensorEffects:
     def _beside_bytes(
         self, name: str, layout: Layout, steps: Sequence[ReshardingStep], product: WeightProduct
     ) -> int:
-        """Return the bytes that a reduction has alive besides what its group's backward has alive in any
-        case.
-        """
         made, size = self.moves.resharding_bytes(steps, name), self.moves.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
@@ -498,5 +482,4 @@ class TensorEffects:
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """Return the bytes of the storage that contains the gradient given by a reader."""
         return self.moves.bytes(name, read.layout) if read.extent is None else read.extent

@@ -2,11 +2,6 @@
 
 This is the clock of placed plans, in which devices run different operators and send data to each other. It
 knows nothing about models.
-
-A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
-ready, ties in the given order, and start as soon as all their resources are free; nothing overtakes on a
-resource and nothing is interrupted. Predecessors express a plan's order on a device. Work is slower beside
-messages (:class:`MessagesUnderWay`).
 """
 
 from __future__ import annotations
@@ -96,7 +91,6 @@ class _Event(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """Seconds at which the task ends."""
         return self.start_s + self.task.duration_s
 
 
@@ -160,7 +154,6 @@ class Timeline:
 
     @cached_property
     def _curves(self) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
-        """The memory curves of all devices, in one pass."""
         now: dict[str, dict[str, float]] = {}
         for where, kind, size in self.initial:
             alive = now.setdefault(where, {})
@@ -268,7 +261,6 @@ def schedule(
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
-    """Return (number of predecessors, successors) of each task."""
     waiting: list[int] = []
     successors: list[list[int]] = [[] for _ in tasks]
     for i, task in enumerate(tasks):

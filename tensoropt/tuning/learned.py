@@ -1,4 +1,4 @@
-"""What a plan's steps say of prices: seconds of its workloads, and a factor for each kind of work."""
+"""What a plan's steps say of prices: a factor for each kind of work."""
 
 from __future__ import annotations
 
@@ -58,25 +58,17 @@ class Learned:
     Attributes:
         costs: prices as they were measured, without residuals.
         known: what was learned before.
-        free_if_unknown: as :class:`~tensoropt.costs.residuals.Residuals` has it.
     """
 
     costs: CostSource
     known: Residuals = NO_RESIDUALS
-    free_if_unknown: bool = False
     _factors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _works: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def residuals(self) -> Residuals:
-        """The factors, medians over runs, and of each workload the smallest seconds."""
-        works = {
-            key: (min(f for f, _ in times), min(b for _, b in times)) for key, times in self._works.items()
-        }
+        """The factors, medians over runs."""
         factors = {kind: statistics.median(found) for kind, found in self._factors.items()}
-        return Residuals(
-            {**self.known.factors, **factors}, {**self.known.works, **works}, self.free_if_unknown
-        )
+        return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Compare what ranks measured of a strategy with what prices say of it."""
@@ -88,8 +80,6 @@ class Learned:
                 self._add(kind, step_s, priced_s)
             return
         assert isinstance(strategy, Strategy)
-        for key, seconds in works.items():
-            self._works[key].append(seconds)
         measured, predicted = defaultdict[str, float](float), defaultdict[str, float](float)
         compute = self.costs.compute()
         (of_groups,) = stage_works(strategy)

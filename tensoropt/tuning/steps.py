@@ -17,7 +17,7 @@ from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.execute.executable import engine_of, strategy_class
 from tensoropt.pipeline.evaluate import stage_works
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.fake_ranks import RunStep, tracked_memory
+from tensoropt.verify.fake_ranks import RunStep
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""
@@ -33,7 +33,6 @@ def run_steps(
     optimizer: str,
     steps: int,
     stamped_steps: int = 0,
-    tracked: int = 0,
 ) -> dict[str, Any]:
     """Return what one rank measures of a strategy (runs in the pool).
 
@@ -41,17 +40,15 @@ def run_steps(
         steps: how many are timed, after one that warms up and makes the optimizer's state.
         stamped_steps: how many more are run with the seconds of each operator and edge, if the strategy is
             sharded and ranks are CPU ranks.
-        tracked: of how many more the most bytes are followed that are alive in each.
 
     Returns:
         ``steps``: start and end of each; ``collectives``: of each step; ``forward_s``, ``backward_s``:
-        medians by operator or edge; ``memory_bytes``.
+        medians by operator or edge.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
     step = RunStep(engine, loaded.inputs, optimizer)
     step()
-    memory = [tracked_memory(step)["peak"] for _ in range(tracked)]
     whole: list[tuple[float, float]] = []
     collectives: list[Stamps] = []
     for _ in range(steps):
@@ -62,7 +59,7 @@ def run_steps(
             step()
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
-    found: dict[str, Any] = {"steps": whole, "collectives": collectives, "memory_bytes": memory}
+    found: dict[str, Any] = {"steps": whole, "collectives": collectives}
     if not isinstance(engine, ShardedEngine) or not engine.training or engine.runtime.device.type != "cpu":
         return found
     stamps_of: list[StepStamps] = []
@@ -113,7 +110,6 @@ def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:
-    """From the last start to the last end."""
     return max(end for _, end in stamps) - max(start for start, _ in stamps)
 
 

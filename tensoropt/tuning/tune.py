@@ -11,9 +11,9 @@ import json
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,6 @@ _LAPS, _STEPS, _STAMPED = 5, 9, 3
 """How often two plans take turns, as the machine's speed changes within seconds; the timed steps of a turn,
 and those in which operators are stamped."""
 _STDERR = 2
-UNKNOWN = ("fit", "zero")
-"""What work costs that was never timed: what a fit to other work says, or nothing, as FastT takes it, so that
-plans with it are tried."""
 
 
 @dataclass
@@ -82,18 +79,6 @@ class Tuning:
         others = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
         return {"schema": _SCHEMA, **others, "plan": self.plan.to_data()}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Tuning:
-        """Return the tuning that :meth:`to_dict` wrote.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is damaged.
-        """
-        if data["schema"] != _SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}")
-        others = {one.name: data[one.name] for one in fields(cls) if one.name != "plan"}
-        return cls(plan=Plan.model_validate(data["plan"]), **others)
-
     @property
     def drift(self) -> float:
         """How far the prediction for the plan is from what was measured, relative to it."""
@@ -107,7 +92,6 @@ def tune(
     point: int | None = None,
     memory_bytes: float | None = None,
     rounds: int = ROUNDS,
-    unknown: str = UNKNOWN[0],
     job: Sequence[str] = (),
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
@@ -115,8 +99,8 @@ def tune(
 ) -> Tuning:
     """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
 
-    Everything is saved beside the exploration after every decision: a tuning that is interrupted goes on
-    where it was.
+    Everything is saved beside the exploration after every decision, so that what was learned outlives an
+    interruption.
 
     Args:
         target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
@@ -124,7 +108,6 @@ def tune(
         memory_bytes: the most memory per device that a plan may take; by default a device's, or for a plan
             file what that plan takes.
         rounds: how many candidates are tried at most.
-        unknown: one of :data:`UNKNOWN`.
         job: the words of a command that trains with the plan in the file ``{plan}`` for some steps, in which
             ``parallelize(..., tune=True)`` times them; by default steps of the model alone are run.
         store: the store of measurements; by default the user's own.
@@ -137,8 +120,6 @@ def tune(
     """
     if job and not any("{plan}" in word for word in job):
         raise TensorOptError("the job's command does not say where its plan's file goes; write {plan} there")
-    if unknown not in UNKNOWN:
-        raise TensorOptError(f"unknown work costs {' or '.join(UNKNOWN)}, not '{unknown}'")
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
     cluster = Cluster.from_dict(exploration.cluster)
     if memory_bytes is None:
@@ -154,12 +135,11 @@ def tune(
         _own_store(folder, users) as own,
         ranks as pool,
     ):
-        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, heard(progress), say)
+        tuner = _Tuner(folder, exploration, cluster, own, pool, job, heard(progress), say)
         return tuner.run(plan, memory_bytes, rounds)
 
 
 def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tuple[Path, Exploration, Plan]:
-    """Return the folder of an exploration, it, and the plan to begin with."""
     if target.is_file():
         plan, folder = load_plan(target), target.parent
         if not (folder / "exploration.json").is_file():
@@ -197,8 +177,6 @@ def end_of(gain: float, drift: float) -> str:
 
 
 class _Tuner:
-    """One tuning of one exploration on the ranks of this machine."""
-
     def __init__(
         self,
         folder: Path,
@@ -206,23 +184,16 @@ class _Tuner:
         cluster: Cluster,
         store: ProfileStore,
         pool: RankPool,
-        unknown: str,
         job: Sequence[str],
         progress: Progress,
         say: Callable[[str], None],
     ):
         self.folder, self.exploration, self.cluster = folder, exploration, cluster
         self.store, self.pool, self.progress, self.say = store, pool, progress, say
-        settings = dict(exploration.settings)
-        if unknown == "zero":
-            # Nothing is timed alone: what no step has shown is free, and so will be tried.
-            settings["measure"] = "never"
-        self.exploration = replace(exploration, settings=settings)
         self.job = job
-        self.costs = CostSource(
-            cluster, store, Settings.from_dict(settings), pool, progress, residuals=NO_RESIDUALS
-        )
-        self.learned = Learned(self.costs, load_residuals(store, self.costs.prefix), unknown == "zero")
+        settings = Settings.from_dict(exploration.settings)
+        self.costs = CostSource(cluster, store, settings, pool, progress, residuals=NO_RESIDUALS)
+        self.learned = Learned(self.costs, load_residuals(store, self.costs.prefix))
         self.spec = ModelSpec.of(exploration.plan(0))
         self.loaded = load_model(self.spec)
 
@@ -230,20 +201,12 @@ class _Tuner:
 
     def run(self, plan: Plan, memory_bytes: float | None, rounds: int) -> Tuning:
         """Return the tuning when it has ended."""
-        state = self._resumed()
-        if state is None:
-            self.progress("tune", 0, rounds, "running the chosen plan")
-            (measured_s,) = self._measured([plan])
-            state = Tuning(
-                plan,
-                measured_s,
-                plan.predicted.time_s,
-                measured_s,
-                plan.predicted.time_s,
-                tried=[plan_key(plan)],
-            )
-            self._decided(state, "begin", plan, plan.predicted.time_s, measured_s, "the chosen plan")
-        for number in range(len(state.tried) - 1, rounds):
+        self.progress("tune", 0, rounds, "running the chosen plan")
+        (measured_s,) = self._measured([plan])
+        predicted_s = plan.predicted.time_s
+        state = Tuning(plan, measured_s, predicted_s, measured_s, predicted_s, tried=[plan_key(plan)])
+        self._decided(state, "begin", plan, predicted_s, measured_s, "the chosen plan")
+        for number in range(rounds):
             self.progress("tune", number, rounds, "planning again")
             try:
                 candidate = self._best(memory_bytes, state)
@@ -295,7 +258,6 @@ class _Tuner:
     # -- measuring --------------------------------------------------------------------------------
 
     def _measured(self, plans: list[Plan]) -> list[float]:
-        """Return the median seconds of the steps of plans that take turns, and learn from them."""
         laps: list[list[float]] = [[] for _ in plans]
         for _ in range(1 if self.job else _LAPS):
             for number, plan in enumerate(plans):
@@ -313,7 +275,6 @@ class _Tuner:
         return [statistics.median(seconds) for seconds in laps]
 
     def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
-        """Return what the user's own training says of a plan's steps."""
         file = self.folder / TRIAL
         steps_file(file).unlink(missing_ok=True)
         plan.save(file)
@@ -331,24 +292,10 @@ class _Tuner:
         return read_steps(file)
 
     def _predicted(self, plan: Plan) -> float:
-        """Return what current prices say of a plan."""
         strategy = strategy_of_plan(plan, self.loaded.graph)
         return priced(strategy, Mesh(shape=plan.mesh.shape), self.costs, self.learned.residuals)[0]
 
     # -- files ------------------------------------------------------------------------------------
-
-    def _resumed(self) -> Tuning | None:
-        """Return the state of an interrupted tuning; None if there is none, or if the last one has ended."""
-        file = self.folder / FILE
-        if not file.is_file():
-            return None
-        try:
-            state = Tuning.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TensorOptError(
-                f"{file} is damaged ({type(error).__name__}: {error}); delete it, and tuning begins anew"
-            ) from error
-        return None if state.done else state
 
     def _decided(
         self, state: Tuning, what: str, plan: Plan, predicted_s: float, measured_s: float, why: str

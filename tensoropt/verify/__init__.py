@@ -13,24 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensoropt.verify.random_plans import verify_random
-    from tensoropt.verify.run import verify_plan, verify_plans
-    from tensoropt.verify.unsplit import unsplit_plan, verify_unsplit
+    from tensoropt.verify.run import verify_plan
 
 _MODULE_OF = {
-    "unsplit_plan": "unsplit",
     "verify_plan": "run",
-    "verify_plans": "run",
     "verify_random": "random_plans",
-    "verify_unsplit": "unsplit",
 }
 """The module that each name is imported from when it is first used: ranks need none of the predictions."""
 
 __all__ = [
-    "unsplit_plan",
     "verify_plan",
-    "verify_plans",
     "verify_random",
-    "verify_unsplit",
 ]
 
 

@@ -108,7 +108,6 @@ def entry_of(
         "memory_tracked": dict(findings.memory_tracked),
         "memory_tracked_of_ranks": findings.memory_tracked_of_ranks,
         "time_measured_s": findings.time_measured_s,
-        "cores_busy": findings.cores_busy,
         "error": findings.error,
         "collectives_predicted": expected,
         "collectives_issued": issued,
@@ -127,7 +126,6 @@ def _shown(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of several ranks as one list, with their counts summed."""
     counts: dict[tuple[str, tuple[int, ...], int], int] = {}
     for rows in of_ranks:
         for row in rows:
@@ -161,7 +159,6 @@ def _ranks_of_a_place(strategy: ParallelStrategy, predicted: Prediction) -> int:
 
 
 def _memory_unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return which ranks had more bytes in tensors than predicted; of each part of the devices, the first."""
     lines: dict[int, str] = {}
     expected, size = predicted.of_places or (predicted.memory_bytes,), _ranks_of_a_place(strategy, predicted)
     for rank, tracked in zip(findings.ranks_checked, findings.memory_tracked_of_ranks, strict=True):

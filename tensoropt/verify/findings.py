@@ -217,7 +217,6 @@ class RunFindings:
             own peaks, ``allocated`` and ``reserved``.
         memory_tracked_of_ranks: the peaks of the ranks whose memory was tracked.
         time_measured_s: the median step of the slowest rank.
-        cores_busy: the cores that other programs had in use right before or behind the timed steps.
         error: why the strategy could not be run, or that it is right only in double precision.
     """
 
@@ -237,7 +236,6 @@ class RunFindings:
     memory_tracked: Mapping[str, int] = field(default_factory=dict)
     memory_tracked_of_ranks: list[int] = field(default_factory=list)
     time_measured_s: float | None = None
-    cores_busy: float | None = None
     error: str | None = None
 
     @classmethod

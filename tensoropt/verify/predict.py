@@ -197,7 +197,6 @@ def _of_each_rank(
 def _with_results(
     prediction: Prediction, plan: Plan, strategy: PlacedStrategy, costs: CostSource
 ) -> Prediction:
-    """Return a placed plan file's own prediction, with the broadcasts of results."""
     constants = plan.predicted.terms.get(CONSTANTS, 0.0)
     return replace(
         prediction,
@@ -267,7 +266,6 @@ def predict(
 
 
 def _sharded(strategy: Strategy, mesh: Mesh, costs: CostSource) -> Prediction:
-    """Return the simulator's prediction for a sharded strategy on a mesh."""
     evaluated = evaluate_on(strategy, mesh, costs)
     simulated = evaluated.metrics
     return Prediction(
@@ -278,7 +276,6 @@ def _sharded(strategy: Strategy, mesh: Mesh, costs: CostSource) -> Prediction:
 
 
 def _pipelined(strategy: PipelinedStrategy, mesh: Mesh, costs: CostSource) -> Prediction:
-    """Return the simulator's prediction for a pipeline on the mesh of a job."""
     evaluated = evaluate_pipeline_on(strategy, mesh, costs)
     sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
     tensors = evaluated.memory.sum(axis=1).tolist()

@@ -60,7 +60,7 @@ def verify_random(
     progress: ProgressChoice = None,
 ) -> dict[str, Any]:
     """Check whether random legal strategies of a model do what they should; returns what
-    :func:`tensoropt.verify.verify_plans` does.
+    :func:`tensoropt.verify.verify_plan` does.
 
     They go where no frontier does, so that mistakes in rules, lowering and prices have nowhere to hide.
 
@@ -72,7 +72,7 @@ def verify_random(
         batch: the batch of a zoo model.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
-        where: as for :func:`tensoropt.verify.verify_plans`.
+        where: as for :func:`tensoropt.verify.verify_plan`.
         placed: whether to draw random placements instead, with some operators in pieces or the batch in
             micro-batches, in random orders.
         pipeline: draw only pipelines, with so many places; by default a third of the strategies are pipelines
@@ -141,7 +141,6 @@ def _strategies(
     pipeline: int | None,
     costs: CostSource,
 ) -> list[Predicted]:
-    """Return random strategies and pipelines of a model, with what to expect of them."""
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
@@ -153,11 +152,6 @@ def _strategies(
 def _placements(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int, costs: CostSource
 ) -> list[Predicted]:
-    """Return random placements of a model, which need prices to order their transfers, with what to expect of
-    them.
-
-    Some operators are in pieces, or the batch is in micro-batches.
-    """
     rng, devices = random.Random(seed), cluster.device_count
     counts = micro_batch_counts(problem, Settings())
     prices = PlacedPrices(loaded.graph, cluster, costs)

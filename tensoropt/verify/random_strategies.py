@@ -149,7 +149,6 @@ def random_following(
 
 
 def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> frozenset[str]:
-    """Return the groups of a recomputed block that run once: none, or any but all."""
     if rng.random() < _WHOLE_CHANCE:
         return frozenset()
     drawn = [name for name in region.groups if rng.random() < _ONCE_CHANCE]
@@ -244,11 +243,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline with one of some schedules that the model can have.
-
-    Raises:
-        TensorOptError: no schedule accepts the model.
-    """
+    """Return a random pipeline with one of some schedules that the model can have."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -317,8 +312,6 @@ def _per_place(schedule: str) -> int:
 
 
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
-    """Return the schedules that a pipeline can have, each with the numbers of micro-batches that it
-    accepts."""
     ways = []
     for name, schedule in SCHEDULES.items():
         # A backward that is taken apart must not pass collectives.
@@ -384,7 +377,6 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
 
 
 def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-    """Return every operator after those it waits for, otherwise in random order."""
     waiting = [len(row) for row in reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
     order = []

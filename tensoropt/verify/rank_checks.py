@@ -162,7 +162,6 @@ def narrow_distance(
 
 
 def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Return the norm of the differences of (got, wanted) pairs, relative to that of what is wanted."""
     apart = size = 0.0
     for got, want in pairs:
         want = want.to(got.device)
@@ -232,7 +231,6 @@ def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
 
 
 def _digest(pieces: list[bytes]) -> str:
-    """Return the SHA-256 of all pieces in sequence, in hexadecimal."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -246,8 +244,6 @@ def _bytes_of(value: torch.Tensor) -> bytes:
 def _checksums(
     engine: Engine, after: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Yield, for each parameter, which shard this rank holds, and a digest of its last gradient and of what
-    it became."""
     for name, leaf in engine.shards.leaves.items():
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.

@@ -8,15 +8,12 @@ recorded: the collectives issued, the memory a step needs, the time it takes.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.cluster.local import cores_in_use
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import strategy_class
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
@@ -39,7 +36,7 @@ def verify_strategies(
     model: ModelSpec,
     strategies: Sequence[Mapping[str, Any]],
     *,
-    pool: RankPool | None = None,
+    pool: RankPool,
     options: CheckOptions | None = None,
     timeout_s: float = 600.0,
     progress: Progress = silent,
@@ -50,7 +47,7 @@ def verify_strategies(
         model: the model to build on every rank.
         strategies: strategies of any kind, as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`
             writes them.
-        pool: ranks to use if their number fits; others are started as needed.
+        pool: as many ranks as each strategy has devices.
         options: what to check.
         timeout_s: the timeout for one strategy.
         progress: is called after each strategy, as the stage ``run``.
@@ -62,28 +59,17 @@ def verify_strategies(
         PlanError: a strategy is for another model.
     """
     options = options or CheckOptions()
-    results: list[RunFindings | None] = [None] * len(strategies)
-    done = 0
-    by_size: dict[int, list[int]] = {}
-    for index, data in enumerate(strategies):
-        by_size.setdefault(strategy_class(data).devices_in(data), []).append(index)
-    # By number of ranks, so that each pool is started once.
-    for size, indices in sorted(by_size.items()):
-        with _pool_of(pool, size, timeout_s) as ranks:
-            for index in indices:
-                results[index] = _check(model, strategies[index], ranks, options, timeout_s)
-                done += 1
-                progress("run", done, len(strategies), "")
-            for index in indices:
-                findings = results[index]
-                assert findings is not None
-                # In a second pass over the same ranks, which keep one model loaded: double precision needs
-                # another one.
-                if _may_be_rounding(findings) and model.dtype is None:
-                    results[index] = _decide_in_double(
-                        model, strategies[index], ranks, options, timeout_s, findings
-                    )
-    return [result for result in results if result is not None]
+    results = []
+    for done, data in enumerate(strategies, start=1):
+        results.append(_check(model, data, pool, options, timeout_s))
+        progress("run", done, len(strategies), "")
+    # In a second pass over the same ranks, which keep one model loaded: double precision needs another one.
+    return [
+        _decide_in_double(model, data, pool, options, timeout_s, found)
+        if _may_be_rounding(found) and model.dtype is None
+        else found
+        for data, found in zip(strategies, results, strict=True)
+    ]
 
 
 def _may_be_rounding(findings: RunFindings) -> bool:
@@ -155,22 +141,9 @@ def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFind
     return findings
 
 
-@contextmanager
-def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[RankPool]:
-    """Yield ``pool`` if it has as many ranks as needed, otherwise one for as long as the context is open."""
-    if pool is not None and pool.world_size == size:
-        yield pool
-        return
-    with RankPool(size, timeout_s=timeout_s) as own:
-        yield own
-
-
 def _check(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
 ) -> RunFindings:
-    """Return the joint findings of all ranks of a pool about one strategy."""
-    # Others' use of the cores is seen while no rank works.
-    before = cores_in_use() if options.timed_steps else None
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
     except RankError as error:
@@ -178,12 +151,10 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    findings = _joined(ranks)
-    return findings if before is None else replace(findings, cores_busy=max(before, cores_in_use()))
+    return _joined(ranks)
 
 
 def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
-    """Return the findings of all ranks as one."""
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     findings = RunFindings(
@@ -201,7 +172,6 @@ def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
 
 
 def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:
-    """Return ``findings`` with the comparisons of all ranks, if they were requested."""
     numerics = [r.numerics for r in ranks if r.numerics is not None]
     if not numerics:
         return findings

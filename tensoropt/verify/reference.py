@@ -118,7 +118,6 @@ def not_finite(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in double precision, with complex numbers as pairs of real ones."""
     value = value.detach()
     # A lazily conjugated tensor has no real view before it is resolved.
     return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()
@@ -267,8 +266,6 @@ def of_first_rank(run: Callable[[], Results]) -> Results:
 
 
 def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
-    """Return the unsplit graph's results: run on the rank's device, or on the CPU if that device is too
-    small."""
     try:
         return _unsplit_on(loaded.device, loaded, seed, floor)
     except torch.OutOfMemoryError:
@@ -301,7 +298,6 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
 
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
-    """Return how far the narrower type alone moves the unsplit model from its float32 results."""
     # The floor is that of the narrow type, so that both are compared on one scale.
     wide = _unsplit(load_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {

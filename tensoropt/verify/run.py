@@ -24,9 +24,8 @@ from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
-from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.types import Progress, ProgressChoice, heard, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
@@ -119,13 +118,6 @@ def _run_and_answer(
     numerics: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Run strategies at ``place`` and compare the findings with the predictions (:func:`answer_of`).
-
-    Args:
-        spec: the model.
-        pool: ranks of the place's kind; None for fake ranks.
-        costs: has the optimizer, for memory and time of a step.
-    """
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None
     if pool is None:
@@ -140,26 +132,11 @@ def _run_and_answer(
         options = CheckOptions(optimizer=costs.optimizer, seed=spec.seed, numerics=numerics)
         if place.shared:
             options = replace(options, timed_steps=0)
-        findings = _on_real_ranks(spec, strategies, pool, options, progress)
+        progress("run", 0, len(strategies), "")
+        data = [strategy.to_data() for strategy in strategies]
+        findings = verify_strategies(spec, data, pool=pool, options=options, progress=progress)
     file = verify_file(spec)
     return answer_of(strategies, predictions, findings, place, module, file, costs.cluster.device_type)
-
-
-def _on_real_ranks(
-    spec: ModelSpec,
-    strategies: Sequence[ParallelStrategy],
-    pool: RankPool,
-    options: CheckOptions,
-    progress: Progress,
-) -> list[RunFindings]:
-    progress("run", 0, len(strategies), "")
-    return verify_strategies(
-        spec,
-        [strategy.to_data() for strategy in strategies],
-        pool=pool,
-        options=options,
-        progress=progress,
-    )
 
 
 def _on_fake_ranks(
@@ -176,63 +153,38 @@ def _on_fake_ranks(
 
 @shows_progress
 def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice = None) -> dict[str, Any]:
-    """Check whether a plan does what it should; :func:`verify_plans` for one plan, with ``progress`` as in
-    :func:`tensoropt.explore`.
-    """
-    return verify_plans([plan], where=where, progress=heard(progress))
-
-
-def verify_plans(
-    plans: Sequence[Plan], *, where: Wanted = "auto", progress: Progress = silent
-) -> dict[str, Any]:
-    """Check whether plans of one model, cluster and optimizer do what they should, run beside the unsplit
-    model.
+    """Check whether a plan does what it should, run beside the unsplit model.
 
     Args:
         where: ``auto`` takes the plan's own devices if this machine has them, otherwise fake ranks; ``ranks``
             takes CPU ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that all use
             its first GPU and communicate through the host, whose steps are not timed; ``fake`` takes fake
             ranks.
+        progress: as in :func:`tensoropt.explore`.
 
     Returns:
-        ``ok``; ``plans`` with an entry for each, whose keys :func:`tensoropt.verify.answer.entry_of`
-        explains; ``checked_on`` in words; and ``module``: the unsplit graph against the model it came from.
+        ``ok``; ``plans`` with one entry, whose keys :func:`tensoropt.verify.answer.entry_of` explains;
+        ``checked_on`` in words; and ``module``: the unsplit graph against the model it came from.
 
     Raises:
-        PlanError: a plan is for another model, or cannot be run on this machine.
+        PlanError: the plan cannot be run on this machine.
     """
-    first = plans[0]
-    for plan in plans:
-        _check_runnable(plan)
-    place = place_for(first.devices, *cluster_of(first.cluster), where)
-    spec = replace(ModelSpec.of(first), device=place.device)
-    with ranks_with(spec, place, first.devices) as pool:
-        progress("capture", 0, 1, spec.source)
-        graph = load_model(spec).graph
-        predicted = [_predicted(plan, graph, progress) for plan in plans]
-        progress("capture", 1, 1, spec.source)
-        with ProfileStore() as store:
-            costs = _costs_of(first, predicted[0][0].devices, store, progress)
-            return _run_and_answer(spec, predicted, place, pool, costs, True, progress)
-
-
-def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
-    """Return a plan's strategy and its own predictions, including the order if that can be determined."""
-    strategy = strategy_of_plan(plan, graph)
-    with ProfileStore() as store:
-        return strategy, prediction_of(plan, strategy, _costs_of(plan, strategy.devices, store, progress))
-
-
-def _costs_of(plan: Plan, devices: int, store: ProfileStore, progress: Progress) -> CostSource:
-    """Return the costs on the cluster that a plan is for; on CPU ranks if it does not say."""
-    where = made_for(plan.cluster) or load_cluster(f"cpu:{devices}")
-    settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
-    return CostSource(where, store, settings, progress=progress)
-
-
-def _check_runnable(plan: Plan) -> None:
+    report = heard(progress)
     if not plan.model.source:
         raise PlanError(
             "the plan does not say where its model comes from, so it cannot be run without a script; explore "
             "with the command line, or pass source= to tensoropt.explore"
         )
+    place = place_for(plan.devices, *cluster_of(plan.cluster), where)
+    spec = replace(ModelSpec.of(plan), device=place.device)
+    with ranks_with(spec, place, plan.devices) as pool:
+        report("capture", 0, 1, spec.source)
+        strategy = strategy_of_plan(plan, load_model(spec).graph)
+        # On CPU ranks if the plan does not say.
+        cluster = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
+        settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+        with ProfileStore() as store:
+            costs = CostSource(cluster, store, settings, progress=report)
+            predicted = [(strategy, prediction_of(plan, strategy, costs))]
+            report("capture", 1, 1, spec.source)
+            return _run_and_answer(spec, predicted, place, pool, costs, True, report)

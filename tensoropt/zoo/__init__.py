@@ -1,8 +1,6 @@
 """The models of the papers, by name, at the papers' sizes and at laptop sizes.
 
-In: a name. Out: a :class:`ZooModel`, a module whose forward returns a scalar loss, with example
-inputs. Importing the package registers every family; ``transformers`` is imported only when a model
-that needs it is built.
+In: a name. Out: a :class:`ZooModel`, a module whose forward returns a scalar loss, with example inputs.
 """
 
 from __future__ import annotations

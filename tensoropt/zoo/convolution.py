@@ -3,13 +3,6 @@
 All but the last two take ``x (batch, channels, size, size)`` and ``labels (batch,)`` and return the mean
 cross entropy; U-Net and DeepLab-V3, which label every pixel, take ``labels (batch, size, size)`` and return
 the mean over pixels.
-
-- LeNet, AlexNet and VGG are plain chains, without adaptive pooling: the classifier's input is sized for the
-  given image.
-- ResNet has bottlenecks. A wide ResNet is the same network with *every* width after the stem multiplied. That
-  is how ToFu's sizes come out (WResNet-152-10: 65.1 GB of weights, gradients and momentum, three times the
-  21.7 GiB found here; quoted from memory), unlike torchvision's, which widens the middle convolution alone.
-- Inception-v3 has no auxiliary head; ``share`` scales all channel counts for the laptop's size.
 """
 
 from __future__ import annotations
@@ -160,7 +153,6 @@ def _average(channels: int, out: int) -> nn.Sequential:
 
 
 def _square(channels: int, c: list[int], pooled: int) -> Branches:
-    """Return the branches of figure 5: 5x5 as it is and as two 3x3."""
     return Branches(
         Conv(channels, c[0], 1),
         nn.Sequential(Conv(channels, c[1], 1), Conv(c[1], c[0], 5)),
@@ -170,7 +162,6 @@ def _square(channels: int, c: list[int], pooled: int) -> Branches:
 
 
 def _factored(channels: int, middle: int, out: int) -> Branches:
-    """Return the branches of figure 6: 7x7 as 1x7 and 7x1, once and twice."""
     row, column = (1, 7), (7, 1)
     return Branches(
         Conv(channels, out, 1),
@@ -186,8 +177,6 @@ def _factored(channels: int, middle: int, out: int) -> Branches:
 
 
 def _wide(channels: int, c: list[int]) -> Branches:
-    """Return the branches of figure 7: 3x3 forked into 1x3 and 3x1."""
-
     def cross() -> Branches:
         return Branches(Conv(c[1], c[1], (1, 3)), Conv(c[1], c[1], (3, 1)))
 

@@ -1,7 +1,7 @@
 """Transformers whose definition is the ``transformers`` package's, with random weights.
 
-The package is an optional extra and is imported only when one of these is built. Dropout is off
-unless the name says otherwise, so that a split run can be compared with an unsplit one.
+The package is an optional extra and is imported only when one of these is built. Dropout is off unless the
+name says otherwise, so that a split run can be compared with an unsplit one.
 """
 
 from __future__ import annotations

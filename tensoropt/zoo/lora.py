@@ -2,8 +2,7 @@
 
 A model has them by the option ``lora``, which is written behind its name like any other, so that wherever a
 name stands (a command line, a plan) the same model is built: ``gpt2?lora=r=16,alpha=32,targets=c_attn``. The
-adapters are those of the package ``peft``, which also saves them. The weights beside them may be bytes
-(``base=nf4``: QLoRA, Dettmers et al., NeurIPS 2023; :mod:`tensoropt.ops.quantised`).
+adapters are those of the package ``peft``, which also saves them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
 There are two ways to write an LSTM, and both are here because they are different graphs:
-
-* **unrolled** (`rnn-lm`): one cell per layer and step, each a pair of linear layers and a few element-wise
-  operators. A linear layer's features can be split, so a 108 GiB model fits on many devices, which is what
-  the papers use it for. The price is steps x layers cells that share weights.
-* **whole** (`lstm-lm-tiny`, `gnmt`): ``nn.LSTM``, one operator per layer. Only its batch can be split, since
-  every step needs all of the hidden state; fast, and right when the layer fits on one device.
-
-The Transformer is the original encoder-decoder with its translation loss; multi-layer perceptrons are the
-smallest models with something to split.
 """
 
 from __future__ import annotations

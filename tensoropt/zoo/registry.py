@@ -2,12 +2,7 @@
 
 A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the module
 with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process of a job
-that builds the same name holds the same weights. Example inputs are random, of the right shapes, on the
-device that is the current default.
-
-The overrides are a model's *options*. They may be written behind its name, as in
-``deeplab-v3?width=2&image=224``, so that wherever a name stands (a command line, a plan) the same model is
-built.
+that builds the same name holds the same weights.
 """
 
 from __future__ import annotations
@@ -318,7 +313,6 @@ def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str,
 
 
 def _check_option(name: str, options: Mapping[str, Any], key: str) -> None:
-    """Raise :class:`ZooError` if a model has no such option; the message has those that it has."""
     if key == "batch":
         raise ZooError(
             "the batch is no option behind a model's name; give it by --batch, in Python as an argument"
@@ -330,8 +324,6 @@ def _check_option(name: str, options: Mapping[str, Any], key: str) -> None:
 
 
 def _check_range(name: str, default: Any, key: str, value: Any) -> None:
-    """Raise :class:`ZooError` for a value that no model can have: a size below 1, a share of dropout that is
-    none, another number that is not above 0."""
     if isinstance(default, bool) or not isinstance(value, int | float):
         return
     if key == "dropout":

@@ -17,7 +17,7 @@ VIEW = View(exploration="x", point=4)
 @pytest.mark.parametrize(
     ("control", "value", "field", "kept"),
     [
-        ("amount", " 3 epochs of 50,000 samples ", "amount", "3 epochs of 50,000 samples"),
+        ("amount", " 50,000 samples ", "amount", "50,000 samples"),
         ("amount", "", "amount", ""),
         ("amount", "1.5T tokens", "amount", "1.5T tokens"),
         ("currency", "EUR", "currency", "EUR"),
@@ -39,7 +39,6 @@ def test_what_is_said_is_kept_and_survives_the_url(control: str, value: Any, fie
     ("control", "value", "why"),
     [
         ("amount", "a lot", "write for example 1e9 tokens"),
-        ("amount", "3 epochs", "size of the data set"),
         ("amount", "0 tokens", "more than 0"),
         ("amount", "1 tokens" * 200, "at most 600"),
         ("currency", "x" * 13, "at most 12"),

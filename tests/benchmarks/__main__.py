@@ -23,27 +23,16 @@ from tests.benchmarks.machine import commit, named
 PROGRAMS = {
     "demo": "tests.benchmarks.demo.bench_demo",
     "search": "tests.benchmarks.search.bench_search",
-    "explore": "tests.benchmarks.explore.bench_explore",
     "fidelity": "tests.benchmarks.fidelity.bench_fidelity",
     "step": "tests.benchmarks.execute.bench_step",
-    "overlap": "tests.benchmarks.execute.bench_overlap",
-    "sizes": "tests.benchmarks.papers.sizes",
     "figure6": "tests.benchmarks.papers.figure6",
     "scale": "tests.benchmarks.papers.scale",
     "placing": "tests.benchmarks.papers.placing",
     "netsplit": "tests.benchmarks.papers.netsplit",
-    "planners": "tests.benchmarks.planners.bench_planners",
 }
 """In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""
-BY_NAME = {
-    "memory": "tests.benchmarks.fidelity.bench_memory",
-    "branching": "tests.benchmarks.planners.bench_branching",
-    "dashboard": "tests.benchmarks.dashboard.bench_dashboard",
-    "library": "tests.benchmarks.dashboard.bench_library",
-    "first-load": "tests.benchmarks.dashboard.bench_first_load",
-    "interactions": "tests.benchmarks.dashboard.bench_interactions",
-}
-"""Run only when named: the first times nothing, the second takes hours, the others need Chromium."""
+BY_NAME = {"memory": "tests.benchmarks.fidelity.bench_memory"}
+"""Run only when named: it times nothing."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""Charts with logarithmic axes and bars as SVG, drawn without a plotting library."""
+"""Charts with logarithmic axes as SVG, drawn without a plotting library."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -62,36 +62,6 @@ def figure(charts: Sequence[Chart], columns: int = 2) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11" '
         f'fill="#1f2933"><rect width="100%" height="100%" fill="white"/>{body}</svg>\n'
-    )
-
-
-def bars(title: str, rows: Mapping[str, Mapping[str, tuple[float, str]]], label: int = 90) -> str:
-    """A group of bars per row.
-
-    Args:
-        rows: per row, per bar its length and what is written after it.
-        label: room for the rows' names.
-    """
-    thick, width, after = 14, 640, 190
-    top = max((value for row in rows.values() for value, _ in row.values()), default=1.0)
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    parts, y = [f'<text x="8" y="18" font-size="13">{escape(title)}</text>'], 34
-    for row, values in rows.items():
-        parts.append(f'<text x="8" y="{y + thick - 4}">{escape(row)}</text>')
-        for name, (value, written) in values.items():
-            length = value / top * (width - label - after)
-            colour = COLOURS[names.index(name) % len(COLOURS)]
-            words = escape(f"{name} {value:.2f}, {written}")
-            parts.append(
-                f'<rect x="{label}" y="{y}" width="{length:.1f}" height="{thick - 2}" fill="{colour}"/>'
-            )
-            parts.append(f'<text x="{label + 6 + length:.1f}" y="{y + thick - 4}">{words}</text>')
-            y += thick
-        y += 10
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" font-family="sans-serif" '
-        f'font-size="11" fill="#1f2933"><rect width="100%" height="100%" fill="white"/>'
-        f"{''.join(parts)}</svg>\n"
     )
 
 

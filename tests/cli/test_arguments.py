@@ -64,8 +64,6 @@ def test_without_a_price_money_is_unknown_and_says_why(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--epochs", "2"], "give the samples of an epoch"),
-        (["--samples-per-epoch", "2"], "give --epochs with it"),
         (["--tokens", "many"], "--tokens 'many' is not a count"),
         (["--tokens", "0"], "give more than 0"),
         (["--price", "free"], "'free' is no price"),

@@ -58,7 +58,7 @@ def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp
         "key": found.keys[2], "mesh": "8", "micro_batches": 1, "memory_predicted_bytes": 2.0**30,
         "time_predicted_s": 0.4, "memory_tracked_bytes": 2.0**30, "time_measured_s": 0.35,
         "loss_difference": 0.0, "gradient_difference": 0.0, "ok": True, "checked_on": "8 H100-80GB",
-        "error": "", "cores_busy": None,
+        "error": "",
     }  # fmt: skip
     folder = tmp_path / "own"
     shutil.copytree(SHIPPED, folder)

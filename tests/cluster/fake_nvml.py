@@ -27,12 +27,8 @@ class FakeNvml:
     """Of the cards that are not called like the others."""
     used: dict[int, int] = field(default_factory=dict)
     """Bytes that others have, by card."""
-    processes: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Their process ids, by card."""
-    instances: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """(slices, bytes) of each MIG instance of the cards that are cut up."""
-    near: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Logical CPUs of its NUMA node, by card."""
+    partitioned: tuple[int, ...] = ()
+    """The cards with MIG instances."""
     wires: list[list[int]] = field(init=False)
     NVMLError = NVMLError
 
@@ -62,32 +58,16 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
         return self.names.get(handle, self.name).encode()  # older versions of the module return bytes
 
-    def nvmlDeviceGetUUID(self, handle: int | tuple[int, int]) -> str:  # noqa: N802
-        return f"MIG-{handle[0]}-{handle[1]}" if isinstance(handle, tuple) else f"GPU-{handle}abc"
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}abc"
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int | tuple[int, int]) -> SimpleNamespace:  # noqa: N802
-        if isinstance(handle, tuple):
-            return SimpleNamespace(total=self.instances[handle[0]][handle[1]][1], used=0)
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(total=self.memory_bytes, used=self.used.get(handle, 0))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
-        return [SimpleNamespace(pid=pid) for pid in self.processes.get(handle, ())]
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
         if "H100" not in self.name and "A100" not in self.name:
             raise NVMLError("Not Supported")
-        return [int(handle in self.instances)] * 2
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> tuple[int, int]:  # noqa: N802
-        if number >= len(self.instances[handle]):
-            raise NVMLError("Not Found")
-        return handle, number
-
-    def nvmlDeviceGetAttributes(self, handle: tuple[int, int]) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpuInstanceSliceCount=self.instances[handle[0]][handle[1]][0])
+        return [int(handle in self.partitioned)] * 2
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(busId=f"00000000:{handle + 6:02X}:00.0".encode())
@@ -98,12 +78,6 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
         return self.pcie_generation
-
-    def nvmlDeviceGetCpuAffinity(self, handle: int, words: int) -> list[int]:  # noqa: N802
-        if handle not in self.near:
-            raise NVMLError("Not Supported")
-        mask = sum(1 << cpu for cpu in self.near[handle])
-        return [mask >> 64 * number & (1 << 64) - 1 for number in range(words)]
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
         return 16

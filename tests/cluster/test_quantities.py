@@ -84,10 +84,3 @@ def test_what_programs_and_older_files_say_is_taken() -> None:
         name="toy", type="cpu", memory_bytes=1000, flops={"float32": 10.0}, memory_bandwidth=1.0
     )
     assert kind.memory_bytes == 1000
-
-
-def test_unusual_figures_are_noted() -> None:
-    assert not list(MEMORY.unusual(80e9, "memory"))
-    assert list(MEMORY.unusual(80.0, "memory")) == ["memory is 80 B, less than 16 MiB: is its unit right?"]
-    (note,) = BANDWIDTH.unusual(1e18, "bandwidth")
-    assert note.startswith("bandwidth is 909495 TiB/s, more than")

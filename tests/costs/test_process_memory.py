@@ -26,7 +26,6 @@ from tensoropt.costs.process_memory import (
     process_memory,
     terms_of_collectives,
 )
-from tensoropt.errors import InfeasibleError
 from tensoropt.plan.kinds import SHARDED
 
 MIB = 2**20
@@ -213,18 +212,3 @@ def test_explorations_of_gpus_say_what_processes_take_and_whether_it_counts():
     assert "NCCL" not in only
     (with_them,) = noted("dgx-h100[2]", True)
     assert "NCCL 192 MiB to 576 MiB for every set of mesh axes" in with_them
-
-
-def test_strategies_that_are_left_out_for_their_communicators_are_counted():
-    found = explored("dgx-h100x2[4]", process_memory=True)
-    plain = explored("dgx-h100x2[4]")
-    notes = [note for note in found.report["notes"] if "where NCCL's buffers count" in note]
-    assert len(notes) == (len(plain.points) > len(found.points))
-    assert len(plain.points) >= len(found.points) > 0
-
-
-def test_a_budget_that_estimates_exceed_says_so():
-    with pytest.raises(
-        InfeasibleError, match=r"1.43 GiB are estimates of what a process takes beside tensors"
-    ):
-        explored("dgx-h100[1]", process_memory=True, memory_bytes=100 * MIB)

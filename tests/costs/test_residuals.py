@@ -23,7 +23,7 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
-from tensoropt.types import FITTED, MEASURED
+from tensoropt.types import MEASURED
 from tests.costs.models import problem
 
 
@@ -75,17 +75,6 @@ def test_a_class_takes_its_factor(work):
     assert other.seconds(work, FACTS) == (1.0, 2.0)
 
 
-def test_what_was_timed_in_steps_replaces_what_was_timed_alone(work):
-    residuals = Residuals({class_of(work): 1.5}, works={work.key: (0.7, 0.9)})
-    assert residuals.compute(Costs()).seconds(work, FACTS) == (0.7, 0.9)
-
-
-def test_what_was_never_timed_may_be_free(work):
-    free = Residuals(free_if_unknown=True)
-    assert free.compute(Costs(FITTED)).seconds(work, FACTS) == (0.0, 0.0)
-    assert free.compute(Costs(MEASURED)).seconds(work, FACTS) == (1.0, 2.0)
-
-
 def test_collectives_take_their_factor():
     line = Segment(alpha_s=1e-3, seconds_per_byte=1e-9, from_bytes=0.0, up_to_bytes=float("inf"))
     fit = LinkFit(kind="all_reduce", group=(0, 1), segments=(line,), residual=0.0)
@@ -106,7 +95,7 @@ def test_overheads_take_their_factors():
 def test_residuals_are_kept_by_hardware(tmp_path):
     with ProfileStore(tmp_path / "p.sqlite") as store:
         assert load_residuals(store, "here") == NO_RESIDUALS
-        found = Residuals({REST: 1.2}, {"k": (1.0, 2.0)}, True)
+        found = Residuals({REST: 1.2})
         save_residuals(store, "here", found)
         assert load_residuals(store, "here") == found
         assert load_residuals(store, "elsewhere") == NO_RESIDUALS

@@ -170,16 +170,6 @@ def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
     assert asked.notes()[-1] == "could not be timed: 3 others"
 
 
-def test_times_of_a_busy_machine_are_said(store):
-    asked = source(store, "local:2")
-    assert asked.notes() == ()
-    asked.timings.records = {"a": {"forward_s": 1.0, "cores_busy": 1.7}, "b": {"forward_s": 1.0}}
-    assert asked.notes() == (
-        "the machine was busy while 1 of 2 pieces of work were timed (other programs had up to 1.7 cores in "
-        "use); exploring while it is idle times them again",
-    )
-
-
 def test_only_lack_of_memory_makes_work_impossible(store):
     """Other failures may be those of the operands that a timing makes up."""
     asked = source(store, "local:2")

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
@@ -27,7 +26,6 @@ from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
-from tests.execute.start_jobs import draw
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "tests.execute.models:mlp"
@@ -242,29 +240,6 @@ def test_one_device_needs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert os.sched_getaffinity(0) == cores
     assert "median" in capsys.readouterr().out
     assert main([str(tmp_path / "plan.json"), "--steps", "0"]) == 2
-
-
-def test_weights_of_a_function_or_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model is built without values then, its inputs are made up, and that is said."""
-    plan, result = write_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
-    common = [str(plan), "--steps", "2", "--json", str(result)]
-    function = ["--init-weights", "tests.execute.start_jobs:draw"]
-    assert main([*common, *function]) == 0
-    assert "inputs    drawn or zero: the model was built without values" in capsys.readouterr().out
-    said = json.loads(result.read_text())
-    assert said["inputs_made_up"]
-    assert (said["run_on"], said["run_on_kind"], said["memory_allocated_bytes"]) == ("cpu", None, None)
-    model, _, _ = ModelSpec(SOURCE).build()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        save_file(dict(model.apply(draw).state_dict()), tmp_path / "weights.safetensors")
-    assert main([*common, "--checkpoint", str(tmp_path / "weights.safetensors")]) == 0
-    assert json.loads(result.read_text())["losses"] == said["losses"]
-    capsys.readouterr()
-    assert main([*common, "--checkpoint", str(tmp_path / "none")]) == 2
-    assert "none does not exist; give a folder" in capsys.readouterr().err
-    assert main([*common, "--init-weights", "tests.execute.start_jobs:nothing"]) == 2
-    assert "has no function 'nothing'; define nothing(module)" in capsys.readouterr().err
 
 
 def test_gpus_for_each_rank_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
-    batch_per_device,
     fewest_devices,
     folders_in,
     load_sweep,
@@ -100,15 +99,7 @@ def weak(devices: int, batch: int, **changes: object) -> Exploration:
     return replace(found, model=model)
 
 
-def test_steps_of_one_batch_per_device_are_a_sweep(tmp_path: Path) -> None:
-    for one in (weak(1, 8), weak(2, 16), weak(4, 32)):
-        one.save(tmp_path / f"{one.devices}-devices")
-    assert batch_per_device(load_sweep(tmp_path)) == 8
-    assert batch_per_device(FAMILY) is None
-    assert batch_per_device([weak(2, 16)]) is None
-
-
-@pytest.mark.parametrize("other", [weak(2, 24), weak(2, 16, source="zoo:other"), weak(1, 16, seed=9)])
+@pytest.mark.parametrize("other", [weak(2, 24), weak(1, 16, source="zoo:other"), weak(1, 16, seed=9)])
 def test_other_batches_and_models_are_none(other: Exploration, tmp_path: Path) -> None:
     weak(1, 8).save(tmp_path / "1")
     other.save(tmp_path / "2")
@@ -122,7 +113,6 @@ def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
     sweep = load_sweep(tmp_path)
     assert [one.model.batch for one in sweep] == [8, 12, 32]
     assert of_batches(sweep)
-    assert batch_per_device(sweep) is None
     assert not of_batches([weak(1, 8), weak(2, 16)])
     # A row for each batch, as their steps are of different work.
     found = profile([ClusterCurve.of(one) for one in sweep], columns=2)

@@ -160,19 +160,16 @@ def test_points_spaces_and_plans_are_short() -> None:
     lines = repr(plan).splitlines()
     assert str(plan) == repr(plan)
     assert lines[0] == "Plan of zoo:toy by frontier"
-    assert len(lines) <= 12
-    assert any("memory per device" in line and "10 MiB" in line for line in lines)
-    for shown in (first, space, plan):
-        root = ElementTree.fromstring(shown._repr_html_())
-        assert len(root.findall(".//tr")) >= 5
+    assert len(lines) == 3
+    assert "10 MiB per device" in lines[2]
 
 
 def test_words_of_a_model_do_not_become_markup() -> None:
     found = small_exploration()
     found = replace(found, model=found.model.model_copy(update={"source": "<b>&.py:f"}))
-    for html in (found._repr_html_(), found.plan(0)._repr_html_()):
-        assert "<b>&" not in html
-        ElementTree.fromstring(html)
+    html = found._repr_html_()
+    assert "<b>&" not in html
+    ElementTree.fromstring(html)
 
 
 FIXED = "point,memory_bytes,time_s,devices,mesh,micro_batches,compute_s,communication_s,exact,gap,planner"

@@ -19,10 +19,8 @@ from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import (
-    COMPARISON_COLUMNS,
     compared,
     limits_asked,
-    write_comparison_csv,
     write_frontier_csv,
     write_strategies_csv,
 )
@@ -77,22 +75,21 @@ def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, o
         assert told.gap == pytest.approx(best.time_s / within - 1)
 
 
-def test_the_csvs_and_the_table_agree(found: Exploration, tmp_path: Path) -> None:
-    write_comparison_csv(found, tmp_path / "comparison.csv")
+def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None:
+    frontier, zero, dpos = compared(found)
     write_frontier_csv(found, tmp_path / "frontier.csv")
-    with open(tmp_path / "comparison.csv", encoding="utf-8") as file:
-        frontier, zero, dpos = csv.DictReader(file)
     with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
         points = list(csv.DictReader(file))
-    assert int(frontier["points"]) == len(points)
-    assert float(frontier["time_s"]) == float(points[-1]["time_s"])
-    assert float(zero["time_s"]) == min(float(p["time_s"]) for p in points if p["planner"] == "zero")
+    assert frontier.points == len(points)
+    assert frontier.time_s == float(points[-1]["time_s"])
+    assert zero.time_s == min(float(p["time_s"]) for p in points if p["planner"] == "zero")
     lines = comparison_text(found).splitlines()
     assert lines[1].split()[:2] == ["frontier", "-"]
     assert f" {len(points)} " in lines[1]
     # The frontier is beaten by none, which was written down before that plan was one of its points.
     assert "faster" not in lines[1]
-    assert f"+{100 * float(dpos['gap']):.1f} %" in lines[3]
+    assert dpos.gap is not None
+    assert f"+{100 * dpos.gap:.1f} %" in lines[3]
     assert lines[-1] == GAP_CAPTION
 
 
@@ -234,16 +231,3 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
         assert not any([row["axis_0"], row["axis_1"]][len(labels) :])
     assert rows[0]["options"] == "weight=S(0)"
     assert rows[1]["options"] == ""
-
-
-def test_a_comparison_leaves_empty_what_does_not_apply(tmp_path: Path) -> None:
-    row = dict.fromkeys(COMPARISON_COLUMNS) | {
-        "planner": "ilp", "limit_bytes": 10, "search_s": 0.5, "notes": ["one", "two"],
-    }  # fmt: skip
-    exploration = replace(small_exploration(), comparison=(row,))
-    write_comparison_csv(exploration, tmp_path / "comparison.csv")
-    (found,) = read(tmp_path / "comparison.csv")
-    assert found == {
-        "planner": "ilp", "limit_bytes": "10", "memory_bytes": "", "time_s": "", "points": "0",
-        "search_s": "0.5", "gap": "", "notes": "one; two", "needs_bytes": "",
-    }  # fmt: skip

@@ -13,7 +13,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.rates import Amount, Tariff
-from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
+from tensoropt.plan.facts_table import Fact, Html, fact_lines, filled, named
 from tensoropt.plan.figures import LISTED
 from tests.plan.explorations import small_exploration
 
@@ -29,7 +29,7 @@ def test_a_fact_is_its_value_with_source_and_note() -> None:
 def test_every_listed_figure_is_a_fact_and_units_are_the_readers() -> None:
     known = facts(FigureRow.of(FOUND, 1), time=lambda s: f"{s:.3f} seconds")
     assert all(name == fact.name for name, fact in known.items())
-    assert {"mesh", "memory", "time", "split by", "figures", "proven"} <= known.keys()
+    assert {"mesh", "memory", "time", "figures", "proven"} <= known.keys()
     assert not known.keys() & set(LISTED_NAMES)  # nothing is known of them
     counted = replace(
         FOUND,
@@ -70,14 +70,6 @@ def test_what_is_unknown_of_rates_says_why() -> None:
     assert [fact.name for fact in rate_facts(row)] == ["throughput", "MFU", "1,000 steps"]
     with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
         rate_facts(row, Amount(1e6, "tokens"))
-
-
-@pytest.mark.parametrize("shown", [FOUND.points[0], FOUND.spaces[0], FOUND.plan(0)])
-def test_a_notebook_shows_points_spaces_and_plans(shown: object) -> None:
-    title, rows = described(shown)
-    assert title.split()[0] == type(shown).__name__
-    assert rows
-    assert facts_html(title, rows) == shown._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_a_template_escapes_what_is_not_html(tmp_path: Path) -> None:

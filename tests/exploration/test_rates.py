@@ -80,7 +80,6 @@ def test_figures_by_hand() -> None:
     assert one.device_hours(7200) == 2.0
     assert one.cost(7200) == pytest.approx(6.0)
     assert Amount(1024 * 7200, "tokens").steps(StepWork.of(found)) == 7200
-    assert Amount(2, "epochs", 8 * 3600).steps(StepWork.of(found)) == 7200
 
 
 def test_flop_of_several_formats_have_peaks_of_their_own() -> None:
@@ -161,10 +160,7 @@ def test_an_amount_of_what_is_unknown_is_refused_with_the_reason() -> None:
     [
         (lambda: Amount(0), "0 steps are no amount"),
         (lambda: Amount(math.nan, "tokens"), "no amount"),
-        (lambda: Amount(1, "years"), "use one of steps, samples, tokens, epochs"),
-        (lambda: Amount(1, "epochs"), "size of the data set"),
-        (lambda: Amount(1, "steps", 5), "nothing else does"),
-        (lambda: Amount(1, "epochs", 0), "an epoch of 0 samples"),
+        (lambda: Amount(1, "years"), "use one of steps, samples, tokens"),
         (lambda: Tariff(0.0), "price of all devices is 0"),
         (lambda: Tariff(by_kind={"A": math.inf}), "price of A is inf"),
         (lambda: prices_of("H100-80GB="), "'H100-80GB=' is no price"),
@@ -226,12 +222,12 @@ def test_a_point_on_one_device_pays_for_one() -> None:
     [
         (Amount(1000), "1,000 steps"), (Amount(3e11, "tokens"), "300B tokens"),
         (Amount(1.5e13, "tokens"), "15T tokens"), (Amount(123_456_789, "samples"), "123.457M samples"),
-        (Amount(2, "epochs", 50_000), "2 epochs of 50,000 samples"), (Amount(1, "steps"), "1 step"),
+        (Amount(1, "steps"), "1 step"),
     ],
 )  # fmt: skip
 def test_an_amounts_words_are_read_as_the_amount(amount: Amount, words: str) -> None:
     assert amount.words == words
     read = amount_of(words)
     assert read is not None
-    assert (read.unit, read.samples_per_epoch) == (amount.unit, amount.samples_per_epoch)
+    assert read.unit == amount.unit
     assert read.count == pytest.approx(amount.count, rel=1e-5)

@@ -15,6 +15,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
+from torch.utils.data import DataLoader
 
 import tensoropt
 from tensoropt.errors import MissingExtraError, PlanError
@@ -22,6 +23,7 @@ from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
 from tensoropt.ranks.pool import RankPool
 from tests.integrations import lightning_jobs as jobs
 from tests.integrations.planned import KINDS, close, ran_by, write_plan
+from tests.integrations.trainer_jobs import GLOBAL, LENGTH, Texts, build, to_the_longest
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
@@ -181,6 +183,21 @@ def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_pat
     with pytest.raises(PlanError, match="was not written by PlanStrategy"):
         again.fit(jobs.Tuning(), *jobs.loaders(), ckpt_path=tmp_path / "plain.ckpt")
     again.validate(jobs.Tuning(), jobs.loaders()[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
+
+
+@pytest.mark.usefixtures("job")
+def test_batches_get_the_plans_length(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "alone", "tests.integrations.trainer_jobs:masked_recipe")
+    fabric = Fabric(strategy=FabricPlanStrategy(plan), accelerator="cpu", devices=1)
+    fabric.launch()
+    model, loader = fabric.setup(build()), DataLoader(Texts(8), GLOBAL, collate_fn=to_the_longest)
+    with pytest.warns(UserWarning, match=r"plan's length of 8 tokens .*: 56% of the first one is padding"):
+        (ours, *_) = fabric.setup_dataloaders(loader)
+    batch = next(iter(loader))
+    assert {tuple(value.shape) for value in ours.values()} == {(GLOBAL, LENGTH)}
+    assert batch["labels"].shape[1] < LENGTH
+    loss = float(build()(**batch).loss.detach())
+    assert float(model(**ours).loss.detach()) == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -181,7 +182,17 @@ def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
     with pytest.raises(ConstraintError, match=says):
         placed_limits(given, graph(), cluster())
     # All soft: what came before holds, and what contradicts it is given up.
-    soft = placed_limits(given.softened(), graph(), cluster())
+    soft = placed_limits(
+        replace(
+            given,
+            **{
+                name: tuple(replace(entry, soft=True) for entry in getattr(given, name))
+                for name in ("pins", "stored", "together", "devices")
+            },
+        ),
+        graph(),
+        cluster(),
+    )
     assert len(soft.notes) == 1
     assert soft.notes[0].startswith("given up, as it is soft: ")
 

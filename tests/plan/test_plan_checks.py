@@ -138,7 +138,7 @@ def cluster_of_nothing(data: dict[str, Any]) -> None:
         (with_device, r"operator \S+ has device 0 and order None in a sharded plan; say where"),
         (parameter_on_a_device, r"parameter \S+ has device 0 in a sharded plan; say where"),
         (short_placement, r"parameter \S+ is stored as .* one for each mesh axis"),
-        (no_time, r"NaN is no figure"),
+        (no_time, r"the predicted time_s is nan, but figures are finite"),
         (endless_time, r"the predicted time_s is inf, but figures are finite"),
         (negative_memory, r"the predicted memory_bytes is -1.0"),
         (cluster_of_nothing, r"the plan's cluster cannot be read"),
@@ -164,7 +164,6 @@ def test_a_cluster_of_as_many_devices_under_another_name_is_taken(sharded: Plan,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "tensoropt.plan/4", "schema": "tensoropt.plan/4"}', "the key 'schema' stands twice"),
         ('{"schema": "tensoropt.plan/4", "planner": ', "is the file whole"),
         ("[" * 100_000, "is not a plan"),
         ('{"schema": ' + "1" * 5000 + "}", "is not a plan"),

@@ -87,18 +87,6 @@ def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path:
     assert load_exploration(tmp_path).others == found.others
 
 
-def test_a_large_frontier_is_opened_without_making_its_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = [point(MIB * (i + 1), 1 / (i + 1), i % 2) for i in range(2000)]
-    replace(small_exploration(), points=tuple(points)).save(tmp_path)
-    made: list[int] = []
-    monkeypatch.setattr("tensoropt.plan.point_table.Point", lambda **_: made.append(1))
-    loaded = load_exploration(tmp_path)
-    assert loaded.all_points.column("time_s").tolist() == [p.time_s for p in points]
-    assert not made
-
-
 @pytest.mark.parametrize(
     "damage",
     [

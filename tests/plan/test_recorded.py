@@ -58,5 +58,5 @@ def test_links_of_an_older_version_are_refused(recorded: Recorded, tmp_path: Pat
     data = json.loads(gzip.decompress((tmp_path / FILE).read_bytes()))
     data["links"]["2x4"] = old
     (tmp_path / FILE).write_bytes(gzip.compress(json.dumps(data).encode()))
-    with pytest.raises(TensorOptError, match="saved by an older version of tensoropt; explore again"):
+    with pytest.raises(TensorOptError, match=r"is damaged .*; explore again"):
         load_recorded(tmp_path / FILE)

@@ -15,7 +15,7 @@ from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto, pesto_extended, post
 from tensoropt.planners.placed.cut_search import CutSearch
-from tensoropt.planners.placed.exact import rounds as exact
+from tensoropt.planners.placed.exact import solver as exact
 from tensoropt.planners.placed.local_search import LocalSearch
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto

@@ -100,7 +100,7 @@ def test_stages_take_as_long_as_their_hosts_to_issue_them():
 )
 def test_a_pipeline_is_named_by_the_recipe_of_its_blocks(recipe: str, said: str) -> None:
     record = pinned(places=2, micro_batches=4, recompute=recipe).point.record
-    assert said in record.split_words
+    assert said in record.recomputing
     assert record_of({"record": record.to_data()}) == record
 
 

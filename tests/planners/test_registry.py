@@ -43,7 +43,6 @@ def test_a_solver_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch)
         ("netsplit.seconds=six", "the default is 60"),
         ("netsplit.seconds=nan", "should be a finite number"),
         ("netsplit.most_blocks=0", "should be greater than 0"),
-        ("netsplit.alpha=-1", "should be greater than 0"),
         ("netsplit.as_published=true", "it has no such option"),
         ("m_etf.seconds=6", "it has no options"),
         ("netsplit=6", "is not PLANNER.OPTION=VALUE"),
@@ -63,7 +62,7 @@ def test_an_option_reaches_its_planner_and_no_other() -> None:
     entries = {entry.name: entry for entry in requested_planners("all", options)}
     assert list(entries) == list(ENTRIES)
     settings = entries["netsplit"].settings["settings"]
-    assert (settings.seconds, settings.most_blocks, settings.alpha) == (600.0, 20, None)
+    assert (settings.seconds, settings.most_blocks) == (600.0, 20)
     assert entries["netsplit_shared"].settings["settings"].seconds == 60.0
     assert ENTRIES["netsplit"].settings["settings"].seconds == 60.0
     assert entries["m_etf"].settings == {}

@@ -146,27 +146,6 @@ def test_what_is_known_is_not_measured_again(pool, store):
         measure_workloads(works, Refusing(), store, "elsewhere", training=True)
 
 
-def test_what_was_timed_on_a_busy_machine_is_timed_again_on_an_idle_one(pool, store, monkeypatch):
-    work, failing, cores = linear(16, 64, 64), BROKEN["shapes that do not fit"], [1.73]
-    monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: cores[0])
-
-    def measured(pool):
-        (record,) = measure_workloads([work], pool, store, "here", training=True).values()
-        return record
-
-    assert "cores_busy" not in measure_workloads([failing], pool, store, "here", training=True)[failing.key]
-    busy = measured(pool)
-    assert busy["cores_busy"] == 1.7
-    assert measured(Refusing()) == busy  # it still is: another time would be no better
-    cores[0] = 0.1
-    with pytest.raises(AssertionError, match="measured again"):
-        measured(Refusing())
-    assert store.get(f"here/{work.key}") == busy  # nothing is lost by that
-    idle = measured(pool)
-    assert "cores_busy" not in idle
-    assert measured(Refusing()) == idle
-
-
 def test_an_interruption_keeps_what_was_measured(pool, store):
     works = [linear(8, 16, n) for n in range(1, 6)]
 
@@ -430,15 +409,6 @@ def test_repeats_are_spread_over_the_run(store):
         assert (records[work.key]["forward_s"], records[work.key]["backward_s"]) == (1.0, 2.0)
         assert records[work.key]["repeats"] == 12
         assert store.get(f"here/{work.key}") == records[work.key]
-
-
-def test_a_machine_that_was_idle_in_one_pass_was_not_busy(store, monkeypatch):
-    work = linear(8, 16, 1)
-    monkeypatch.setattr("tensoropt.profiling.measure._LOOK_EVERY_S", 0.0)
-    cores = [1.7, 1.7, 0.1, 0.1]  # before the first pass, and behind each
-    monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: cores.pop(0))
-    (record,) = measure_workloads([work], Scripted({}), store, "here", training=True).values()
-    assert "cores_busy" not in record
 
 
 def test_what_fails_in_a_later_pass_keeps_what_it_took_before(store):

@@ -69,8 +69,7 @@ def test_behaves_like_a_dictionary_and_survives_export(tmp_path, data, kind):
         assert dict(other.items(kind)) == data
 
 
-def test_items_by_prefix_over_many_pages(path, monkeypatch):
-    monkeypatch.setattr("tensoropt.profiling.store._ROWS_PER_BATCH", 3)
+def test_items_by_prefix(path):
     with ProfileStore(path) as store:
         store.put_many({f"{letter}%_{i}": {"i": i} for letter in "ab" for i in range(5)})
         assert [record["i"] for _, record in store.items(prefix="b%_")] == [0, 1, 2, 3, 4]
@@ -250,30 +249,6 @@ def test_a_corrupt_store_is_moved_aside(path, caplog):
     assert [file.read_bytes()[:7] for file in path.parent.glob("*.aside-*")] == [b"this is"]
 
 
-def test_records_outside_of_the_damage_are_taken_along(path, caplog):
-    """From both ends; the damaged file stays as it is."""
-    with ProfileStore(path) as store:
-        store.put_many({f"{i:04d}": RECORD for i in range(5000)})
-        store.put("large", {"array": np.random.default_rng(0).random(10**5)}, "tables")
-    pages = path.stat().st_size // 4096
-    with open(path, "r+b") as file:  # header and schema page stay
-        for page in (pages // 8, pages - 20):
-            file.seek(page * 4096)
-            file.write(b"\xff" * 2 * 4096)
-    damaged = path.read_bytes()
-    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
-        found = store.get_many([f"{i:04d}" for i in range(5000)])
-        store.put("new", RECORD)
-        assert store.get("new") == RECORD
-        assert store.count() == len(found) + 1
-    assert "moved to" in caplog.text
-    assert f"{len(found)} records that could be read" in caplog.text
-    assert {"0000", "4999"} <= found.keys()
-    assert 4000 < len(found) < 5000
-    (aside,) = path.parent.glob("*.aside-*")
-    assert aside.read_bytes() == damaged
-
-
 @pytest.mark.parametrize(
     ("statement", "reason"),
     [
@@ -426,19 +401,6 @@ def test_damage_among_what_is_cached_costs_no_measurement(path):
     assert not list(path.parent.glob("*.aside-*"))
     with ProfileStore(path) as store:
         assert store.get("another") == {"seconds": 2.0}
-
-
-def test_a_store_that_another_process_has_begun_anew_is_followed(path):
-    with ProfileStore(path) as first:
-        first.put("before", {"seconds": 1.0})
-        first.close()
-        path.write_bytes(b"this is no database, and it is longer than a header of one " * 9)
-        with ProfileStore(path) as second:
-            second.put("of the second", {"seconds": 2.0})
-            first._connection = sqlite3.connect(next(path.parent.glob("*.aside-*")))
-            first.put("of the first", {"seconds": 3.0})
-            assert second.get("of the first") == {"seconds": 3.0}
-        assert first.get("of the second") == {"seconds": 2.0}
 
 
 def test_a_value_that_is_no_data_or_too_large_is_refused_in_words(path, monkeypatch):

@@ -149,7 +149,6 @@ def test_what_the_host_takes_is_not_in_the_seconds_of_the_device(host_ms):
     for way in ("forward", "backward"):
         assert found[way] == pytest.approx([COLD_MS / 1e3] * len(found[way]))
         assert found[f"{way}_host"] == pytest.approx([host_ms / 1e3] * len(found[way]))
-        assert found[f"{way}_warm"] == pytest.approx([WARM_MS / 1e3] * len(found[f"{way}_warm"]))
 
 
 def test_a_span_for_which_the_host_was_not_ahead_is_known_and_the_next_gets_a_longer_lead(monkeypatch):
@@ -185,12 +184,11 @@ def test_the_lead_is_bounded():
     assert timer._lead_s == timers.MOST_LEAD_S
 
 
-def test_forward_and_backward_cold_and_warm():
+def test_forward_and_backward_are_cold():
     found = timed(negation(), cuda := FakeCuda())
     assert len(found["forward"]) == max(MIN_REPEATS, int(0.12 / (2 * COLD_MS / 1e3)))
     for way in ("forward", "backward"):
         assert found[way] == pytest.approx([COLD_MS / 1e3] * len(found[way]))
-        assert found[f"{way}_warm"] == pytest.approx([WARM_MS / 1e3] * len(found[way]))
     # After the one that says how much it takes, with the clock by which the device waits.
     assert cuda.log[:8] == ["sleep", "mark", "sleep", "mark", "sleep", "mark", "work", "mark"]
     assert cuda.log[8:18] == ["zero", "sleep", "mark", "work", "mark"] * 2
@@ -198,14 +196,13 @@ def test_forward_and_backward_cold_and_warm():
 
 def test_inference_runs_no_backward():
     found = timed(negation(), cuda := FakeCuda(), training=False)
-    assert set(found["backward"]) == set(found["backward_warm"]) == {0.0}
+    assert set(found["backward"]) == {0.0}
     assert cuda.log[8:18] == ["zero", "sleep", "mark", "work", "mark"] * 2
 
 
-def test_the_record_counts_cold_and_keeps_warm():
+def test_the_record_counts_cold():
     record = joined([timed(negation(), FakeCuda(host_ms=1.0)), timed(negation(), FakeCuda(host_ms=1.0))])
     assert record["forward_s"] == record["backward_s"] == pytest.approx(COLD_MS / 1e3)
-    assert record["forward_warm_s"] == record["backward_warm_s"] == pytest.approx(WARM_MS / 1e3)
     assert (record["forward_host_s"], record["backward_host_s"]) == pytest.approx((1e-3, 1e-3))
     assert record["spread"] == pytest.approx(0.0, abs=1e-9)
 

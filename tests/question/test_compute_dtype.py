@@ -12,7 +12,6 @@ from tensoropt.cluster import load_cluster
 from tensoropt.question.compute_dtype import dtype_of, with_dtype
 from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
-from tensoropt.shopping import explore_clusters
 
 OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp resnet two-tower unet vgg wide-resnet"""
 
@@ -73,8 +72,6 @@ def test_python_and_the_command_line_compute_in_the_same(
     found = explore(model, cluster="dgx-h100[2]", **QUICK)
     assert found.settings["dtype"] == "bfloat16" == found.plan(0).compute_dtype
     assert explore(model, cluster="dgx-h100[2]", dtype="float32", **QUICK).settings["dtype"] == "float32"
-    several = explore_clusters(model, clusters=["dgx-h100[2]", "dgx-v100[2]"], **QUICK)
-    assert [e.settings["dtype"] for e in several.explorations] == ["float32", "float32"]
 
     words = "explore zoo:gpt-mini?layers=1&sequence=8 --micro-batches 1 --recompute never --epsilon 0.1"
     words += " --placements never --measure never --cluster dgx-h100[2]"

@@ -24,12 +24,11 @@ LINES = [
     "explore zoo:mlp --cluster dgx-h100x2[4] --batch 8 --mode inference --optimizer sgd --micro-batches 1,2 "
     "--memory 24GiB --epsilon 0 --max-points 50 --headroom 5% --seed 3 --anew --out 'a b'",
     "explore zoo:mlp --cluster local:2 --dtype bfloat16 --recompute never --overlap none --measure never "
-    "--no-process-memory --pipelines always --placements never --soft-placement --expert-imbalance 1.25 "
+    "--no-process-memory --pipelines always --placements never --expert-imbalance 1.25 "
     "--devices 1,2 --out x",
     "explore m.onnx --cluster dgx-h100 --dim batch=8 --dim x[0]=4 --output y --loss mse --devices auto --out "
     "x",
-    "explore net.py:net --cluster two.yaml --also-on dgx-a100,presets --out x",
-    "explore zoo:mlp --cluster dgx-h100 --batch-per-device 8 --devices 1,2 --out x",
+    "explore net.py:net --cluster two.yaml --also-on dgx-a100,mine.yaml --out x",
     "explore zoo:mlp --cluster dgx-h100 --batch auto --memory 24GiB --out x",
     "explore zoo:gpt2?sequence=8192 --cluster dgx-h100 --batch 8,12,4 --out x",
     "explore zoo:mlp --cluster dgx-h100 --planners zero,optcnn --memory 8GiB,24GiB --out x",
@@ -53,31 +52,6 @@ def test_a_command_line_is_a_question_and_back(line: str) -> None:
     assert parsed(words) == question
     assert sorted(words) == sorted(first)
     assert question.line(first[-1]) == shlex.join(["tensoropt", *words])
-
-
-def test_a_batch_per_device_is_a_batch_on_each_cluster() -> None:
-    question = parsed(
-        ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--batch-per-device", "8", "--out", "x"]
-    )
-    assert question.on(load_cluster("dgx-h100[4]")).batch == 32
-    assert question.on(load_cluster("dgx-h100")).words("x")[4:6] == ["--batch", "64"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "zoo:mlp --batch 8 --batch-per-device 4",
-            "4 per device grows .* batch of 8 does not; give --batch-per",
-        ),
-        ("m.onnx --batch-per-device 4", "with a parameter 'batch'; m.onnx brings its own"),
-        ("zoo:mlp --batch-per-device 0", "a batch of 0 per device is none; give at least 1"),
-    ],
-)
-def test_a_batch_per_device_that_cannot_be_set_is_refused(words: str, message: str) -> None:
-    question = parsed(["explore", *words.split(), "--cluster", "dgx-h100[2]", "--out", "x"])
-    with pytest.raises(TensorOptError, match=message):
-        question.on(load_cluster("dgx-h100[2]"))
 
 
 def test_a_question_about_several_batches_is_one_about_each() -> None:

@@ -32,23 +32,17 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
         '"epsilon": 0, "max_points": null, "method": "auto", '
         '"dtype": "auto", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": true, "pipelines": "auto", '
-        '"placements": "auto", "soft_placement": false, "expert_imbalance": 1.0, "space": "any"}'
+        '"placements": "auto", "expert_imbalance": 1.0}'
     )
-
-
-def test_soft_placement_softens_constraints_and_keeps_their_file() -> None:
-    hard, soft = (Settings(constraints=PINS, soft_placement=soft) for soft in (False, True))
-    assert hard.effective_constraints is hard.constraints
-    assert soft.effective_constraints is not None
-    assert [pin.soft for pin in soft.effective_constraints.pins] == [True]
-    assert Settings.from_dict(soft.to_dict()) == soft
-    assert soft.to_dict()["constraints"] == PINS
-    assert Settings(soft_placement=True).effective_constraints is None
 
 
 def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
     with pytest.raises(TensorOptError, match=r"'wisdom' is no setting.*later version; explore again"):
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
+    kept = {**Settings().to_dict(), "space": "any", "soft_placement": False}
+    assert Settings.from_dict(kept) == Settings()
+    with pytest.raises(TensorOptError, match=r"made with space='megatron', which is gone; explore again"):
+        Settings.from_dict({**kept, "space": "megatron"})
     # What was kept before process memory could be counted counts tensors.
     kept = Settings.from_dict({"mode": "inference"})
     assert kept == Settings(mode="inference", process_memory=False)
@@ -77,7 +71,7 @@ def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said:
 VALUES = {
     "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
     "constraints": None, "process_memory": True,
-    "soft_placement": True, "expert_imbalance": 1.25,
+    "expert_imbalance": 1.25,
 }  # fmt: skip
 
 

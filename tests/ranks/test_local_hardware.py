@@ -105,7 +105,7 @@ def test_busy_cards_come_into_the_report(box, monkeypatch):
     busy.used = {0: 2**35}
     on_a_box(monkeypatch, busy, (NAME,) * 8)
     (note,) = local_notes(load_cluster("local"))
-    assert note.startswith("GPU 0 (H100-80GB) is in use by unknown processes, which have 32 GiB")
+    assert note.startswith("GPU 0 (H100-80GB) is in use, with 32 GiB")
 
 
 def test_gpus_that_local_does_not_see(box, monkeypatch):

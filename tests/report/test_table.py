@@ -14,7 +14,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow, points_data
-from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
+from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, ticks
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import ALIKE
 from tensoropt.report.table import point_lines, summary_lines, timing_words
@@ -42,14 +42,6 @@ def test_many_points_are_thinned_but_ends_and_knee_stay() -> None:
     assert {0, found.index(knee_point=True), 299} <= set(shown)
     assert shown == sorted(set(shown))
     assert "30 of 300 points; all: tensoropt export DIR --csv FILE" in frontier_text(found)
-    assert len(frontier_text(found, every=True).splitlines()) == 301
-
-
-def test_what_is_split_in_words() -> None:
-    found = small_exploration()
-    assert split_words(found, 0) == "data 100 %"
-    assert split_words(found, 1) == "data 50 %, whole 50 %"
-    assert split_words(found, 2) == "whole 100 %"
 
 
 def test_the_summary_names_what_has_no_rule() -> None:

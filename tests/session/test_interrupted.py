@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -68,6 +68,15 @@ def test_a_script_is_ended_and_may_ask_for_what_was_found(monkeypatch):
     assert caught.value.exploration.points
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, which shells switch off for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_the_second_interruption_ends_what_the_first_one_did_not():
     with finished_when_interrupted() as held:
         signal.raise_signal(signal.SIGINT)

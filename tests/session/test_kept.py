@@ -8,6 +8,7 @@ import pytest
 from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import InfeasibleError
+from tensoropt.profiling.store import CACHED
 from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 
@@ -40,6 +41,11 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
     assert again.plan(0).to_json() == found.plan(0).to_json()
 
 
+def test_nothing_is_kept_unasked(model, empty_store):
+    explore(*model, store=empty_store, **{**ASKED, "keep": False})
+    assert [empty_store.cached(kind, "") for kind in CACHED] == [[]] * len(CACHED)
+
+
 def test_another_question_is_searched(model, kept_store, searches):
     others = (
         {"epsilon": 0.0001},
@@ -51,24 +57,6 @@ def test_another_question_is_searched(model, kept_store, searches):
     for asked, other in enumerate(others, 1):
         explore(*model, store=kept_store, **{**ASKED, **other})
         assert len(searches) == asked, other
-
-
-def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, found, kept_store, searches):
-    explore(*model, store=kept_store, epsilon=0.0002, **ASKED)
-    wider = explore(*model, store=kept_store, epsilon=0.01, **ASKED)
-    assert len(searches) == 1
-    # Of several that which was searched with the widest gap.
-    assert points(wider) == points(found)
-    assert wider.settings["epsilon"] == 0.01
-    assert "searched with the smaller gap 0.001;" in wider.report["notes"][-1]
-    assert "smaller gap" not in explore(*model, store=kept_store, epsilon=0.0002, **ASKED).report["notes"][-1]
-    assert len(searches) == 1
-
-
-def test_an_exact_list_answers_no_other_question(model, empty_store, searches):
-    for epsilon in (0, 0.01, 0.0):
-        explore(*model, store=empty_store, epsilon=epsilon, **ASKED)
-    assert len(searches) == 2
 
 
 def test_what_the_store_learns_is_seen(model, kept_store, searches):

@@ -12,6 +12,7 @@ from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.launchers import JobError, LaunchedJob
 from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.detail import detail
 from tensoropt.session.launched import job_prices, with_jobs
 
 BATCH = 8
@@ -84,7 +85,7 @@ def test_jobs_are_saved_and_explained(beside, tmp_path):
     again = tensoropt.load(tmp_path)
     assert your_jobs(again)[1].to_data() == your_jobs(beside)[1].to_data()
     for job in your_jobs(again):
-        shown = tensoropt.show(again, job.row + 1)
+        shown = detail(again, job.row)
         assert shown.step.time_s == pytest.approx(again.all_points[job.row].time_s)
 
 

@@ -329,19 +329,6 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) ->
     assert "tensoropt_tests.row_means.default" in note
 
 
-@pytest.mark.slow
-def test_soft_placement_gives_up_what_sharded_plans_cannot_keep(store: ProfileStore) -> None:
-    exploration = explored(store, constraints={"devices": [ON_ONE]}, soft_placement=True)
-    assert any(point.kind is kinds.SHARDED for point in exploration.points)
-    notes = exploration.report["notes"]
-    given_up = "given up, as it is soft: devices 1 (stem: device 1): every device"
-    assert any(note.startswith(given_up) for note in notes)
-    # Placed plans keep to it.
-    for row, _ in placed(exploration):
-        assert devices_of(exploration, row, "conv2d") == {1}
-    assert not any(note.startswith("placed plans were not tried") for note in notes)
-
-
 def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) -> None:
     exploration = explored(store, constraints={"pipeline": {"stages": 2}}, micro_batches="auto")
     assert exploration.points

@@ -5,7 +5,6 @@ An error of PyTorch's becomes a refusal that names stage, operator and line; our
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +14,10 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
-from tensoropt.cluster import load_cluster
 from tensoropt.errors import InfeasibleError, UnsupportedError
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.profiling.fact_finding import find_facts_of_all
-from tensoropt.session.run_report import expected_rows, failures_named, implausible, unusual_figures
+from tensoropt.session.run_report import expected_rows, failures_named, implausible
 
 
 class Net(nn.Module):
@@ -71,25 +69,6 @@ def test_other_errors_stay_what_they_are(error):
 
 def points(memory_bytes: float, time_s: float):
     return [SimpleNamespace(memory_bytes=memory_bytes, time_s=time_s)]
-
-
-def test_figures_that_no_device_has_are_noted() -> None:
-    cluster = load_cluster("dgx-a100[2]")
-    assert not list(unusual_figures(cluster))
-    tiny = replace(cluster.devices[0], memory_bytes=80, flops={"float32": 60.0})
-    (level,) = cluster.levels
-    slow = replace(level, link=replace(level.link, latency_s=5.0))
-    notes = list(unusual_figures(replace(cluster, devices=(tiny, tiny), levels=(slow,))))
-    assert notes == [
-        "memory of A100-80GB is 80 B, less than 16 MiB: is its unit right?",
-        "float32 FLOP/s of A100-80GB is 60 FLOP/s, less than 1e+08 FLOP/s: is its unit right?",
-        "latency of NVLink3 is 5 s, more than 1 s: is its unit right?",
-    ]
-
-
-def test_presets_have_usual_figures() -> None:
-    for name in ("cpu:2", "dgx-v100", "dgx-a100x2", "dgx-h100x2"):
-        assert not list(unusual_figures(load_cluster(name)))
 
 
 def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:

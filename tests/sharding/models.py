@@ -1,4 +1,4 @@
-"""Tiny models by name: what the rules are checked on. Every dim divides by 4 where the real ones do."""
+"""Tiny models by name. Every dim divides by 4 where the real ones do."""
 
 from __future__ import annotations
 
@@ -68,11 +68,6 @@ def perceptron() -> Made:
 
 
 @model
-def regression() -> Made:
-    return nn.Linear(16, 4), (torch.randn(8, 16),), {}, lambda y: F.smooth_l1_loss(y, torch.ones(8, 4))
-
-
-@model
 def vgg() -> Made:
     layers: list[nn.Module] = []
     for before, after in ((3, 8), (8, 16)):
@@ -86,21 +81,6 @@ def vgg() -> Made:
         nn.Linear(32, 8),
     ]
     return with_targets(nn.Sequential(*layers, *head), torch.randn(4, 3, 16, 16))
-
-
-@model
-def grouped_convolutions() -> Made:
-    layers = [
-        nn.Conv2d(4, 8, 1),
-        nn.Conv2d(8, 8, 3, padding=1, groups=8),
-        nn.SiLU(),
-        nn.Conv2d(8, 16, 3, stride=2, groups=4, bias=False),
-        nn.GroupNorm(4, 16),
-        nn.Hardswish(),
-        nn.Flatten(),
-        nn.Linear(144, 8),
-    ]
-    return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 8, 8))
 
 
 class Shuffle(nn.Module):
@@ -124,19 +104,6 @@ def channel_shuffle() -> Made:
         nn.Linear(48, 8),
     ]
     return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 4, 4))
-
-
-@model
-def convolutions_in_one_dim() -> Made:
-    layers = [
-        nn.Conv1d(4, 8, 3),
-        nn.BatchNorm1d(8),
-        nn.LeakyReLU(),
-        nn.AvgPool1d(2),
-        nn.Flatten(),
-        nn.Linear(24, 8),
-    ]
-    return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 8))
 
 
 class Attention(nn.Module):
@@ -175,28 +142,6 @@ class Recurrent(nn.Module):
 @model
 def lstm() -> Made:
     return with_targets(Recurrent(nn.LSTM), torch.randn(4, 8, 16))
-
-
-@model
-def gru() -> Made:
-    return with_targets(Recurrent(nn.GRU), torch.randn(4, 8, 16))
-
-
-class Pooled(nn.Module):
-    """The hidden state of each row's last token: ``hidden[arange(batch), last]``."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, 8)
-
-    def forward(self, ids, last):
-        hidden = self.embed(ids)
-        return self.head(hidden[torch.arange(ids.shape[0]), last]).logsumexp(-1).sum()
-
-
-@model
-def last_token() -> Made:
-    return Pooled(), (torch.randint(0, VOCABULARY, (4, 8)), torch.tensor([7, 2, 5, 0])), {}, None
 
 
 # -- transformers ---------------------------------------------------------------------------------
@@ -256,7 +201,6 @@ def bert_with(dropout: float, **inputs: Any) -> Made:
 
 MODELS["gpt2"] = lambda: gpt2_with(0.0)
 MODELS["gpt2-dropout"] = lambda: gpt2_with(0.1)
-MODELS["bert-dropout"] = lambda: bert_with(0.1)
 MODELS["bert-mask"] = lambda: bert_with(0.0, attention_mask=torch.ones(BATCH, SEQUENCE, dtype=torch.long))
 MODELS["llama"] = lambda: hugging_face("LlamaForCausalLM", "LlamaConfig", **decoder())
 MODELS["t5"] = lambda: hugging_face(
@@ -282,24 +226,12 @@ MODELS["resnet"] = lambda: hugging_face(
     num_labels=8,
 )
 
-CORE = tuple(MODELS)
-"""Checked in every test run; what follows is checked with the slow tests."""
-
-MODELS["bert"] = lambda: bert_with(0.0)
-MODELS["bert-classes"] = lambda: hugging_face(
-    "BertForSequenceClassification",
-    "BertConfig",
-    {"input_ids": tokens(), "labels": torch.randint(0, 2, (BATCH,))},
-    **encoder(),
-)
 
 DECODERS = {
     "mistral": ("Mistral", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "phi": ("Phi", {}),
-    "phi3": ("Phi3", {}),
-    "gemma": ("Gemma", {"head_dim": 8}),
     "gemma2": ("Gemma2", {"head_dim": 8}),
     "olmo2": ("Olmo2", {}),
     "cohere": ("Cohere", {}),
@@ -310,18 +242,12 @@ for _name, (_class, _more) in DECODERS.items():
     MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForCausalLM", f"{c}Config", **decoder(**m))
 
 ENCODERS = {
-    "roberta": ("Roberta", {}),
     "albert": ("Albert", {"embedding_size": 16}),
-    "electra": ("Electra", {"embedding_size": 16}),
-    "deberta-v2": ("DebertaV2", {}),
-    "mpnet": ("MPNet", {}),
 }
 for _name, (_class, _more) in ENCODERS.items():
     MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForMaskedLM", f"{c}Config", **encoder(**m))
 
 PICTURES = {
-    "deit": ("DeiT", vision()),
-    "beit": ("Beit", vision()),
     "swin": (
         "Swin",
         {
@@ -334,7 +260,6 @@ PICTURES = {
         },
     ),
     "convnext": ("ConvNext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}),
-    "regnet": ("RegNet", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4}),
 }
 for _name, (_class, _more) in PICTURES.items():
     MODELS[_name] = lambda c=_class, m=_more: hugging_face(
@@ -343,18 +268,6 @@ for _name, (_class, _more) in PICTURES.items():
 
 _SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}
 MODELS["gpt-neox"] = lambda: hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig", **{**encoder(), **_SPECIAL})
-MODELS["gpt-neo"] = lambda: hugging_face(
-    "GPTNeoForCausalLM",
-    "GPTNeoConfig",
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    window_size=4,
-    attention_types=[[["global", "local"], 1]],
-    max_position_embeddings=32,
-    **_SPECIAL,
-)
 MODELS["gptj"] = lambda: hugging_face(
     "GPTJForCausalLM",
     "GPTJConfig",
@@ -364,16 +277,6 @@ MODELS["gptj"] = lambda: hugging_face(
     n_head=4,
     n_positions=32,
     rotary_dim=4,
-    **_SPECIAL,
-)
-MODELS["bloom"] = lambda: hugging_face(
-    "BloomForCausalLM",
-    "BloomConfig",
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    n_layer=2,
-    n_head=4,
-    pad_token_id=0,
     **_SPECIAL,
 )
 MODELS["falcon"] = lambda: hugging_face(
@@ -388,27 +291,6 @@ MODELS["falcon"] = lambda: hugging_face(
 MODELS["opt"] = lambda: hugging_face(
     "OPTForCausalLM", "OPTConfig", **encoder(ffn_dim=64, word_embed_proj_dim=32)
 )
-MODELS["distilbert"] = lambda: hugging_face(
-    "DistilBertForMaskedLM",
-    "DistilBertConfig",
-    vocab_size=VOCABULARY,
-    dim=32,
-    n_layers=2,
-    n_heads=4,
-    hidden_dim=64,
-)
-MODELS["xlnet"] = lambda: hugging_face(
-    "XLNetForSequenceClassification",
-    "XLNetConfig",
-    {"input_ids": tokens(), "labels": torch.randint(0, 2, (BATCH,))},
-    vocab_size=VOCABULARY,
-    d_model=32,
-    n_layer=2,
-    n_head=4,
-    d_inner=64,
-)
-MODELS["bart"] = lambda: hugging_face("BartForConditionalGeneration", "BartConfig", **sequence_to_sequence())
-MODELS["marian"] = lambda: hugging_face("MarianMTModel", "MarianConfig", **sequence_to_sequence())
 MODELS["whisper"] = lambda: hugging_face(
     "WhisperForConditionalGeneration",
     "WhisperConfig",
@@ -417,57 +299,6 @@ MODELS["whisper"] = lambda: hugging_face(
         num_mel_bins=8, max_source_positions=16, max_target_positions=16, begin_suppress_tokens=None
     ),
 )
-MODELS["mamba"] = lambda: hugging_face(
-    "MambaForCausalLM",
-    "MambaConfig",
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    state_size=4,
-    pad_token_id=0,
-    **_SPECIAL,
-)
-MODELS["wav2vec2"] = lambda: hugging_face(
-    "Wav2Vec2ForSequenceClassification",
-    "Wav2Vec2Config",
-    {"input_values": torch.randn(4, 400), "labels": torch.randint(0, 2, (4,))},
-    **encoder(),
-    conv_dim=[16, 16],
-    conv_stride=[5, 2],
-    conv_kernel=[10, 3],
-    num_feat_extract_layers=2,
-    num_conv_pos_embeddings=16,
-    num_conv_pos_embedding_groups=4,
-    layerdrop=0.0,
-    apply_spec_augment=False,
-)
-MODELS["segformer"] = lambda: hugging_face(
-    "SegformerForImageClassification",
-    "SegformerConfig",
-    pictures(),
-    num_encoder_blocks=2,
-    depths=[1, 1],
-    sr_ratios=[2, 1],
-    hidden_sizes=[8, 16],
-    patch_sizes=[7, 3],
-    strides=[4, 2],
-    num_attention_heads=[1, 2],
-    mlp_ratios=[2, 2],
-    num_labels=8,
-)
-MODELS["mobilenet-v2"] = lambda: hugging_face(
-    "MobileNetV2ForImageClassification", "MobileNetV2Config", pictures(), depth_multiplier=0.25, num_labels=8
-)
-MODELS["clip"] = lambda: hugging_face(
-    "CLIPModel",
-    "CLIPConfig",
-    {"input_ids": tokens(), "pixel_values": torch.randn(4, 3, 32, 32), "return_loss": True},
-    text_config=encoder(bos_token_id=0, eos_token_id=2),
-    vision_config=vision(),
-    projection_dim=16,
-)
 MODELS["mixtral"] = lambda: hugging_face(
     "MixtralForCausalLM", "MixtralConfig", **decoder(num_local_experts=4)
 )
-MODELS["fnet"] = lambda: hugging_face("FNetForMaskedLM", "FNetConfig", **encoder())
-BREADTH = tuple(name for name in MODELS if name not in CORE)

@@ -131,21 +131,6 @@ def test_allowed_devices_come_best_first() -> None:
     assert allowed(devices=[5, 9, 0]) == (5, 0)
 
 
-def test_softened_constraints_are_all_soft() -> None:
-    data = {
-        "pin": [{"operators": "a", "axes": {"x": "y"}}, {"parameters": "b", "axes": {"x": "R"}}],
-        "together": [["a", "b"]],
-        "devices": [{"operators": "a", "devices": 0}],
-        "pipeline": {"stages": 2},
-    }
-    hard = constraints_from_dict(data)
-    soft = hard.softened()
-    entries = (*soft.pins, *soft.stored, *soft.together, *soft.devices)
-    assert len(entries) == 4
-    assert all(entry.soft for entry in entries)
-    assert (soft.pipeline, soft.data) == (hard.pipeline, data)
-
-
 def test_patterns_speak_of_what_computes(graph: GroupGraph) -> None:
     found = match(constraints_from_dict(pin("blocks.*.up", {"x": "out_features"})), graph)
     ((_, operators),) = found.pins

@@ -1,8 +1,7 @@
-"""Tuning: what is faster as measured is kept, what is slower rolled back, and nothing is lost if killed."""
+"""Tuning: what is faster as measured is kept, what is slower rolled back."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -101,31 +100,6 @@ def test_it_goes_on_with_what_may_be_faster(gain, drift):
     assert not end_of(gain, drift)
 
 
-def test_a_tuning_that_was_killed_goes_on(explored, folder, store, monkeypatch):
-    last = len(explored.points) - 1
-    machine = Machine(explored, monkeypatch, {last: 0.3, 0: 0.2, 1: 0.1}, [0])
-
-    def killed(self, memory_bytes, state):
-        if machine.candidates:
-            return machine.plans[machine.candidates.pop(0)]
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tuning._Tuner, "_best", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tune(folder, store=store)
-    assert plan_key(load_plan(folder / PLAN)) == plan_key(explored.plan(0))
-    machine.candidates, machine.ran = [1], []
-    found = tune(folder, store=store)
-    # The plan that was kept is not run by itself once more, and not forgotten.
-    assert machine.ran == [[plan_key(explored.plan(0)), plan_key(explored.plan(1))]]
-    assert decisions(found) == ["begin", "keep", "keep", "end"]
-    assert found.begun_s == 0.3
-    # What has ended begins anew.
-    machine.candidates = []
-    assert decisions(tune(folder, store=store)) == ["begin", "end"]
-
-
 def test_no_more_candidates_are_tried_than_asked_for(explored, folder, store, monkeypatch):
     last = len(explored.points) - 1
     Machine(explored, monkeypatch, {last: 0.3, 0: 0.5, 1: 0.5}, [0, 1])
@@ -142,23 +116,11 @@ def test_it_begins_with_the_point_or_plan_that_is_named(explored, folder, store,
 
 
 def test_what_cannot_be_tuned_is_refused(explored, folder, store, tmp_path):
-    with pytest.raises(TensorOptError, match="fit or zero"):
-        tune(folder, unknown="guess", store=store)
     with pytest.raises(TensorOptError, match="no point 999"):
         tune(folder, point=999, store=store)
     explored.plan(0).save(tmp_path / "alone.json")
     with pytest.raises(TensorOptError, match="no exploration beside it"):
         tune(tmp_path / "alone.json", store=store)
-
-
-def test_a_damaged_state_is_said(explored, folder, store, monkeypatch):
-    Machine(explored, monkeypatch, {len(explored.points) - 1: 0.3}, [])
-    tune(folder, store=store)
-    state = json.loads((folder / FILE).read_text())
-    for damage in ({**state, "schema": "other"}, {k: v for k, v in state.items() if k != "tried"}):
-        (folder / FILE).write_text(json.dumps(damage))
-        with pytest.raises(TensorOptError, match="delete it"):
-            tune(folder, store=store)
 
 
 SCRIPT = """

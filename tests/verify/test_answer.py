@@ -20,7 +20,7 @@ KEYS = [
     "parameter_difference", "worst_parameter", "buffer_difference", "not_finite", "replicas_agree",
     "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
     "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
-    "memory_tracked_of_ranks", "time_measured_s", "cores_busy", "error", "collectives_predicted",
+    "memory_tracked_of_ranks", "time_measured_s", "error", "collectives_predicted",
     "collectives_issued", "collectives_unlike", "collectives_in_order", "order_unlike", "memory_unlike",
     "memory_predicted_bytes", "memory_predicted_of_places", "time_predicted_s",
 ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_memory_above_its_prediction_decides(
     assert entry["ok"] is not bool(wrong)
     assert [line[:7] for line in entry["memory_unlike"]] == wrong
     # Other kernels than those of the prediction, or no figure.
-    unjudged = entry_of(executable(), predicted, found, judges_memory=False)
+    unjudged = entry_of(executable(), predicted, found, compares_memory=False)
     assert (unjudged["ok"], unjudged["memory_unlike"]) == (True, None)
     assert (
         entry_of(executable(), predicted, replace(found, memory_tracked_of_ranks=[]))["memory_unlike"] is None

@@ -78,7 +78,7 @@ def test_options_stand_side_by_side() -> None:
     loaded = load_model(source, batch=3)
     assert loaded.kwargs["input_ids"].shape == (3, 8)
     assert {name.split(".")[-4] for name in trained(loaded.model)} == {"c_fc", "c_proj"}
-    assert load_model(source, device="meta").with_batch(2).kwargs["labels"].shape == (2, 8)
+    assert load_model(source, device="meta", batch=2).kwargs["labels"].shape == (2, 8)
 
 
 class Mixed(nn.Module):

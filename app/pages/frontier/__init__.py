@@ -26,7 +26,7 @@ _OPTIONS = (
     ("band", "certificate"),
     ("marks", "planners"),
 )
-AMOUNTS = "1e9 tokens, 50000 samples, 3 epochs of 50000 samples"
+AMOUNTS = "1e9 tokens, 50000 samples, 1000 steps"
 _AXES = (("axis-y", "up", UP), ("axis-x", "across", ACROSS))
 
 _PLACES = {

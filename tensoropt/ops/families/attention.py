@@ -65,9 +65,6 @@ def attention(b: Builder) -> None:
 
 
 def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the operator's own call, with three exceptions: with dropout the math form with a counter-based
-    mask, with split queries under a causal flag blocks of keys, as the flag would count queries from the
-    first one of the shard, and with split keys a ring."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
         causal = shard.argument(5, "is_causal", False)
@@ -128,7 +125,6 @@ def _attention_with_dropout(
 
 
 def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call of attention without dropout."""
     if call.function in (BLOCKS_FORM, RING_FORM):
         return call
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")

@@ -1,9 +1,7 @@
 """A batch norm in steps: sums of each piece of the batch, statistics of their total, the normalised pieces.
 
 A batch norm in training uses the statistics of the whole batch. As a single operator it can be split over the
-batch only if its kernel communicates while it runs. As three operators it needs communication only between
-them, where it is that of any other value: the sums of pieces are terms of a sum, and gradients come back to
-them in the same way.
+batch only if its kernel communicates while it runs.
 """
 
 from __future__ import annotations
@@ -254,7 +252,6 @@ def batch_norm_by_statistics(
 
 
 def _evaluated_step(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call without the batch's statistics, of which its last argument speaks."""
     return replace(call, args=(*call.args[:-1], False))
 
 

@@ -62,12 +62,10 @@ def _transposed_convolution(b: Builder) -> None:
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the same convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
 
 
 def _local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the same transposed convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
 
 

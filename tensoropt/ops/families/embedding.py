@@ -62,7 +62,6 @@ def embedding_bag(b: Builder) -> None:
 
 
 def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
-    """Return whether the offsets are known, and are those of bags of this length."""
     value = b.graph.constants.get(offsets.name)
     if value is None or value.is_meta:
         return False
@@ -71,7 +70,6 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of the kernel that knows which rows this rank has, if the vocabulary is split."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -81,9 +79,6 @@ def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of the kernel that makes offsets and indices relative to the shard, if bags or the
-    vocabulary are split.
-    """
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
         return call
@@ -171,7 +166,6 @@ def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int,
 
 
 def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the limits of the offsets, which must ascend; those of a single bag do."""
     yield from _rows(args, shape)
     yield args[2].name, (0, 1)
 

@@ -94,7 +94,6 @@ def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that draws numbers of the operator's distribution, hashed from the global index."""
     kind, offset, scale = _distribution(shard)
     output = shard.space.writes[0]
     dtype = TorchLiteral(shard.atoms.graph.tensors[output.tensor].dtype)
@@ -104,7 +103,6 @@ def _local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
-    """Return the (kind, offset, scale) of the numbers that the operator draws."""
     packet, args = shard.op.target.split(".", 1)[1], shard.op.args
     if packet == "uniform.default":
         low, high = shard.argument(1, "from", 0.0), shard.argument(2, "to", 1.0)
@@ -120,7 +118,6 @@ def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
 
 
 def _local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that draws zeros and ones, hashed from the global index."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
 
@@ -175,9 +172,6 @@ def keep_mask(
 
 
 def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
-    """Return the int64 hash of (seed, operator, step, global index) of every element, with one dim per
-    piece.
-    """
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes, *parts) in enumerate(pieces):
@@ -280,7 +274,6 @@ def dropout_kernel(
 
 
 def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call that returns the operand."""
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
 

@@ -96,7 +96,6 @@ def index_select(b: Builder) -> None:
 
 
 def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that makes indices which count along a split loop relative to the shard."""
     source = shard.space.reads[0]
     refs = {p: value.name for p, value in enumerate(shard.op.args[1]) if isinstance(value, Ref)}
     counting = tuple(p for p in refs if shard.split(source.dims[p]))

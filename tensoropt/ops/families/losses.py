@@ -98,7 +98,6 @@ def _elementwise_loss(b: Builder) -> None:
 
 
 def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that divides a mean's part of the sum by the number of all elements."""
     position = _REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
@@ -128,9 +127,6 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
 
 
 def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    """Return the collective that counts targets, or adds up their weights, for a mean; with micro-batches,
-    every rank does this beforehand for the whole batch.
-    """
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/engine.py).
     if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or MICRO_AXIS in axes:
@@ -142,9 +138,6 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
 
 
 def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call whose rows give a part of the sum over the true count. Split classes need two reductions
-    of one value per row (the maximum; the sum of exponentials together with the target's logit).
-    """
     logits = shard.space.reads[0]
     classes = shard.loop_named("classes")
     class_axes = shard.split(classes)
@@ -171,7 +164,6 @@ def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that gives a part of the sum over the true count."""
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
         return call
@@ -206,9 +198,6 @@ def _over_whole_batch(
     weight: torch.Tensor | None,
     ignore_index: int,
 ) -> torch.Tensor:
-    """Return this shard's sum divided by the mass of all targets (a local mean would be wrong: gradients 10 %
-    off).
-    """
     mass = target_mass(target, weight, ignore_index)
     return summed / (context.total(name, mass, row_axes) if row_axes else mass).to(summed.dtype)
 
@@ -324,7 +313,6 @@ def _nll_loss_kernel(
     reduction: int = _MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Return the negative log likelihood of a shard of the rows."""
     kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
     summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
     if reduction != _MEAN:
@@ -336,7 +324,6 @@ def _nll_loss_kernel(
 
 
 def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the limits of the targets: classes are dim 1 of the scores, or the only dim."""
     yield args[1].name, (0, shape(args[0])[:2][-1])
 
 

@@ -104,16 +104,12 @@ def _batch_norm_inference(b: Builder) -> None:
 
 
 def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of the same norm on this rank's share of the groups."""
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
     groups = call.args[1] * shard.read_shape(0)[1] // channels
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
 def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of a kernel that reduces mean and variance over the batch's ranks, and in backward both
-    gradient sums at once. Micro-batches run at different times and are left out.
-    """
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
     if not axes:
         return call
@@ -130,7 +126,6 @@ def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call of batch norm with its running statistics."""
     return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
 

@@ -162,7 +162,6 @@ def triangle(b: Builder) -> None:
 
 
 def _local_repeat(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the repetition with this rank's number of copies along each dim."""
     before, after = shard.read_shape(0), shard.write_shape()
     new = len(after) - len(before)
     counts = [n // max(before[i - new], 1) if i >= new else n for i, n in enumerate(after)]
@@ -170,9 +169,6 @@ def _local_repeat(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the repetition with this rank's number of copies, without the size that the call may give of the
-    whole result.
-    """
     count = prod(shard.write_shape()) // max(prod(shard.read_shape(0)), 1)
     kwargs = {k: v for k, v in call.kwargs.items() if k != "output_size"}
     return replace(call, args=(call.args[0], count, *call.args[2:]), kwargs=kwargs)

@@ -39,9 +39,6 @@ def _drops_between_layers(op: Operator) -> bool:
 
 
 def _layer_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOP of one layer and direction: every step multiplies its input and its state with all
-    gates' weights.
-    """
     return 2 * int(x[0]) * int(x[1]) * (int(w[0]) * int(w[1]) + int(h[0]) * int(h[1]))
 
 

@@ -102,7 +102,6 @@ def _reduced_loops(shard: OperatorShard) -> list[int]:
 
 
 def _local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call that gives a part of the sum, divided by the number of all elements."""
     if not shard.split(_reduced_loops(shard)):
         return call
     graph = shard.atoms.graph

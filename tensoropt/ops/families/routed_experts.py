@@ -3,23 +3,7 @@
 Models write it as a dozen operators: the chosen rows are sorted by expert, multiplied with one matrix per
 group of rows, brought back into the order of tokens, and summed with the router's weights. Each of them
 depends on the order of all rows, so that none can be cut along the tokens, and the rows of an expert lie
-wherever the counts of the other experts say. As one operator (:mod:`tensoropt.capture.experts` puts it into
-graphs) the order is its own matter, and it splits
-
-- along the tokens (``rows``): each rank sorts its own, and has all experts: data parallelism;
-- along the ``features`` inside every expert: Megatron's pair (Shoeybi et al., arXiv 1909.08053), a sum;
-- along the ``experts``, all of which see all tokens: every rank computes the rows of its own experts, a sum;
-- along tokens and experts at once (``dispatch``): rows are sent to the ranks of their experts and back by two
-  all-to-alls in each direction, of sizes that the router's choice decides, and without dropping any (GShard,
-  Lepikhin et al., ICLR 2021, section 3.2; dropless: MegaBlocks, Gale et al., MLSys 2023).
-
-What is between sorting and bringing back is the *body*: the calls that compute the rows of the experts at
-hand, as plain data. Its values are named ``$x`` (rows sorted by expert), ``$experts`` (the expert of each
-row), ``$ends`` (the end of each expert's rows), ``$w0``, ``$w1``, ... (the weights) and ``$0``, ``$1``, ...
-(the results of its calls).
-
-How many rows a rank computes is known only when the router has chosen. Predictions expect the rows shared
-evenly, times the graph's ``expert_imbalance``: that of the busiest rank, in memory and time.
+wherever the counts of the other experts say.
 """
 
 from __future__ import annotations
@@ -162,8 +146,6 @@ class _Features:
         return self._weights[product.args[1]]
 
     def _joined(self, body: Body) -> _Dim:
-        """Return how the parts make up the result of a first product: one after another if they are split
-        off, alternating if slices with steps take them."""
         if self.parts == 1:
             return ("features",)
         ways = set()
@@ -263,7 +245,6 @@ class SplitExperts(NamedTuple):
 
 
 def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the call with the axes that split the experts, and the sizes of its part of the features."""
     x, choice, scale, weights, data, count = call.args
     sent, features = shard.split(shard.loop_named(DISPATCH)), shard.split(shard.loop_named("features"))
     body = body_of(data)
@@ -292,8 +273,6 @@ _COUNT_BYTES = 8
 
 
 def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
-    """Return the rows of a rank's tokens, each as often as experts are chosen for it: their mean over all
-    ranks if rows are exchanged, as ranks with fewer tokens compute as many rows as the others."""
     if not shard.split(shard.loop_named(DISPATCH)):
         return math.prod(shard.read_shape(1))
     tokens, chosen = shard.atoms.graph.tensors[choice.name].shape
@@ -317,7 +296,6 @@ def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -
 
 
 def _narrowed(body: Body, parts: int) -> Body:
-    """Return the body on one of so many equal parts of the features."""
     return tuple(
         call._replace(args=(call.args[0], call.args[1] // parts, *call.args[2:]))
         if call.target == SPLIT
@@ -428,8 +406,6 @@ def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
 
 
 def _run(body: Body, values: dict[str, Any]) -> torch.Tensor:
-    """Return the result of the last call of a body."""
-
     def bound(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("$"):
             return values[value]

@@ -2,8 +2,7 @@
 
 Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
 lowered like that of any other tensor. They compute nothing: a tensor that arrives is passed to the lowered
-graph, and one that departs is one of its results. What their kernels keep for backward is what a stage keeps
-of a micro-batch in the meantime: the tensors it sent, and those received tensors that its operators need.
+graph, and one that departs is one of its results.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest runs of dims with equal products; dims of size 1 are left out."""
     left = [i for i, size in enumerate(before) if size != 1]
     right = [i for i, size in enumerate(after) if size != 1]
     blocks: list[tuple[list[int], list[int]]] = []
@@ -158,9 +157,6 @@ def _slice_(b: Builder) -> None:
 
 
 def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
-    """Return whether other slices of the same tensor use the same tiles (in which case the tile is an
-    atom).
-    """
     name = b.arg(0).name
     siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
     same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
@@ -205,12 +201,10 @@ def _local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return an expansion to the local shape."""
     return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
 
 
 def _local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a split into the local sizes of the pieces."""
     shape = shard.read_shape(0)
     dim = shard.argument(2, "dim", 0) % len(shape)
     sizes = [shard.write_shape(i)[dim] for i in range(len(shard.op.outputs))]
@@ -218,7 +212,6 @@ def _local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a slice with the same share of every tile: start and end shrink with the dim."""
     whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
     dim = shard.argument(1, "dim", 0) % len(whole)
     local = shard.read_shape(0)[dim]

@@ -23,6 +23,7 @@ from tensoropt.engine.lower import Lowered
 from tensoropt.engine.lowered_call import CallGraph, LoweredCall
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import REPLICATE
+from tensoropt.pipeline.arrivals import taken_back, taken_on
 from tensoropt.pipeline.execute.stage import (
     RunningStage,
     StagedParameters,
@@ -31,7 +32,6 @@ from tensoropt.pipeline.execute.stage import (
     TrailingGradients,
 )
 from tensoropt.pipeline.execute.staged_call import StagedCall
-from tensoropt.pipeline.memory import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
 _SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -167,7 +167,6 @@ class PipelinedEngine(Engine[Pending]):
         return (self._defer(outputs[0], _StagedPending(pending)),)
 
     def _run(self, *, training: bool) -> None:
-        """Run all micro-batches through this rank's stages."""
         numbers = torch.arange(self.strategy.micro_batches, device=self.runtime.device)
         # Schedules cut their input into micro-batches; these are only their numbers, which nobody reads.
         arguments = (numbers,) if 0 in self.stages else ()
@@ -178,9 +177,6 @@ class PipelinedEngine(Engine[Pending]):
             stage.release_messages()
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's results; the ranks of the stage that makes a result send it along the
-        pipeline.
-        """
         outputs = []
         for name in self.source.outputs:
             maker, value = self.strategy.maker(name), None
@@ -200,7 +196,6 @@ class PipelinedEngine(Engine[Pending]):
     # -- backward -------------------------------------------------------------------------------------------
 
     def _finish_backward(self, step: Any, gradient: torch.Tensor) -> None:
-        """Scale the gradients that the micro-batches accumulated by the loss's gradient."""
         for number, pending in step.of.items():
             self.stages[number]._finish_backward(pending, gradient)
             pending.done = True
@@ -214,7 +209,6 @@ class PipelinedEngine(Engine[Pending]):
 
     @torch.no_grad()
     def _take_buffers(self) -> None:
-        """Set buffers to the values that this rank's stages gave them; send those that other places read."""
         for stage in self.stages.values():
             for name in stage.source.mutations:
                 self.buffers[name] = stage.buffers[name]
@@ -241,7 +235,6 @@ class PipelinedEngine(Engine[Pending]):
         )
 
     def _is_split(self, name: str) -> bool:
-        """Return whether the ranks of a stage share a parameter, rather than each having all of it."""
         stages = (self.strategy.stages[number] for number in self.strategy.holders(name))
         return any(
             code > REPLICATE and stage.mesh[axis] > 1

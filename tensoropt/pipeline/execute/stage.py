@@ -2,10 +2,6 @@
 
 The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
 backward of single micro-batches, and for the messages sent and received between them.
-
-Gradients travel to their shards while a place computes something else (:class:`TrailingGradients`).
-
-The parameters of all stages on a rank are presented as those of one engine (:class:`StagedParameters`).
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.profiling.fact_finding import add_weight_gradients
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
 
@@ -321,7 +316,6 @@ class _StageModule(nn.Module):
         return results[0] if not self.engine.part.departing else results
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained leaves; zero-bubble schedules ask for them."""
         leaves: Any = [leaf for leaf in self.engine.shards.leaves.values() if leaf.requires_grad]
         return iter(leaves)
 
@@ -349,7 +343,6 @@ class _Messages:
         self._tensors: dict[int, list[tuple[torch.Tensor, torch.Tensor | None]]] = {}
 
     def of(self, micro_batch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        """Return the messages of a micro-batch, now with tensors of their own."""
         messages: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for op in ops:
             own: torch.Tensor = op.tensor.detach()
@@ -366,7 +359,6 @@ class _Messages:
         return ops
 
     def came(self, *micro_batches: int) -> None:
-        """Release the messages of some micro-batches, which have arrived."""
         for micro_batch in micro_batches:
             for tensor, buffer in self._tensors.pop(micro_batch, ()):
                 if buffer is not None:
@@ -374,14 +366,10 @@ class _Messages:
                 tensor.set_()  # type: ignore[call-overload]
 
     def all_came(self) -> None:
-        """Release the messages of all micro-batches, which have arrived."""
         self.came(*self._tensors)
 
 
 def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients as messages need them; equal views of a storage, as of what a sum adds, share a
-    copy.
-    """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     made: list[torch.Tensor | None] = []
     for gradient in gradients:
@@ -408,7 +396,7 @@ class RunningStage(PipelineStage):
         taken: for each micro-batch, those whose gradients have reached the stage before once this stage has
             the input of its forward.
         taken_on: the micro-batches whose tensors have reached the next stage, if this one has no backward
-            (:func:`tensoropt.pipeline.memory.taken_on`).
+            (:func:`tensoropt.pipeline.arrivals.taken_on`).
         waits: whether the schedule waits for a gradient to be sent before it asks for the next to be sent.
     """
 
@@ -534,7 +522,6 @@ class RunningStage(PipelineStage):
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
 
     def _release_sent(self, kind: str, micro_batch: int) -> None:
-        """Release what has come by now, of a stage that no gradient tells so."""
         for sent in self._taken_on.get((kind, micro_batch), ()):
             outputs, _ = self.fwd_cache.pop(sent)
             self._empty(outputs)
@@ -615,7 +602,7 @@ class RunningStage(PipelineStage):
     ) -> Any:
         """Run a backward, or a part of one."""
         if backward_type == "weight":
-            add_weight_gradients(bwd_kwargs["param_groups"])
+            _add_weight_gradients(bwd_kwargs["param_groups"])
             return (), None
         if backward_type == "input" and not self.engine.part.returns_gradients:
             # Nobody waits for gradients, so all are made in the second part. The schedule detaches a loss in
@@ -648,3 +635,16 @@ class RunningStage(PipelineStage):
             }
             self.backward_maybe_with_nosync("full", whole, last_backward=last_backward)
         self.engine.end_backward_of()
+
+
+def _add_weight_gradients(groups: list[dict[str, Any]]) -> None:
+    """Make the gradients of parameters that the first part of a backward left, and add them to the leaves.
+
+    PyTorch's own loop over the groups holds the gradients of one until it has made those of the next.
+    """
+    # Imported only here, as importing PyTorch's distributed part takes a while.
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    while groups:
+        group = groups.pop(0)
+        stage_backward_weight(iter([node.variable for node in group["params"]]), [group])

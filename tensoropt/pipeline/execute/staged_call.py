@@ -2,12 +2,7 @@
 
 The graph is another one than the plan's. Each of its groups runs in the stage that has its parameters, or a
 group of its name, and groups of one stage that follow one another are a part, which has the stage's
-configurations (:mod:`tensoropt.sharding.evaluating`). Usually the parts are the stages; if not, tensors go
-where they are read. All ranks know all parts in the same order, and each message has its place in that order,
-so that nobody waits for ever. Nothing overlaps: an evaluation has no schedule.
-
-Parameters stay where the plan has them. Tensors cross from the ranks of one place to those at the same
-positions of another, in the shards in which they were made.
+configurations (:mod:`tensoropt.sharding.evaluating`).
 """
 
 from __future__ import annotations
@@ -48,7 +43,6 @@ class _Part:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The results of the call that it makes."""
         return self.stage.graph.atoms.graph.outputs
 
 
@@ -111,7 +105,6 @@ class StagedCall(LoweredCall):
         return [self._result(name, made, inputs, read) for name in self.source.outputs]
 
     def _last_reader(self, name: str) -> int:
-        """Return the last part of this place that reads a tensor of another; -1 if none does."""
         own = (reader for reader in self._readers[name] if self.parts[reader].place == self.place)
         return max(own, default=-1)
 
@@ -124,7 +117,6 @@ class StagedCall(LoweredCall):
         return results
 
     def _cross(self, name: str, part: _Part, target: int, crossed: dict[str, torch.Tensor]) -> None:
-        """Send a tensor that a part has made to another place."""
         device, host = self.job.device, through_host(self.job.device)
         if self.place == part.place:
             value = crossed[name].cpu() if host else crossed[name].contiguous()
@@ -210,7 +202,6 @@ def _stages(plan: PipelinedStrategy, call: CallGraph) -> list[int]:
 
 
 def _with_own_results(groups: GroupGraph) -> GroupGraph:
-    """Return a graph without those results that no operator makes."""
     source = groups.atoms.graph
     made = tuple(name for name in source.outputs if source.tensors[name].kind == "activation")
     return replace(groups, atoms=replace(groups.atoms, graph=replace(source, outputs=made)))
@@ -237,8 +228,6 @@ def _strategy(
 
 
 def _crossing(graph: GroupGraph, group: Group, name: str, layout: Layout, mesh: AxisSizes) -> Configuration:
-    """Return the configuration in which a tensor crosses: in its shards, but whole where its maker leaves
-    terms of a sum."""
     chosen = tuple(
         next((s for s in group.strategies if code >= 0 and s.placements[name] == code), group.unsplit)
         for code in layout

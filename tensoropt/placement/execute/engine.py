@@ -130,13 +130,10 @@ class PlacedEngine(Engine[TapedStep]):
         return (self._defer(outputs[0], TapedStep(tapes)), *outputs[1:]) if training else outputs
 
     def _begin(self, micro_batch: int) -> None:
-        """Set the runtime to this micro-batch, forward or backward."""
         self.runtime.micro_batch = micro_batch
         self.context.begin(micro_batch)
 
     def _mutate(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Give buffers their new values, or the parts of them that are made here. Backward may still need the
-        old values, so they are not overwritten."""
         values = [self.strategy.placed_graph.values[name] for name in made]
         for name, new in self.source.mutations.items():
             for value in (v for v in values if v.tensor == new):
@@ -152,7 +149,6 @@ class PlacedEngine(Engine[TapedStep]):
         return self.transport.broadcast(value, place)
 
     def _send_buffers(self) -> None:
-        """Send new values of buffers to the devices that read them in the next step."""
         for name, device in self.strategy.sent_buffers.items():
             # The old value may be needed by backward, which is still to come.
             if device not in self.local.own:
@@ -162,9 +158,6 @@ class PlacedEngine(Engine[TapedStep]):
     def _output(
         self, name: str, made: Sequence[Mapping[str, torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return a result of the model, from the parts of it that the micro-batches have made on this
-        process.
-        """
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
             return given_result(self.source, name, inputs, self.buffers.__getitem__)
@@ -179,7 +172,6 @@ class PlacedEngine(Engine[TapedStep]):
     # -- backward ---------------------------------------------------------------------------------
 
     def _finish_backward(self, step: TapedStep, gradient: torch.Tensor) -> None:
-        """Run the plan's backward, micro-batch after micro-batch, given the gradient of the loss."""
         self.shards.accumulated.occupy()
         for index, tape in enumerate(step.tapes):
             self._begin(index)
@@ -207,7 +199,6 @@ class PlacedEngine(Engine[TapedStep]):
                 tape.backward(number)
 
     def _return(self, tape: Tape, number: int, arriving: dict[str, list[Arriving]]) -> None:
-        """Send a gradient back to the device that made the value."""
         name, source, target, _ = self.strategy.transfers[number]
         if source in self.local.own:
             gradient = tape.take((name, source))

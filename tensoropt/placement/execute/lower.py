@@ -1,13 +1,6 @@
 """Lowering of placed plans: what the nodes of a placed program add to those of other plans.
 
 Messages go through a transport. Backward runs one placed operator at a time.
-
-Every operator has a graph of autograd on its own: the values that it reads pass through :class:`_Entry`,
-whose backward hands the gradient to the tape instead of to the maker of the value. An operator's backward is
-then a separate call, made when the plan says. In between, only what autograd saved and the gradients that
-wait on the tape are alive.
-
-The parameters of a placed plan are whole, each on the device of the operator to which it belongs.
 """
 
 from __future__ import annotations
@@ -175,7 +168,6 @@ class PlacedParameters(LocalParameters):
         self.buckets = (self.accumulated,)
 
     def _local_holders(self, name: str) -> list[int]:
-        """Return the devices of this process that hold a parameter."""
         return [device for device in self.strategy.holders(name) if device in self.local.own]
 
     def _device(self, name: str) -> int:
@@ -192,8 +184,6 @@ class PlacedParameters(LocalParameters):
         return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
 
     def _device_buckets(self) -> tuple[Bucket, ...]:
-        """Return one bucket per device and type; nothing reduces them, as each parameter is on one device
-        only."""
         names: dict[tuple[int, str], list[str]] = {}
         for name, leaf in self.leaves.items():
             if leaf.requires_grad:
@@ -248,7 +238,6 @@ class StepContext:
         self._earlier = micro_batch * len(self.strategy.transfers)
 
     def send(self, number: int, value: torch.Tensor) -> None:
-        """Begin to send a value, or a gradient, of the running micro-batch."""
         target = self.strategy.transfers[number].target
         self.transport.send(self._earlier + number, target, value)
 
@@ -290,7 +279,6 @@ class _Interpretation(Interpretation):
         self.step, self.placed = step, step.strategy.placed_graph
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add what a node of the program does; return its tensor, or several results by name."""
         match node:
             case SendValue():
                 return self.function(self.step.send, "send", reads.values(), node.number)

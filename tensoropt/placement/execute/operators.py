@@ -1,8 +1,6 @@
 """What placed operators compute otherwise than shards: cuts of tensors, joins of pieces, counts of targets.
 
 ``split`` operators cut a tensor along an atom, and ``join`` operators join its pieces.
-
-Pieces are copies: a view would keep the whole tensor alive for as long as any piece of it is.
 """
 
 from __future__ import annotations

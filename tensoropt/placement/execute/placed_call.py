@@ -69,7 +69,6 @@ class PlacedCall(LoweredCall):
 
 
 def _placed_like(plan: PlacedStrategy, call: CallGraph) -> PlacedStrategy:
-    """Return a placement of a call's graph on the parameters as the plan has them."""
     planned: dict[str, int] = {}
     for op, device in zip(plan.placed_graph.operators, plan.placement.device, strict=True):
         if op.group is not None:

@@ -43,7 +43,6 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
-    """Return a mask that allows any way to split, with nothing recomputed."""
     return NO_OPTION if computed_otherwise(tables, variable, index, recomputing=False) else None
 
 

@@ -87,7 +87,6 @@ def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
 def _binned(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """Yield compositions for which memory counts in whole bins, rounded up."""
     most = max((float(offer.memory.max()) for of_stage in offers for offer in of_stage.values()), default=0.0)
     size = most / _BINS or 1.0
     binned = [

@@ -1,10 +1,8 @@
 """Cut search: the batch of some operators cut over the devices, the others whole, each where it does best.
 
-Operators that are cut over all devices are what data parallelism is, but for their parameters, which lie on
-one device; whole ones on several devices are placements. Between the two are plans in which parallel branches
-lie on parts of the devices and the rest is split over all of them, as FlexFlow (Jia et al., MLSys 2019) and
-Unity (Unger et al., OSDI 2022) have them. They are not strategies of the tracked frontier: how much of a
-branch's time hides behind another depends on all operators that run meanwhile, not on a pair of them.
+Operators that are cut over all devices are data parallelism, but for their parameters, which lie on one
+device; whole ones on several devices are placements. Between the two are plans in which parallel branches lie
+on parts of the devices, as FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022) have them.
 
 There are two starts: all that can be cut is cut, into every number of pieces that divides the number of
 devices; and nothing is. Operators and pieces are placed by :mod:`.local_search`. Then the model's order is
@@ -85,8 +83,6 @@ G = TypeVar("G", bound=Cuttable)
 
 @dataclass(frozen=True)
 class _Found(Generic[G]):
-    """A placement of a graph that is cut in some way."""
-
     graph: G
     cuts: Splits
     simulated: SimulatedPlacement
@@ -97,8 +93,6 @@ class _Found(Generic[G]):
 
 
 class _Search(Generic[G]):
-    """What was tried of one model."""
-
     def __init__(self, whole: G, limit: float | None, seed: int, settings: CutSearch):
         self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
         count = whole.problem.devices.count
@@ -112,7 +106,6 @@ class _Search(Generic[G]):
         self.refusal: InfeasibleError | None = None
 
     def run(self) -> None:
-        """Cut everything, and nothing; from the best of both, try segments the other way."""
         starts: tuple[list[Splits], ...] = (self.everywhere, [{}])
         for cuts_of_start in starts:
             share = _STARTS / sum(map(len, starts))
@@ -121,7 +114,6 @@ class _Search(Generic[G]):
                 self._descend(min(placed, key=lambda found: found.time_s))
 
     def _descend(self, best: _Found[G]) -> None:
-        """Try every segment the other way until none makes the step shorter."""
         cuts_of = best.cuts or self.everywhere[0]
         share, before = (1 - _STARTS) / (2 * len(self.segments)), None
         while best is not before:
@@ -241,7 +233,6 @@ def placements(
 
 
 def _notes(search: _Search[G], found: _Found[G]) -> tuple[str, ...]:
-    """Say what is cut, and what the same search makes of graphs in which everything is."""
     if not found.cuts:
         return ("nothing is cut",)
     pieces = sorted({count for _, count in found.cuts.values()})

@@ -12,13 +12,13 @@ EST); in the simulation they do.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.common.earliest import IdleSlots
 from tensoropt.planners.placed.common.task_ranks import Ranks, ranks_of
 from tensoropt.planners.placed.common.units import (
     MemoryBook,
@@ -74,6 +74,41 @@ def schedule_by_ranks(
         NoRoomError: an operator fits nowhere.
     """
     return _DposScheduler(problem, units, memory, ranks or ranks_of(problem, units)).schedule()
+
+
+class IdleSlots:
+    """The times when a device is idle: disjoint gaps, the last one open."""
+
+    def __init__(self, free_from: float = 0.0):
+        self._starts = [free_from]
+        self._ends = [float("inf")]
+
+    @property
+    def tail_s(self) -> float:
+        """The time when its last work ends."""
+        return self._starts[-1]
+
+    def earliest(self, ready: float, duration: float) -> float:
+        """Return the earliest start at which a task of this duration is not interrupted."""
+        # A gap that ends before the task is ready is of no use, and gaps are in order of time.
+        for gap in range(bisect_left(self._ends, ready), len(self._ends)):
+            start = max(ready, self._starts[gap])
+            if start + duration <= self._ends[gap]:
+                return start
+        raise AssertionError("the last gap is open")
+
+    def book(self, start: float, duration: float) -> None:
+        """Occupy a time that :meth:`earliest` gave."""
+        # There is nothing to occupy, and an empty interval would cut a gap in two.
+        if duration <= 0:
+            return
+        end = start + duration
+        gap = bisect_right(self._starts, start) - 1
+        before, after = self._starts[gap], self._ends[gap]
+        starts = ([before] if before < start else []) + ([end] if end < after else [])
+        ends = ([start] if before < start else []) + ([after] if end < after else [])
+        self._starts[gap : gap + 1] = starts
+        self._ends[gap : gap + 1] = ends
 
 
 class _DposScheduler:
@@ -209,7 +244,6 @@ class _DposScheduler:
     # -- backward ---------------------------------------------------------------------------------
 
     def _backward(self) -> tuple[list[float], list[float]]:
-        """Return the starts and ends of backward, inserted in the order of ranks."""
         problem = self.problem
         # No backward before the device's forward is done, so its idle slots in forward are of no use.
         slots = [IdleSlots(s.tail_s) for s in self.slots]

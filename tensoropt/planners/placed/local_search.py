@@ -3,8 +3,7 @@
 Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics: first without a cap on
 memory, then under lower and lower caps, each from the fastest placement below it, which is the epsilon
 constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). What no other placement beats
-in memory and time when simulated is the answer. A small problem is tried out to the last
-(:mod:`.common.branch_and_bound`).
+in memory and time when simulated is the answer.
 
 It is limited in effort, not in seconds, so that an answer depends on the seed alone.
 """
@@ -22,7 +21,7 @@ from tensoropt.placement.flat import FlatProblem
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.placed.common.annealing import MoveTables, Shelf, State, anneal
-from tensoropt.planners.placed.common.branch_and_bound import tried_out
+from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
 from tensoropt.types import Floats
@@ -60,8 +59,6 @@ DEFAULTS = LocalSearch()
 
 
 class _Search:
-    """Chains over one problem, and what they came across."""
-
     def __init__(self, problem: PlacementProblem, seed: int, settings: LocalSearch):
         self.problem, self.seed = problem, seed
         units = units_of(problem)
@@ -77,7 +74,6 @@ class _Search:
         self.chains = self.tried = 0
 
     def run(self, starts: Sequence[SimulatedPlacement]) -> None:
-        """Run all chains, from the starts and from what is found on the way."""
         states = {s.placement.device: State.of(s) for s in sorted(starts, key=lambda s: s.time_s)}
         # Where everything is above the caps, a chain pays for it: a stable sort by how much.
         ordered = sorted(states.values(), key=self._over)
@@ -99,7 +95,6 @@ class _Search:
         self._chain(start, self.caps, _CAPPED / _CAPS)
 
     def simulated(self) -> list[SimulatedPlacement]:
-        """Return what no other state on the shelves beats, as simulated, ascending in booked memory."""
         states = (self.shelf.state(number) for number in self.shelf.unbeaten())
         return [simulate_placement(self.problem, state.placement(self.problem)) for state in states]
 
@@ -153,8 +148,7 @@ def simulated_places(
 
     Args:
         name: the planner that refuses.
-        known: placements from which to start in place of those of the heuristics, each with its origin; if
-            given, even if there are none, small problems are not tried out.
+        known: placements from which to start in place of those of the heuristics, each with its origin.
 
     Raises:
         InfeasibleError: nothing found fits.
@@ -173,12 +167,13 @@ def simulated_places(
             break
         search.tighten(min(found, key=_excess_bytes))
         found += search.simulated()
-    exact, proof = tried_out(problem, found, settings.seconds) if known is None else ([], "")
-    fitting = [simulated for simulated in (*found, *exact) if simulated.fits()]
+    fitting = [simulated for simulated in found if simulated.fits()]
     if not fitting:
         raise InfeasibleError(_refusal(name, problem, found))
     kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
-    return kept, (*_notes(search, starts, kept), *([proof] if proof else []))
+    gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
+    proof = f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"
+    return kept, (*_notes(search, starts, kept), proof)
 
 
 def _anywhere(problem: PlacementProblem) -> SimulatedPlacement:
@@ -206,7 +201,6 @@ def _refusal(name: str, problem: PlacementProblem, found: Sequence[SimulatedPlac
 def _notes(
     search: _Search, starts: Sequence[tuple[str, SimulatedPlacement]], kept: Sequence[SimulatedPlacement]
 ) -> tuple[str, ...]:
-    """Say from where the search came, and how far."""
     fitting = [(simulated.time_s, source) for source, simulated in starts if simulated.fits()]
     took = format_seconds(kept[-1].time_s)
     tried = f"{search.tried:,} placements tried in {search.chains} chains"

@@ -7,7 +7,7 @@ would be followed on its device by at most one child, its favourite, for which n
 program chooses favourites; then operators start as in ETF, while devices stay awake for favourites
 (``common/earliest.py``).
 
-Its guarantee needs every message to be shorter than every operator. If that does not hold, the notes say so.
+Its guarantee needs every message to be shorter than every operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.earliest import earliest_first, with_backward
+from tensoropt.planners.placed.common.earliest import earliest_first
 from tensoropt.planners.placed.common.units import (
     MemoryBook,
     PlacedAnswer,
@@ -55,8 +55,7 @@ class _Precedence:
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Choose favourites, then schedule with them; run backward on the devices of forward, as it becomes
-    ready.
+    """Choose favourites, then schedule with them.
 
     Raises:
         UnsuitableError: the linear program is too large to be solved in time.
@@ -65,10 +64,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     units = units_of(problem)
     graph = precedence(problem, units)
     favourite = favourites(problem.size, graph)
-    notes = not_small(graph)
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return PlacedAnswer(with_backward(problem, earliest_first(problem, units, memory, favourite)), notes)
+        schedule = earliest_first(problem, units, memory, favourite)
+        return PlacedAnswer(schedule.placement(problem.devices.count))
 
     return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
 
@@ -92,20 +91,6 @@ def precedence(problem: PlacementProblem, units: Units) -> _Precedence:
             messages[edge] = messages.get(edge, 0.0) + sent
     edges = np.array(sorted(messages), dtype=np.intp).reshape(-1, 2)
     return _Precedence(seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges]))
-
-
-def not_small(graph: _Precedence) -> tuple[str, ...]:
-    """Return a note if SCT's assumption fails: max c_ij <= min p_i (Hanen and Munier; Baechi, section
-    3.1)."""
-    if not len(graph.edges):
-        return ()
-    longest, shortest = float(graph.message_s.max()), float(graph.seconds.min())
-    if longest <= shortest:
-        return ()
-    return (
-        f"messages are not small: the longest takes {longest:.3g} s, the shortest operator {shortest:.3g} s; "
-        "SCT's guarantee does not hold here",
-    )
 
 
 def favourites(operators: int, graph: _Precedence) -> list[int]:

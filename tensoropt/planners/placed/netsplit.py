@@ -2,22 +2,24 @@
 
 NetSplit's program after node co-placement, with limits on groups and a rule of memory of ours
 (:mod:`.common.contraction`, :mod:`.exact.rules`), solved by OR-tools' CP-SAT instead of Gurobi. As published,
-nothing keeps a device from doing several things at a time, so its schedules promise what no device does;
-:mod:`.netsplit_shared` leaves it so, while this one has the rule, and a neighbourhood search after it. Every
-answer is simulated and is its own: on a graph that has to be contracted a heuristic may be faster, and the
-notes say so.
+nothing keeps a device from doing several things at a time (:mod:`.netsplit_shared`); this one has the rule.
+Over the blocks of a large graph the program knows few placements, so :mod:`.local_search` goes on from its
+answer and from the heuristics' placements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited
-from tensoropt.planners.placed.exact.place import place_exactly
-from tensoropt.planners.placed.exact.rounds import ExactSettings
+from tensoropt.planners.placed.exact.place import SHARE, ExactProgram, contracted, place_exactly
 from tensoropt.planners.placed.exact.rules import Rules
+from tensoropt.planners.placed.local_search import LocalSearch, simulated_places
 
+_NAME = "netsplit"
 _MOST_BLOCKS = 40
 """The most blocks that the program takes: over a few dozen it finds good schedules in a minute, over hundreds
 hardly any.
@@ -35,16 +37,12 @@ class NetSplit:
     Attributes:
         most_blocks: co-placement contracts larger graphs to so many blocks.
         seconds: the solver's time.
-        search_seconds: the effort of the neighbourhood search, in seconds of the machine where it was
-        measured.
-        alpha: optimizer state per parameter byte in the memory rule, 2 for Adam; None for the model's.
-            Every answer obeys it.
+        search_seconds: the effort of the search after it, in seconds of the machine where it was measured.
     """
 
     most_blocks: int = _MOST_BLOCKS
     seconds: float = _TIME_LIMIT_S
     search_seconds: float = _SEARCH_LIMIT_S
-    alpha: float | None = None
 
 
 DEFAULTS = NetSplit()
@@ -53,17 +51,34 @@ DEFAULTS = NetSplit()
 def place(
     problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: NetSplit = DEFAULTS
 ) -> PlacedAnswer:
-    """Return the best placement found in time, with its proven gap in the notes.
+    """Return the fastest placement found in time.
 
     Raises:
         MissingExtraError: OR-tools is not installed.
         InfeasibleError: nothing found fits.
     """
-    search = ExactSettings(
-        name="netsplit",
-        rules=Rules(alpha=settings.alpha),
-        most_blocks=settings.most_blocks,
+    problem = limited(problem, memory_limit_bytes)
+    contraction = contracted(problem, settings.most_blocks)
+    blocks = len(contraction.groups)
+    program = ExactProgram(
+        name=_NAME,
+        rules=Rules(),
         seconds=settings.seconds,
-        search_s=settings.search_seconds,
+        note=f"{problem.size} operators contracted to {blocks} blocks by co-placement"
+        if blocks < problem.size
+        else "",
     )
-    return place_exactly(limited(problem, memory_limit_bytes), seed, search)
+    known, notes = list(heuristics(problem, seed)), tuple[str, ...]()
+    try:
+        exact = place_exactly(problem, contraction, seed, program)
+    except InfeasibleError as refusal:
+        notes = (f"its program found nothing that fits: {refusal}",)
+    else:
+        if exact.proven:
+            return exact.placed
+        known.append(("the program", exact.simulated.placement))
+        notes = exact.notes
+    share = SHARE if problem.micro_batches > 1 else 1.0
+    search = LocalSearch(seconds=share * settings.search_seconds)
+    found, searched = simulated_places(_NAME, problem, None, seed, search, known)
+    return PlacedAnswer(found[-1].placement, (*notes, *searched))

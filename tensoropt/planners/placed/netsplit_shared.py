@@ -5,7 +5,7 @@ several things at a time. Otherwise than published: groups of operators that sha
 the heaviest edges within limits of ours (:func:`.common.contraction.share_devices`), at most two for each
 device; memory is a rule of ours, the sum of what is stored and kept between forward and backward
 (:mod:`.exact.rules`); CP-SAT solves it instead of Gurobi. The answer is the program's
-(:mod:`.exact.published`).
+(:mod:`.exact.place`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.placed.common.contraction import contract, share_devices
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited
-from tensoropt.planners.placed.exact.published import PublishedProgram, place_as_published
+from tensoropt.planners.placed.exact.place import ExactProgram, place_exactly
 from tensoropt.planners.placed.exact.rules import Rules
 
 _GROUPS_PER_DEVICE = 2
@@ -29,11 +29,9 @@ class NetSplitShared:
 
     Attributes:
         seconds: the solver's time; an assumption about how long a person waits.
-        alpha: optimizer state per parameter byte in the memory rule, 2 for Adam; None for the model's.
     """
 
     seconds: float = 60.0
-    alpha: float | None = None
 
 
 DEFAULTS = NetSplitShared()
@@ -58,13 +56,12 @@ def place(
         groups = share_devices(problem, most)
         note = f"{problem.size} operators in {len(groups)} groups, each on one device"
         grouped = replace(problem, together=(*problem.together, *groups))
-    published = PublishedProgram(
+    program = ExactProgram(
         name="netsplit_shared",
-        rules=Rules(exclusive=False, alpha=settings.alpha),
+        rules=Rules(exclusive=False),
         seconds=settings.seconds,
-        knows_memory=True,
         promise="it lets operators share a device",
         note=note,
     )
     one_by_one = contract(grouped, [[o] for o in range(problem.size)])
-    return place_as_published(problem, one_by_one, seed, published)
+    return place_exactly(problem, one_by_one, seed, program).placed

@@ -66,8 +66,6 @@ S = TypeVar("S", bound=Splittable)
 
 @dataclass(frozen=True)
 class _Trial(Generic[S]):
-    """A graph with DPOS's schedule for it."""
-
     graph: S
     units: Units
     schedule: DposSchedule

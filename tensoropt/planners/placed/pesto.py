@@ -7,9 +7,9 @@ congestion constraints), and memory is balanced between the devices. Large graph
 edge, where that closes no cycle, to about two hundred vertices.
 
 This version uses CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M
-rows for every pair of operators; the coarsening is that of ``common/contraction.py``; and the answer is never
-slower when simulated than the best heuristic's placement that is balanced as well. How uneven memory may be
-is a setting, with a default of our own. If nothing found is balanced enough, pesto refuses and says why.
+rows for every pair of operators; the coarsening is that of ``common/contraction.py``. How uneven memory
+may be is a setting, with a default of our own. If nothing found is balanced enough, pesto refuses and says
+why.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited
-from tensoropt.planners.placed.exact.place import place_exactly
-from tensoropt.planners.placed.exact.rounds import ExactSettings
+from tensoropt.planners.placed.exact.place import ExactProgram, contracted, place_exactly
 from tensoropt.planners.placed.exact.rules import Rules
 
 _DEVICES = 2
@@ -62,11 +61,18 @@ def place(
             f"pesto places on {_DEVICES} devices; this cluster has {problem.devices.count}; use netsplit, "
             f"or give pesto {_DEVICES} of them"
         )
-    search = ExactSettings(
+    problem = limited(problem, memory_limit_bytes)
+    contraction = contracted(problem, settings.most_blocks)
+    blocks = len(contraction.groups)
+    if blocks > _MOST_OPERATORS:
+        raise UnsuitableError(
+            f"{problem.size} operators can only be contracted to {blocks} blocks; the program takes "
+            f"{_MOST_OPERATORS}; use netsplit or dpos"
+        )
+    program = ExactProgram(
         name="pesto",
         rules=Rules(balance=settings.balance),
-        most_blocks=settings.most_blocks,
         seconds=settings.seconds,
-        most_after_all=_MOST_OPERATORS,
+        note=f"{problem.size} operators contracted to {blocks} blocks" if blocks < problem.size else "",
     )
-    return place_exactly(limited(problem, memory_limit_bytes), seed, search)
+    return place_exactly(problem, contraction, seed, program).placed

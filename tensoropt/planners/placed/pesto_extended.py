@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited
-from tensoropt.planners.placed.exact.place import contracted
-from tensoropt.planners.placed.exact.published import PublishedProgram, place_as_published
+from tensoropt.planners.placed.exact.place import ExactProgram, contracted, place_exactly
 from tensoropt.planners.placed.exact.rules import Rules
 
 
@@ -52,7 +51,7 @@ def place(
     """
     contraction = contracted(limited(problem, memory_limit_bytes), settings.most_blocks)
     whole, blocks = contraction.whole.size, len(contraction.groups)
-    published = PublishedProgram(
+    program = ExactProgram(
         name="pesto_extended",
         rules=Rules(exclusive=False, backward=False),
         seconds=settings.seconds,
@@ -60,4 +59,4 @@ def place(
         promise="it knows forward alone and lets operators share a device",
         note=f"{whole} operators coarsened to {blocks} blocks" if blocks < whole else "",
     )
-    return place_as_published(contraction.whole, contraction, seed, published)
+    return place_exactly(contraction.whole, contraction, seed, program).placed

@@ -6,8 +6,7 @@ source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
 1. operators joined by reference edges (``problem.references``) or colocation constraints
    (``problem.together``) form one group, whose devices are those that its constraints (``problem.pinned``)
    and kernels (finite times) leave. So a variable lies with the operators that read and update it
-   (heuristic C). TensorFlow refuses a variable whose readers are pinned apart; here its value can be sent,
-   so that it lies with the first reader that its constraints allow, with a note;
+   (heuristic C); one whose readers are pinned apart is refused;
 2. a group goes to the first of them in the order of priority: that of its constraints, otherwise the
    devices' own: GPUs before CPU ranks, by default device 0; orders that contradict each other do not count
    (``MergeSupportedDevices``);
@@ -20,12 +19,11 @@ A default device that cannot run an operator is passed over, as under soft place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.units import PlacedAnswer, Units, memory_limits, units_of
+from tensoropt.planners.placed.common.units import PlacedAnswer, memory_limits, units_of
 from tensoropt.units import format_bytes
 
 
@@ -35,7 +33,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     Raises:
         InfeasibleError: constraints contradict each other, or a device is too small.
     """
-    units, apart = _with_references(problem)
+    units = units_of(replace(problem, together=(*problem.together, *problem.references)))
     referring = {operator for operators in problem.references for operator in operators}
     device_of = [-1] * len(units.members)
     later: list[int] = []
@@ -69,55 +67,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     _check_memory(problem, placement, memory_limit_bytes)
     pinned, default = {units.of[o] for o, _ in problem.pinned}, problem.devices.best_first[0]
     passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
-    notes = [*_sent(problem, placement, apart)]
-    if passed:
-        notes.insert(0, f"{passed} operators cannot run on device {default} and went to the next that can")
-    return PlacedAnswer(placement, tuple(notes))
-
-
-def _sent(problem: PlacementProblem, placement: Placement, apart: Sequence[tuple[int, ...]]) -> Iterator[str]:
-    """Yield the variables whose references do not lie together, in words."""
-    for owner, *readers in apart:
-        others = [problem.names[o] for o in readers if placement.device[o] != placement.device[owner]]
-        yield (
-            f"constraints keep {', '.join(others)} apart from {problem.names[owner]}, with which they refer "
-            "to one variable: its value is sent"
-        )
-
-
-def _with_references(problem: PlacementProblem) -> tuple[Units, list[tuple[int, ...]]]:
-    """Return the units of operators that reference edges join as well, and the references that pins forbid.
-
-    Raises:
-        InfeasibleError: constraints contradict each other.
-    """
-    units = units_of(problem)
-    if not problem.references:
-        return units, []
-    if joined := _joined(problem, problem.references):
-        return joined, []
-    together: list[tuple[int, ...]] = []
-    apart = []
-    for owner, *readers in problem.references:
-        if found := _joined(problem, [*together, (owner, *readers)]):
-            units = found
-            together.append((owner, *readers))
-            continue
-        apart.append((owner, *readers))
-        for reader in readers:
-            if found := _joined(problem, [*together, (owner, reader)]):
-                units = found
-                together.append((owner, reader))
-                break
-    return units, apart
-
-
-def _joined(problem: PlacementProblem, sets: Sequence[tuple[int, ...]]) -> Units | None:
-    """Return the units if the operators of these sets share a device, too; None if they cannot."""
-    try:
-        return units_of(replace(problem, together=(*problem.together, *sets)))
-    except InfeasibleError:
-        return None
+    if not passed:
+        return PlacedAnswer(placement)
+    note = f"{passed} operators cannot run on device {default} and went to the next that can"
+    return PlacedAnswer(placement, (note,))
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:

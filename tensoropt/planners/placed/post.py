@@ -117,8 +117,6 @@ def _refusal(problem: PlacementProblem, limit: float | None, learner: _Learner) 
 
 
 class _Learner:
-    """The distribution of placements, and the fastest placement drawn from it that fits."""
-
     def __init__(
         self, problem: PlacementProblem, units: Units, memory: MemoryBook, settings: Post, seed: int
     ):
@@ -139,7 +137,6 @@ class _Learner:
         self.best_s = np.inf
 
     def run(self) -> None:
-        """Run algorithm 1."""
         per_ascent, per_fit = self.settings.per_ascent, self.settings.per_fit
         drawn: list[Integers] = []
         seconds: list[float] = []
@@ -154,7 +151,6 @@ class _Learner:
                 self._ascend(np.array(drawn[-per_ascent:]), np.array(seconds[-per_ascent:]))
 
     def _draw(self) -> Integers:
-        """Return (units,) a device for each unit, drawn from the distribution."""
         self.drawn += 1
         below = self.chances.cumsum(axis=1)
         below /= below[:, -1:]  # rounding must leave nothing above the last device
@@ -189,7 +185,6 @@ class _Learner:
         self.chances = (1 - share) * counted + share * self.uniform
 
     def _ascend(self, drawn: Integers, seconds: Floats) -> None:
-        """Improve PPO's objective for some placements, step by step."""
         mean, spread = float(seconds.mean()), float(seconds.std())
         advantage = (mean - seconds) / (spread if spread > 1e-12 * mean else 1.0)  # equal but for rounding
         before = self.chances

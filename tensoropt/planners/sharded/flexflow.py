@@ -83,7 +83,6 @@ class _Chain:
         }
 
     def complete(self, choice: dict[str, int], names: Sequence[str]) -> bool:
-        """Choose the named followers by their neighbours; return False if one has no possible choice."""
         for name in names:
             costs = self.least[name]
             for edge in self.edges[name]:
@@ -97,15 +96,12 @@ class _Chain:
         return True
 
     def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
-        """Return a strategy of this space, with the fastest options."""
         return Selection(self.number, dict(choice), self.options(choice), notes)
 
     def options(self, choice: dict[str, int]) -> dict[object, int]:
-        """Return the fastest option of every variable."""
         return {name: int(self.fastest[name][index]) for name, index in choice.items()}
 
     def cost(self, choice: dict[str, int]) -> float:
-        """Return the simulated time, increased if memory is over the limit."""
         options = self.options(choice)
         if not math.isfinite(self.tables.breakdown(choice, options)[0]):
             return math.inf
@@ -116,7 +112,6 @@ class _Chain:
         return float(seconds) * (1.0 + 10.0 * excess)
 
     def data_parallel(self) -> dict[str, int] | None:
-        """Return data parallelism as a start, if the batch divides."""
         try:
             labels = batch_labels(self.task)
         except UnsuitableError:
@@ -130,7 +125,6 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def anything(self, rng: random.Random) -> dict[str, int] | None:
-        """Return a random strategy without recomputation; None if it is impossible."""
         choice = {name: rng.choice(self.plain[name]) for name in self.groups}
         return choice if self.complete(choice, self.followers) else None
 

@@ -47,8 +47,6 @@ class _Solved:
 
 
 class _Program:
-    """The columns and rows of the program of one space."""
-
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.memory: list[float] = []
@@ -75,7 +73,6 @@ class _Program:
         return len(self.time) - 1
 
     def _row(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add the row ``sum(weight * column) == right``."""
         number = len(self.right)
         self.entries += [(number, column, weight) for column, weight in terms]
         self.right.append(right)
@@ -105,7 +102,6 @@ class _Program:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None, seconds: float) -> _Solved | None:
-        """Solve the program; return None if nothing fits or the solver found nothing in time."""
         memory, time = np.array(self.memory), np.array(self.time)
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.

@@ -37,7 +37,6 @@ def _dims(group: Group) -> set[str]:
 
 
 def _summed(group: Group, loop: str) -> set[str]:
-    """Return the labels with which a group splits a loop that its result is a sum over."""
     labels = [s.label for s in group.strategies if s.label.loop == loop]
     # A resolution to a shard would leave the residual stream split.
     return {str(label) for label in labels if label.resolve is None or label.resolve < 0}

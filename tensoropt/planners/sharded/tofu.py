@@ -3,11 +3,10 @@
 M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*, EuroSys
 2019, section 5: the devices are divided step by step (by two where their number is a power of two); each step
 splits every operator and every tensor once, by the dynamic program that needs the least communication for it
-(section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do not grow). Before that
-the graph is coarsened (section 5.1): forward and backward are one here anyway, element-wise operators mostly
-belong to a group, and timesteps of recurrent networks are coalesced (``common/timesteps.py``). Here a step is
-a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays whole there; the
-plan's notes say so.
+(section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do not grow). The paper
+coarsens the graph to a chain before that (section 5.1): forward and backward are one here anyway,
+element-wise operators mostly belong to a group, and no chain is needed. Here a step is a mesh axis, outermost
+first. An operator or parameter that cannot be split on an axis stays whole there; the plan's notes say so.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import numpy as np
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
+from tensoropt.planners.sharded.common.cheapest import cheapest
 from tensoropt.planners.sharded.common.restricted import why_none
-from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
+from tensoropt.search import NoStrategyError
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 _MOST_NAMED = 6
@@ -31,8 +30,6 @@ _MOST_NAMED = 6
 
 
 class _Recursion:
-    """The partitioning steps of one space."""
-
     def __init__(self, space: TableSpace):
         self.space = space
         self.tables: CostTables = space.tables
@@ -40,8 +37,7 @@ class _Recursion:
             g.name: [self.tables.labels(g.name, i) for i in range(len(self.tables.of[g.name].memory))]
             for g in self.tables.graph.groups
         }
-        self.first = repeated(space)
-        self.final: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
 
     def partition(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
         chosen: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
@@ -58,14 +54,7 @@ class _Recursion:
         more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
         shown = ", ".join(left[:_MOST_NAMED]) + more
         notes = (f"not split on every axis: {shown}",) if left else ()
-        return choice, options, (*self._coarsened(), *notes)
-
-    def _coarsened(self) -> tuple[str, ...]:
-        merged = sum(name != first for name, first in self.first.items())
-        notes = (f"timesteps coalesced: {merged} variables follow those of another step",) if merged else ()
-        if not self.final:
-            return notes
-        return (*notes, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
+        return choice, options, (*self.notes, *notes)
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
         """Return the choices that a step may make: earlier axes as they were, later ones whole, this one
@@ -89,7 +78,7 @@ class _Recursion:
         """
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         if not all(map(len, kept.values())):
-            raise ImpossibleError("an operator's split of earlier axes goes with none of this one")
+            raise NoStrategyError("an operator's split of earlier axes goes with none of this one")
         nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
@@ -100,9 +89,8 @@ class _Recursion:
         for e in self.tables.edges:
             costs = e.table[:, :, 1] + e.table[:, :, 0] * _TIE_S_PER_BYTE
             edges.append((e.a, e.b, costs[np.ix_(e.rows[kept[e.a]], e.cols[kept[e.b]])]))
-        solution = cheapest(*coalesced(nodes, edges, self.first))
-        self.final = max(self.final, solution.final, key=len)
-        return {name: int(kept[name][solution.choice[self.first[name]]]) for name in nodes}
+        choice, self.notes = cheapest(nodes, edges)
+        return {name: int(kept[name][index]) for name, index in choice.items()}
 
     def _leanest(self, variable: VariableTable, index: int) -> int:
         return int(variable.memory[index].argmin())
@@ -128,15 +116,9 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 continue
             try:
                 choice, options, notes = _Recursion(space).partition()
-            except IrreducibleError as error:
-                raise UnsuitableError(
-                    f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay "
-                    f"too entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the "
-                    "frontier or ilp"
-                ) from None
             # Nothing of this mesh divides the model's sizes, or it was searched with a part of its splits
             # alone; another may do.
-            except ImpossibleError:
+            except NoStrategyError:
                 continue
             selections.append(Selection(number, choice, options, notes))
         if selections:

@@ -43,7 +43,6 @@ def _sharded(layouts: _StoredLayouts) -> int:
 
 
 def _reduction_times(layouts: _StoredLayouts) -> set[Reduce]:
-    """Return how often the gradients of parameters that are gathered once per step are reduced."""
     storages = map(Storage.of, layouts)
     return {storage.reduce for storage in storages if storage.gathered_once}
 

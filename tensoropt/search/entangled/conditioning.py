@@ -93,7 +93,6 @@ class _Conditioned:
         return result is not None and self._add(result.sources)
 
     def _add(self, sources: Sequence[Source]) -> bool:
-        """Keep those of all sources that have points on the frontier; return whether a new one has any."""
         everything = [*self.sources, *sources]
         used = np.unique(merge(everything).origin[:, 0]).tolist()
         new = any(i >= len(self.sources) for i in used)
@@ -143,7 +142,6 @@ class _Conditioned:
                     improved |= self.search(base, group)
 
     def _bases(self) -> Iterator[_Classes]:
-        """Yield the classes of the fixed operators at points spaced evenly along the frontier."""
         frontier = merge(self.sources)
         picked = np.unique(np.linspace(0, len(frontier) - 1, _BASES).round().astype(int))
         names = self.reduced.graph.names
@@ -155,7 +153,6 @@ class _Conditioned:
                 yield {f: c for f, c in classes.items() if c is not None}
 
     def _class_of(self, v: int) -> dict[int, int]:
-        """Return the class of every configuration of operator ``v``."""
         leaf = self.reduced.leaves[self.reduced.node_leaf[v]]
         entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
         return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
@@ -205,7 +202,6 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
 
 
 def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult | None:
-    """Combine all that is known, once everything else has been searched or ruled out."""
     if rest is None:
         return SearchResult(tuple(sources), merge(sources), None, True) if sources else None
     everything = (*sources, *rest.sources)

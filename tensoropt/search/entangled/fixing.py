@@ -1,19 +1,15 @@
 """Heuristic elimination with a certificate: operators that are fixed, and the cost that this can have.
 
 An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it with its own
-choice. The copies may disagree, so the split graph is a relaxation and its hull bounds every strategy. In
-``shared`` each copy pays its share of the operator's cost, because otherwise the original alone would pay and
-choose the cheapest (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). Making all copies
-choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real. (Rina
-Dechter's cutset conditioning; mini-buckets for the bound.)
+choice. The split graph is a relaxation, whose hull bounds every strategy. In ``shared`` each copy pays its
+share of the operator's cost (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). Making
+all copies choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real
+(Dechter's cutset conditioning; mini-buckets for the bound).
 
-Strategies in which look-alikes choose alike are good guesses for operators that have to be fixed. Repeated
-blocks that share operators (the steps of a recurrent network share its weights) are too entangled for exact
-elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up to some
-distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices of its
-strategies for the fixed operators are then tried with everything else free. Look-alikes are the colours of
-colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable variables
-(Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
+Operators that look alike, such as the steps of a recurrent network, should choose alike: *tying* them gives a
+far smaller graph, whose strategies are good guesses for the operators that have to be fixed. Look-alikes are
+the colours of colour refinement (Weisfeiler and Leman 1968; Kersting, Ahmadi and Natarajan, "Counting belief
+propagation", UAI 2009).
 """
 
 from __future__ import annotations

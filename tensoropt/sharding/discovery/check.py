@@ -4,13 +4,7 @@ A rule claims how every operand is placed on a mesh axis for each of its choices
 claim is tested in the way it will be used: operands are cut (or turned into summands) according to their
 placements, every rank runs the call that :func:`tensoropt.ops.localise.localise` gives it, outputs and input
 gradients are reassembled according to *their* placements, and the result must equal that of the whole
-operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
-because that is what is priced.
-
-A tensor's pieces on all ranks of a mesh are cut according to placements, and compared with the whole. Inputs
-are random values for which an operator is well defined: indices in range, masks that hide no whole row.
-
-Ranks are threads of one process, which give local kernels their contexts.
+operator.
 """
 
 from __future__ import annotations
@@ -184,7 +178,6 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Return the end of each group's rows: unequal groups, one of them empty, with all rows used."""
     ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
     ends[-1] = rows  # operators leave rows after the last group undefined
     if len(ends) > 2:
@@ -206,8 +199,6 @@ class _Sent:
     backward: bool
 
     def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
-        """Return the collective as a local call with floating-point values of this width declares it (checks
-        run in float64)."""
         size = self.integer_bytes or self.elements * element_bytes
         return self.kind, self.axes, 0 if self.kind == BY_VALUES else size, self.backward
 
@@ -262,7 +253,6 @@ class _ThreadedRanks:
             self.backward = self.alone = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
-            """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
             return flat_index(self.ranks.mesh, self.at, axes)
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
@@ -278,7 +268,6 @@ class _ThreadedRanks:
             sent: Sequence[int] | None = None,
             received: Sequence[int] | None = None,
         ) -> torch.Tensor:
-            """Return what the group of ``axes`` sends to this rank; every rank of the mesh has to call it."""
             size = prod(self.ranks.mesh[axis] for axis in axes)
             parts = value.detach().split(list(sent) if sent is not None else len(value) // size)
             kind = "all_to_all" if sent is None else BY_VALUES
@@ -286,8 +275,6 @@ class _ThreadedRanks:
                 return torch.cat([theirs[self.coordinate(axes)] for theirs in of_group])
 
         def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-            """Return a function that returns what the rank before this one in the group of ``axes`` sends;
-            every rank of the mesh has to call it."""
             with self._posted(RING_SEND, value, value, axes) as of_group:
                 received = of_group[self.coordinate(axes) - 1].clone()
             return lambda: received
@@ -311,7 +298,6 @@ class _ThreadedRanks:
             ranks._barrier.wait()
 
         def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-            """Return ``value`` summed over ``axes``."""
             return self.all_reduce(value, axes)
 
 
@@ -441,7 +427,6 @@ def _check(
 def _whole(
     op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
 ) -> tuple[_Tensors, _Run, _Tensors]:
-    """Return the inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
     local = localise(split)

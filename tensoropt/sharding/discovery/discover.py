@@ -4,19 +4,7 @@ A probe of the operator on small random tensors is run whole and in pieces. A wa
 if the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and if the rule
 checker (:mod:`tensoropt.sharding.discovery.check`) confirms outputs *and* gradients: on several shapes and
 seeds, in two parts and in single elements (so that any atom of a loop may be cut), and for two loops at a
-time. Operators that draw random numbers, keep a state or write to their operands are refused.
-
-The findings are kept in a store, under the operator's signature; findings from a store are checked once more
-before they are used, because the operator's code may have changed since.
-
-A user's own operator, and one of PyTorch's that reads integers, may hang or crash: it is tried in a fork of
-this process, which may be lost. That is recorded too, and not tried a second time until the store forgets it.
-
-A probe operator is an operator without a rule on small random tensors, to be run whole and in pieces.
-
-An operator's backward is additive if, for a sum of gradients, it gives the sum of its results for each.
-Autograd's own backward always is. A user's own backward may clip or normalise its gradients; gradients of
-micro-batches, or of parts of a batch, then have to be added before it.
+time.
 """
 
 from __future__ import annotations
@@ -67,16 +55,13 @@ class _ProbeOperator:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The operator's results."""
         return tuple(self.graph.tensors[n] for n in self.op.outputs)
 
     def values(self, seed: int) -> dict[str, torch.Tensor]:
-        """Return random operands by name, in their own precision; the same for the same seed."""
         values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
         return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
 
     def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors that the operator returns for such operands, without gradients."""
         return _call(self.op, values)
 
 
@@ -95,7 +80,6 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
 
 
 def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
-    """Yield the operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
     if not tensors:
@@ -138,8 +122,6 @@ def _probe(
 
 
 def _value_matters(tensor: Tensor, value: Any) -> bool:
-    """Return whether a constant's values determine what the operator does, as those of indices and
-    masks do."""
     return value is not None and not value.is_meta and tensor.dtype not in FLOATING
 
 
@@ -148,7 +130,6 @@ _TOLERANCE = 1e-4
 
 
 def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
-    """Return whether the backward is additive for random gradients of several sizes; False if it fails."""
     values = probe.values(0)
     generator = torch.Generator().manual_seed(0)
     made = probe.run(values)
@@ -173,7 +154,6 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
 def _backward(
     probe: _ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the gradients of the operands that have one, given gradients of the results."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)
@@ -319,8 +299,6 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
-    """Return whether all dims of a loop have the same length at the operator's own sizes, which perhaps no
-    probe had."""
     read = zip(dict.fromkeys(op.inputs()), split.reads, strict=True)
     sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
     written = zip(op.outputs, split.writes, strict=True)
@@ -328,8 +306,6 @@ def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
 
 
 def _fake_differs(op: Operator, graph: OperatorGraph, split: Split) -> str:
-    """Return how what an operator says of its results on a part of a loop (its fake kernel, which gives
-    shapes only) differs from what it does there; "" if it does not. Costs rest on the former."""
     names = tuple(dict.fromkeys(op.inputs()))
     operand, dim = next((i, d) for i, d in enumerate(split.reads) if d is not None)
     size = graph.tensors[names[operand]].shape[dim]
@@ -463,8 +439,6 @@ def _refusal(op: Operator) -> str:
 
 
 def _unsteady(probe: _ProbeOperator) -> str:
-    """Return the reason why a probe's results are unreliable: they vary, carry no information, or an operand
-    changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
@@ -486,7 +460,6 @@ def _unsteady(probe: _ProbeOperator) -> str:
 
 
 def _is_constant(probe: _ProbeOperator) -> bool:
-    """Return whether other operands give the same (a loss of targets that are 1 or -1, for random ones)."""
     try:
         first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
     except Exception:  # the operator's own, on operands that only some probes are like
@@ -495,8 +468,6 @@ def _is_constant(probe: _ProbeOperator) -> bool:
 
 
 def _drops_nan(probe: _ProbeOperator) -> bool:
-    """Return whether NaN in every other element leaves nothing behind, as in sums and means without it: what
-    is added to NaN is dropped with it."""
     values = probe.values(0)
     for value in values.values():
         value.view(-1)[::2] = torch.nan
@@ -549,8 +520,6 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
 def _candidates(
     probe: _ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]
 ) -> Iterator[Split]:
-    """Yield the ways to cut the dim, together with dims of other operands of equal length, whose outputs
-    recombine."""
     size = probe.operands[operand].shape[dim]
     choices: list[list[int | None]] = []
     for index, other in enumerate(probe.operands):
@@ -674,7 +643,6 @@ def _fewest_and_most(size: int) -> tuple[int, int]:
 
 
 def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:
-    """Return the space with an unsplittable loop for every dim that has none, as in refined spaces."""
     dims = list(space.dims)
 
     def operand(old: Operand) -> Operand:

@@ -4,12 +4,6 @@ There is one autograd function per edge: its forward issues the edge's forward s
 backward steps. DTensor's ``redistribute`` gives the same results for the combinations that it can express
 (289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
 group needs one, and takes about 100 us per edge, so the steps are issued directly.
-
-Steps that sum over ranks are either waited for at once, or started and waited for later.
-
-Several parameters, or their gradients, can share a collective: the data that is sent is flat. A parameter
-that is cut unevenly has smaller shards at the end of a dim (:func:`~tensoropt.ops.layouts.chunk`), which are
-sent padded to the largest size, because collectives need pieces of one size.
 """
 
 from __future__ import annotations
@@ -122,14 +116,12 @@ class _ReduceScatter:
         return pieces
 
     def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
-        """Return this rank's piece of a dim of this size, without padding."""
         result = flat.view(shape)
         length = chunk(size, self.parts, self.position)[1]
         return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
 
 
 def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    """Return the shape that a tensor would have if one of its atoms had another size."""
     return [size if i == atom else n for i, n in enumerate(x.shape)]
 
 
@@ -392,7 +384,6 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
 
 
 def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes, mesh: _Sizes) -> int:
-    """Return the size of the step's atom before its axes cut it: what remains after the outer axes."""
     if step.atom < 0:
         return 0
     size = global_sizes[step.atom]
@@ -473,8 +464,6 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
 
 
 def _as_asked(x: torch.Tensor) -> torch.Tensor:
-    """Give pieces the expected memory layout: those of size 1 are joined without a copy, in another
-    layout."""
     return x.contiguous()
 
 
@@ -680,7 +669,6 @@ def _with_size(sizes: _Sizes, atom: int, size: int) -> _Sizes:
 
 
 def _padded(x: torch.Tensor, atom: int, size: int) -> torch.Tensor:
-    """Return a tensor padded with zeros at the end of an atom."""
     if x.shape[atom] == size:
         return x
     result = x.new_empty(_resized(x, atom, size))

@@ -3,21 +3,6 @@
 One direction at a time: the forward placements of producer and consumer give the forward sequence, and their
 gradient placements, swapped, give the backward sequence. The executor issues exactly these steps and the cost
 model prices exactly these steps; nothing else decides what is sent.
-
-Rules of the sequence (cheapest first: steps that shrink the data come before steps that grow it):
-
-1. slices (R -> S), free;
-2. reduce-scatters (P -> S);
-3. all-to-alls (S(i) -> S(j)), flattened over axes that go together;
-4. one all-reduce over the flattened group of all axes that go P -> R;
-5. all-gathers (S -> R), one per atom over the flattened group of the axes that leave it;
-6. slices of what had to be gathered first;
-7. local masks (R -> P: the value at coordinate 0, zeros elsewhere; S -> P: own shard, zeros around).
-
-Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from
-``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
-
-The buffers of reshardings are alive only while something moves.
 """
 
 from __future__ import annotations
@@ -130,7 +115,6 @@ class _StepFinder:
         return tuple(sizes)
 
     def axes_on(self, placements: Sequence[int], atom: int) -> list[int]:
-        """Return the axes that shard an atom, outermost first."""
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
@@ -150,7 +134,6 @@ class _StepFinder:
         return then[: len(now) + 1] == [*now, axis]
 
     def step(self, kind: StepKind, axes: Sequence[int], code: int, atom: int = -1, target: int = -1) -> None:
-        """Record one step, and the placements of the axes after it."""
         before = self.sizes
         for axis in axes:
             self.current[axis] = code
@@ -190,7 +173,6 @@ class _StepFinder:
         return []
 
     def exchange(self) -> None:
-        """Convert shards of one atom into shards of another, wherever the axes allow it."""
         moved = True
         # Most moves have no axis that goes from one atom to another.
         while moved and any(
@@ -204,7 +186,6 @@ class _StepFinder:
                     moved = True
 
     def gather(self) -> None:
-        """Make whole what must leave its atom and could not be exchanged."""
         for atom in sorted({code for code in self.current if code >= 0}):
             while axes := self.leaving(atom):
                 # The innermost run of axes that move to the same kind of placement; axes that can still be
@@ -222,7 +203,6 @@ class _StepFinder:
                 self.exchange()
 
     def find(self) -> tuple[ReshardingStep, ...]:
-        """Return the steps from the current placements to the goal, cheapest first."""
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()

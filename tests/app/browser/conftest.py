@@ -133,11 +133,6 @@ class Watch:
             self.faults.append(f"console: {message.text}")
 
 
-def is_notice(request: Any) -> bool:
-    """Whether a request asks which jobs have ended, by which a page comes to know of those at work."""
-    return '"output":"..notice.children' in (request.post_data or "")
-
-
 def another_person(page: Any) -> None:
     """Forget what the browser keeps of a person."""
     page.evaluate("window.localStorage.clear()")

@@ -45,32 +45,6 @@ def test_every_page_keeps_the_rules(
     assert found == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "first",
-    ["plan", *(pytest.param(n, marks=pytest.mark.slow) for n in ("runs", "explore", "export"))],
-)
-def test_every_page_can_be_the_first(site: Site, opened: Callable[..., Any], first: str) -> None:
-    """Some of the others are made when they are asked for."""
-    page = opened(site.url(first))
-    page.wait_for_selector(READY[first])
-    for name in ("explore", "plan", "frontier"):
-        page.click(f"#nav-{name}")
-        page.wait_for_selector(READY[name])
-
-
-@pytest.mark.slow
-def test_a_click_before_the_form_is_made_is_not_lost(site: Site, opened: Callable[..., Any]) -> None:
-    page = opened("about:blank")
-    # The browser is never idle: the form is made when its page is asked for.
-    page.add_init_script("window.requestIdleCallback = () => 0;")
-    page.goto(site.url(query="x=gpt2-dgx-h100"))
-    page.click("#change-shown")
-    page.wait_for_timeout(500)
-    page.click("#nav-explore")
-    page.wait_for_selector("#refill-said:has-text('Filled from')")
-
-
 FOCUS = """() => {
   const at = document.activeElement;
   if (!at || at === document.body) return 'nothing has the focus';
@@ -135,59 +109,3 @@ def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., An
     with page.expect_download() as download:
         page.keyboard.press("Enter")
     assert download.value.suggested_filename == "plan.json"
-
-
-@pytest.mark.slow
-def test_what_a_term_means_is_said_to_pointer_finger_and_keyboard(
-    site: Site, opened: Callable[..., Any]
-) -> None:
-    page = opened(site.url(), viewport={"width": 390, "height": 800})
-    page.wait_for_selector(READY["frontier"])
-    marks, bubble = page.locator(".what:visible"), page.locator(".bubble")
-    last = marks.count() - 1
-    for reach, leave in (
-        (lambda mark: mark.hover(), lambda: page.mouse.move(5, 5)),
-        (lambda mark: mark.focus(), lambda: page.keyboard.press("Escape")),
-        (lambda mark: mark.dispatch_event("click"), lambda: page.keyboard.press("Escape")),  # a finger's
-    ):
-        for number in (0, last):
-            mark = marks.nth(number)
-            mark.scroll_into_view_if_needed()
-            reach(mark)
-            bubble.wait_for()
-            assert bubble.inner_text() == mark.get_attribute("data-said")
-            box = bubble.bounding_box()
-            assert min(box["x"], box["y"]) >= 0
-            assert box["x"] + box["width"] <= 390
-            leave()
-            bubble.wait_for(state="detached")
-
-
-SLOW = """kinds => kinds.filter(([namespace, type]) => window[namespace]?.[type]?.dashChildrenUpdate)"""
-
-
-@pytest.mark.slow
-def test_no_component_looks_through_the_whole_layout_on_every_change(
-    site: Site, opened: Callable[..., Any]
-) -> None:
-    """Dash's renderer does that for kinds that ask to be told of changes below them, Mantine's Tooltip one of
-    them: one for each term made a key on the plot take a second."""
-    page = opened(site.url())
-    page.wait_for_selector(READY["frontier"])
-    used = page.evaluate(
-        """() => {
-          const found = new Set();
-          const walk = (of) => {
-            if (Array.isArray(of)) of.forEach(walk);
-            else if (of && typeof of === 'object') {
-              if (of.type && of.namespace) found.add(`${of.namespace} ${of.type}`);
-              Object.values(of.props ?? of).forEach(walk);
-            }
-          };
-          return fetch('_dash-layout').then(r => r.json()).then(l => { walk(l); return [...found]; });
-        }"""
-    )
-    kinds = [kind.split() for kind in used]
-    assert len(kinds) > 10
-    assert page.evaluate(SLOW, kinds) == []
-    assert page.evaluate(SLOW, [["dash_mantine_components", "Tooltip"]])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import psutil
 import pytest
 import workers_app
 from onnx_app import model_file
-from site_app import running
 
 from tensoropt.plan.plan import load_plan
 
@@ -88,29 +86,6 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_says_why(real: Any, opened: Callable[..., Any]) -> None:
-    page = opened(real.url("explore"))
-    form(page, per_node="2", micro_batches="1", memory="1KiB")
-    page.click("#start")
-    page.wait_for_selector(".job .state-failed", timeout=120_000)
-    page.wait_for_selector(".job .note-error:has-text('1 KiB')")
-    page.click(".job summary >> nth=0")
-    page.wait_for_selector("text=--memory 1KiB")
-
-
-@pytest.mark.slow
-def test_a_file_that_is_no_model_says_so(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
-    file = tmp_path / "garbage.onnx"
-    file.write_bytes(bytes(range(256)) * 40)
-    page = opened(real.url("explore"))
-    page.wait_for_selector("#start")
-    page.set_input_files("#upload input[type=file]", file)
-    page.wait_for_selector("text='garbage.onnx' cannot be read as ONNX", timeout=60_000)
-    page.click("#nav-frontier")  # the server stands
-    page.wait_for_selector("#card-title")
-
-
-@pytest.mark.slow
 def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     model_file(tmp_path / "small.onnx")
     page = opened(real.url("explore"))
@@ -170,57 +145,3 @@ def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
     page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
     page.wait_for_selector(f"#job-{job.id} .state-cancelled")
     page.wait_for_function("document.querySelector('#forgotten').innerText === ''")
-
-
-@pytest.mark.slow
-def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable[..., Any]) -> None:
-    first = opened(endless.url(query="x=opened-small&point=2"))
-    second = opened(endless.url(query="x=opened-small&point=7"))
-    for page, point in ((first, 1), (second, 6)):
-        page.wait_for_selector(f"#card-title:text-matches('Point {point + 1} of 8')")
-    first.bring_to_front()
-    first.focus("#plot")
-    first.keyboard.press("ArrowRight")
-    first.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
-    assert "Point 7 of 8" in second.inner_text("#card-title")
-    for page in (first, second):
-        page.bring_to_front()
-        page.click("#nav-explore")
-        form(page)
-        page.click("#start")
-        page.wait_for_selector("text=mlp on dgx-h100: started")
-    for page in (first, second):
-        page.wait_for_function("document.querySelectorAll('.job').length === 2")
-    first.click(".job button:has-text('cancel') >> nth=0")
-    second.wait_for_selector(".job .state-cancelled")
-    assert second.locator(".job .state-running").count() == 1
-
-
-@pytest.fixture
-def slow(explorations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A dashboard that takes longer to answer than the page waits before it asks again."""
-    monkeypatch.setattr(
-        "tensoropt_app.pages.frontier.planners.recorded_of", lambda _: None
-    )  # needs none here
-    with running(tmp_path / "home", explorations, workers_app.quick) as found:
-        for name in ("submit", "jobs"):
-            monkeypatch.setattr(found.jobs, name, after(1.5, getattr(found.jobs, name)))
-        yield found
-
-
-def after(seconds: float, answer: Callable[..., Any]) -> Callable[..., Any]:
-    def late(*args: Any) -> Any:
-        time.sleep(seconds)
-        return answer(*args)
-
-    return late
-
-
-@pytest.mark.slow
-def test_a_slow_server_is_heard(slow: Any, opened: Callable[..., Any]) -> None:
-    page = opened(slow.url(query="x=opened-small"))
-    page.wait_for_selector("#card-title")
-    page.click("#beside-start")
-    page.wait_for_selector("#beside-said:has-text('Done')")
-    page.click("#nav-explore")
-    page.wait_for_selector(".job .state-done")

@@ -13,7 +13,6 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 
 from .conftest import Watch
-from .test_accessibility import AXE, TAGS
 
 DATA = Path(__file__).parents[3] / "app" / "data"
 
@@ -56,39 +55,3 @@ def test_the_page_is_drawn_at_any_width_and_follows_the_scheme(opened: Any, widt
     assert page.evaluate(GROUND) == rgb(DARK.surface)
     page.emulate_media(color_scheme="light")
     page.wait_for_function(f"{GROUND} === '{rgb(LIGHT.surface)}'")
-
-
-@pytest.mark.slow
-def test_all_outputs_of_a_notebook_are_drawn_with_the_script_of_one(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outputs = []
-    for carries in (False, True, False):
-        monkeypatch.setattr(standalone, "_carries", lambda carries=carries: carries)
-        outputs.append(f"<div class=output>{exploration()._repr_html_()}</div>")
-    page = opened("<!doctype html><body data-jp-theme-light=false>" + "".join(outputs))
-    page.wait_for_function("document.querySelectorAll('[data-drawn] .main-svg .point').length > 20")
-    assert page.locator(".output [data-drawn]").count() == 3
-    assert "restart the kernel" not in page.inner_text("body")
-    assert page.evaluate(GROUND) == rgb(DARK.surface)  # the notebook's scheme, not the machine's
-    assert page.evaluate("window.Plotly") is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_keeps_the_rules_of_every_page(opened: Any, axe: str, scheme: str) -> None:
-    page = opened(standalone.frontier_page(FrontierData.of(exploration()), View(point=2)), scheme, 390)
-    page.wait_for_selector(".main-svg .point")
-    page.evaluate(axe)
-    assert page.evaluate(AXE, TAGS) == []
-
-
-@pytest.mark.slow
-def test_an_output_without_its_script_keeps_the_picture_and_says_why(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standalone, "_carries", lambda: False)
-    page = opened(f"<!doctype html>{exploration()._repr_html_()}")
-    page.wait_for_selector(".tensoropt-plot svg title", state="attached")
-    assert "restart the kernel" in page.inner_text(".tensoropt-plot")
-    assert page.locator("tbody tr").count() == 8

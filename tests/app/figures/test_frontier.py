@@ -349,13 +349,3 @@ def test_a_planners_marks_have_one_shape_in_every_exploration() -> None:
         assert trace["marker"]["symbol"][-1] == drawing.symbol_of("megatron")
     known = [name for name in PLANNER_TITLES if name != "frontier"]
     assert len({drawing.symbol_of(name) for name in known}) == len(known)
-
-
-def test_names_of_neighbouring_marks_do_not_cover_each_other() -> None:
-    others = tuple(
-        point((40 + 2 * i) * GIB, 0.9, planner=p) for i, p in enumerate(("zero", "megatron", "data_parallel"))
-    )
-    trace = figure(View(), FrontierData.of(exploration(others=others)))["data"][drawing.MARKS]
-    assert trace["textposition"][0] != trace["textposition"][1]
-    low, _ = figure(View(), FrontierData.of(exploration(others=others)))["layout"]["yaxis"]["range"]
-    assert low < 100 - 0.1 * 700  # room for a name below the lowest mark

@@ -7,28 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tensoropt_app.jobs.beside import Beside, beside_of, run_planners, shown_instead
+from tensoropt_app.jobs.beside import (
+    SAME,
+    Beside,
+    beside_of,
+    only_planners_differ,
+    run_planners,
+    shown_instead,
+)
 from tensoropt_app.library import Library
 from tensoropt_app.views.export import command_folder
 from tensoropt_app.views.runs import choices
 
 import tensoropt
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.exploration.verified import COSTS, PLANNERS, Changed, save_changed
 from tensoropt.plan.point import FRONTIER
 from tests.app.support.samples_app import exploration
 from tests.costs.models import two_layers
+from tests.plan.explorations import small_exploration
 
 
 def words(folder: Path, out: Path, *planners: str) -> list[str]:
     return Beside(folder, "mine.onnx on local:2", planners, local=True).arguments(out)
 
 
-def beside(folder: Path, out: Path, key: str = PLANNERS) -> list[str]:
+def beside(folder: Path, out: Path, *, same: bool = True) -> list[str]:
     """What a job was asked that has left its result in ``out``."""
     row = {"planner": "zero"}
-    replace(exploration(), comparison=(row,)).save(out)
-    save_changed(out, Changed("0" * 16, key, "planners"))
+    replace(exploration(), comparison=(row,)).noted([], **{SAME: same}).save(out)
     return words(folder, out, "zero")
 
 
@@ -62,12 +68,28 @@ def test_what_differs_in_more_than_planners_is_not_shown_instead(tmp_path: Path)
     exploration().save(one)
     asked = beside(one, two)
     assert shown_instead([(asked, two)]) == {one: two}
-    save_changed(two, Changed("0" * 16, COSTS, "costs"))
+    beside(one, two, same=False)
     assert shown_instead([(asked, two)]) == {}
-    (two / "changed.json").write_text("no JSON")
+    exploration().save(two)
     assert shown_instead([(asked, two)]) == {}
-    (two / "changed.json").unlink()
+    (two / "exploration.json").write_text("no JSON")
     assert shown_instead([(asked, two)]) == {}
+
+
+def test_planners_alone_differ_where_the_search_found_the_same() -> None:
+    found = small_exploration()
+    assert only_planners_differ(found, found)
+    last = found.points[-1]
+    # A planner's plan that beats a point takes its place.
+    better = last.changed(planner="zero", time_s=last.time_s * 0.9)
+    beside = replace(found, points=(*found.points[:-1], better), others=(better,))
+    assert only_planners_differ(found, beside)
+    assert only_planners_differ(beside, found)
+    # The costs of another day.
+    slower = replace(found, points=(*found.points[:-1], last.changed(time_s=last.time_s * 1.01)))
+    assert not only_planners_differ(found, slower)
+    assert not only_planners_differ(slower, found)
+    assert not only_planners_differ(found, replace(found, points=found.points[:-1]))
 
 
 def test_what_was_explored_again_since_is_shown_itself(tmp_path: Path) -> None:

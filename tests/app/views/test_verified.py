@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from samples_app import GIB, exploration
@@ -48,20 +47,6 @@ def test_a_miss_is_said_by_its_size() -> None:
             assert "far off" in box.children
             assert f"{factor:.2g} times what was predicted" in box.children
     assert missed(DATA, 3, (found(time_measured_s=9.0),)) == []
-
-
-def test_a_busy_machine_is_said_beside_a_time_and_in_place_of_distrust() -> None:
-    busy = found(time_measured_s=float(DATA.time[2]) * 4.33, cores_busy=1.7)
-    words = "the machine was busy: other programs had 1.7 cores in use"
-    assert f"+333 %, far off, {words})" in verified_words(busy, DATA)
-    (box,) = missed(DATA, 2, (busy,))
-    assert box.children.endswith(f"{words[0].upper()}{words[1:]}; verify again when it is idle.")
-    for idle in (None, 0.1):
-        assert "busy" not in verified_words(replace(busy, cores_busy=idle), DATA)
-        (box,) = missed(DATA, 2, (replace(busy, cores_busy=idle),))
-        assert box.children.endswith("Trust this plan's figures accordingly.")
-    # It says nothing about memory, nor about numbers.
-    assert "busy" not in verified_words(replace(busy, time_measured_s=None), DATA)
 
 
 def test_fake_ranks_have_no_time() -> None:

@@ -7,7 +7,7 @@ each. All methods train the same weights on the same global batch with the same 
 processes, one step each in turn; a round's figure is its slower rank's, a method's the median of its rounds.
 The lowered graph on one rank is compared with the plain module in the same way. Beside DDP stands data
 parallelism as a plan of our executor, beside FSDP2 what it makes of the same way to store parameters (ZeRO
-stage 3), gathered ahead and at the use. Results: tests/benchmarks/results/execute/DATE-step.{json,md,svg}, of
+stage 3), gathered ahead and at the use. Results: tests/benchmarks/results/execute/DATE-step.{json,md}, of
 which READMEs show the newest, so that one of some models is given another NAME; ``--quick``: two rounds, into
 out/execute.
 """
@@ -26,7 +26,6 @@ import tensoropt
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, forget_models, load_model
 from tensoropt.ranks.pool import RankPool
-from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
 from tests.benchmarks.papers.authors import ITERATIONS
@@ -221,15 +220,6 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def svg(results: dict[str, Any]) -> str:
-    """Bars: step time by method, relative to DDP."""
-    shares = {
-        row["model"]: {m: (s / row["seconds"]["ddp"], f"{1e3 * s:.0f} ms") for m, s in row["seconds"].items()}
-        for row in results["rows"]
-    }
-    return bars("step time relative to DDP (shorter is faster)", shares)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two rounds, results in out/execute")
@@ -244,7 +234,7 @@ def main() -> None:
         start = time.perf_counter()
         row = measure(name, 2 if quick else ROUNDS)
         results.add("model", row)
-        results.write(markdown(results.data), svg(results.data))
+        results.write(markdown(results.data))
         alone = results.data | {"rows": results.data["rows"][-1:]}
         print(f"{markdown(alone)}took {time.perf_counter() - start:.0f} s", flush=True)
 

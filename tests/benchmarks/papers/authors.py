@@ -8,15 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class ModelSize(NamedTuple):
-    """A model of TensorOpt's Table 1: gigabytes of parameters, samples of the global batch, gigabytes of
-    memory."""
-
-    parameters_gb: float
-    batch: int
-    memory_gb: float
-
-
 class SearchSeconds(NamedTuple):
     """Seconds of a search in TensorOpt's Table 3: FT-LDP with all threads and with one, FT-Elimination."""
 
@@ -34,13 +25,6 @@ class StepSeconds(NamedTuple):
     horovod: float
 
 
-SIZES = {
-    "RNN": ModelSize(108, 256, 126),
-    "WideResNet": ModelSize(7.3, 256, 83),
-    "Transformer": ModelSize(9.7, 256, 74),
-    "VGG16": ModelSize(0.52, 256, 30),
-}
-"""TensorOpt (Cai et al., arXiv 2004.10856), Table 1: its models on 16 GPUs."""
 SEARCHES = {
     "RNN": SearchSeconds(0.28, 0.40, 1.78),
     "WideResNet": SearchSeconds(1_292, 17_432, 19_666),

@@ -1,4 +1,4 @@
-"""FastT's comparison: nine models, strong and weak scaling, what is cut, where operators lie.
+"""FastT's comparison: nine models, strong and weak scaling.
 
 Yi et al., Fast Training of Deep Learning Models over Multiple GPUs, Middleware 2020. The paper measured on
 V100s; here every step is played by one judge on data-sheet figures, beside what the paper says of its tables
@@ -7,24 +7,16 @@ and figures. Batches are this benchmark's: the paper's were not at hand, but for
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.placement import simulate_placement
-from tensoropt.placement.prices import PricedGraph
+from tensoropt.errors import TensorOptError
 from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
-from tensoropt.planners.placed import os_dpos
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.papers.planned import Row, captured, played, priced
 
 CLUSTER = "fastt-paper"
@@ -46,16 +38,6 @@ MODELS: dict[str, tuple[int, Options]] = {
 """The paper's nine: the global batch of the strong, the batch per device of the weak scaling."""
 QUICK: dict[str, tuple[int, Options]] = {"lenet": (32, ())}
 RATES = {"data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS"}
-CUT = {
-    "inception-v3": "convolutions",
-    "vgg19": "convolutions",
-    "resnet200": "convolutions",
-    "transformer-base": "products",
-    "bert-large": "products",
-}
-"""What the paper's splits that gain are of (Table 6); of the other models there are none."""
-FILLED = (16, 32, 48, 64, 96, 128)
-"""Batches of Bert-large on two GPUs; the paper trains 48 where data parallelism ends at 32."""
 
 
 def scaling(quick: bool) -> Iterator[Row]:
@@ -109,81 +91,11 @@ def data_parallel(model: str, cluster: str, batch: int, options: Options) -> Row
     }
 
 
-def splits(quick: bool) -> Iterator[Row]:
-    """On four GPUs, from both starts of OS-DPOS: what is cut, where operators lie, what a step has (Tables 5
-    and 6, Figures 4 and 5)."""
-    for model, (batch, options) in (QUICK if quick else MODELS).items():
-        cluster = SCALED[1][0]
-        with ProfileStore() as store:
-            graph = priced(model, batch, load_cluster(cluster), store, options)
-            yield {
-                "section": "splits",
-                "key": f"{model}, splits",
-                "model": model,
-                "devices": SCALED[1][1],
-                "batch": batch,
-                "data_parallel": data_parallel(model, cluster, batch, options),
-                "dpos": played("dpos", graph),
-                "starts": [_from(start, name) for start, name in os_dpos._starts(graph, None)],
-            }
-
-
-def _from(start: PricedGraph, name: str) -> Row:
-    """OS-DPOS's answer from one start; what it cuts beyond what the start has cut."""
-    try:
-        graph, answer = os_dpos._place_from(start, None)
-    except InfeasibleError as error:
-        return {"start": name, "refused": str(error)}
-    simulated = simulate_placement(graph.problem, answer.placement)
-    device, count = np.array(answer.placement.device), graph.problem.devices.count
-    cut = {
-        group: [split.label, split.pieces]
-        for group, split in graph.graph.splits.items()
-        if start.graph.splits.get(group) != split
-    }
-    seconds = graph.problem.forward_s + graph.problem.backward_s
-    groups = [(o, graph.whole_of(o)) for o in range(graph.problem.size)]
-    return {
-        "start": name,
-        "time_s": simulated.time_s,
-        "compute_s": max(simulated.busy_s),
-        "copy_s": max(map(simulated.communication_s, range(count))),
-        "memory_bytes": simulated.memory_bytes,
-        "cut": cut,
-        "kinds": dict(Counter(kind(group) for group in cut)),
-        "whole_kinds": dict(
-            Counter(kind(g) for g in {g for _, g in groups if g is not None} if g not in cut)
-        ),
-        "group_s": {str(g): float(seconds[o, device[o]]) for o, g in reversed(groups) if g is not None},
-        "operators": np.bincount(device, minlength=count).tolist(),
-        "parameter_bytes": np.bincount(device, graph.problem.parameter_bytes, minlength=count).tolist(),
-    }
-
-
-def kind(group: str) -> str:
-    """The kind of an operator, from its group's name."""
-    return re.sub(r"_\d+$", "", group)
-
-
-def filled(quick: bool) -> Iterator[Row]:
-    """Which batches of Bert-large fit two GPUs."""
-    for batch in FILLED[:1] if quick else FILLED:
-        with ProfileStore() as store:
-            graph = priced("bert-large", batch, load_cluster(SCALED[0][0]), store, BERT)
-            found = {name: played(name, graph) for name in ("dpos", "os_dpos")}
-        found["data_parallel"] = data_parallel("bert-large", SCALED[0][0], batch, BERT)
-        yield {"section": "filled", "key": f"bert-large, {batch}", "batch": batch, **found}
-
-
-def tables(rows: Sequence[Row], stem: str) -> list[str]:
+def tables(rows: Sequence[Row]) -> list[str]:
     """Lines of Markdown: the paper's tables and figures, each beside what it says."""
-    of = {
-        name: [r for r in rows if r["section"] == name] for name in ("scaling", "splits", "filled", "order")
-    }
+    of = {name: [r for r in rows if r["section"] == name] for name in ("scaling", "order")}
     return [
         "## FastT: strong and weak scaling, samples per second",
-        "",
-        f"![samples per second]({stem}-scaling.svg)",
         "",
         f"`{CLUSTER}`: servers of four GPUs. *Expects*: OS-DPOS's own estimate of its step, in which",
         "messages never queue (FastT, section 5.1, equation EST). *Busiest link*: how long it is occupied in",
@@ -195,15 +107,11 @@ def tables(rows: Sequence[Row], stem: str) -> list[str]:
         _rule(10),
         *map(_scaling_line, of["scaling"]),
         "",
-        *_why_slower(of["scaling"]),
         "## FastT's gains, theirs beside ours",
         "",
         *beside(of["scaling"], of["order"]),
         "",
         *_strategy_seconds(of["scaling"]),
-        *_cuts(of["splits"]),
-        *_devices(of["splits"]),
-        *_filled(of["filled"]),
     ]
 
 
@@ -223,98 +131,6 @@ def _strategy_seconds(rows: Sequence[Row]) -> list[str]:
     for model in dict.fromkeys(r["model"] for r in rows):
         cells = [by.get((model, n)) for n in counts]
         lines.append(_line([model, *("" if s is None else f"{s:.1f} s" for s in cells)]))
-    return [*lines, ""]
-
-
-def _cuts(rows: Sequence[Row]) -> list[str]:
-    """Tables 5 and 6."""
-    lines = [
-        "## FastT's Tables 5 and 6: what is cut, on 4 GPUs",
-        "",
-        "Operators that OS-DPOS cuts beyond what its start has cut, and the step of DPOS, which cuts none.",
-        "Theirs: which operators the paper's splits gain of.",
-        "",
-        _line(["model", "theirs", "DPOS", "start", "step", "cut", "the rest"]),
-        _rule(7),
-    ]
-    for row in rows:
-        for start in row["starts"]:
-            about = [row["model"], CUT.get(row["model"], "none"), _step(row["dpos"])]
-            name = start["start"].partition(" (")[0]
-            if "refused" in start:
-                lines.append(_line([*about, name, "no room", "", ""]))
-                continue
-            lines.append(
-                _line(
-                    [*about, name, _ms(start["time_s"]), _kinds(start["kinds"]), _kinds(start["whole_kinds"])]
-                )
-            )
-    vgg = next((r for r in rows if r["model"] == "vgg19"), None)
-    whole = (
-        next((s for s in vgg["starts"] if s["start"].startswith("the model") and "cut" in s), None)
-        if vgg
-        else None
-    )
-    if whole is None:
-        return [*lines, ""]
-    lines += [
-        "",
-        "VGG-19 (Table 5; theirs: the long convolutions are cut, the fully connected layers, whose",
-        "parameters are large, are not), from the model itself, longest first:",
-        "",
-        _line(["operator", "seconds, whole or a piece", "cut"]),
-        _rule(3),
-    ]
-    shown = sorted(
-        (g for g in whole["group_s"] if kind(g) in ("conv2d", "linear")),
-        key=lambda g: -whole["group_s"][g] * (whole["cut"][g][1] if g in whole["cut"] else 1),
-    )
-    for group in shown:
-        label, pieces = whole["cut"].get(group, ("", 1))
-        words = f"along {label} in {pieces}" if pieces > 1 else "no"
-        lines.append(_line([group, _ms(whole["group_s"][group]), words]))
-    return [*lines, ""]
-
-
-def _devices(rows: Sequence[Row]) -> list[str]:
-    """Figures 4 and 5."""
-    lines = [
-        "## FastT's Figures 4 and 5: operators by device, and what a step has, on 4 GPUs",
-        "",
-        "Theirs: one GPU holds many more operators, those with large parameters; beside data parallelism the",
-        "computing rises, copies and the step fall. Ours: the better start; *compute* of the busiest device,",
-        "*copies* of messages for each device, or of collectives.",
-        "",
-        _line(
-            ["model", "operators", "parameters, MiB", "data parallelism: compute", "copies", "step",
-             "OS-DPOS: compute", "copies", "step"]
-        ),
-        _rule(9),
-    ]  # fmt: skip
-    for row in rows:
-        best = min((s for s in row["starts"] if "refused" not in s), key=lambda s: s["time_s"], default=None)
-        if best is None:
-            continue
-        sizes = " ".join(f"{size / 2**20:.0f}" for size in best["parameter_bytes"])
-        cells = [row["model"], " ".join(map(str, best["operators"])), sizes]
-        for part in (row["data_parallel"], best):
-            keys = ("compute_s", "copy_s", "time_s")
-            cells += ["refuses", "", ""] if "refused" in part else [_ms(part[key]) for key in keys]
-        lines.append(_line(cells))
-    return [*lines, ""]
-
-
-def _filled(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        "## FastT's Bert-large: batches that fit 2 GPUs of 16 GB, sequence 64",
-        "",
-        "Theirs: batch 48, where data parallelism ends at 32. Ours: memory of the fullest device.",
-        "",
-        _line(["batch", *RATES.values()]),
-        _rule(4),
-    ]
-    for row in rows:
-        lines.append(_line([str(row["batch"]), *(_memory(row[name]) for name in RATES)]))
     return [*lines, ""]
 
 
@@ -359,56 +175,6 @@ def _scaling_line(row: Row) -> str:
     else:
         cells += [""] * 3
     return _line(cells)
-
-
-def _why_slower(rows: Sequence[Row]) -> list[str]:
-    """Why OS-DPOS makes less of more GPUs, where it does."""
-    queued, uncut = [], []
-    for row, before in _grown(rows):
-        rates = [r["samples_per_s"].get("os_dpos") for r in (row, before)]
-        if rates[0] is None or rates[1] is None or rates[0] >= rates[1]:
-            continue
-        found = uncut if "model itself" in row["os_dpos_notes"][0] else queued
-        found.append(f"{row['model']} ({row['scaling']}, {_gpus(row)})")
-    lines = []
-    if queued:
-        lines += [
-            f"OS-DPOS slower than on half the GPUs, since messages queue: {', '.join(queued)}.",
-            "It starts from the batch cut for all GPUs, with each parameter on one of them, and expects that",
-            "the others fetch it, return its gradients and exchange what is cut otherwise side by side; the",
-            "four of the other server share one network card for that. Data parallelism reduces along rings.",
-            "",
-        ]
-    if uncut:
-        lines += [
-            f"OS-DPOS slower than on half the GPUs, since it cuts too little: {', '.join(uncut)}.",
-            "The model itself is the better start there, or the only one that fits; algorithm 2 cuts",
-            "operators of its critical path, the longest first, until one gains nothing.",
-            "",
-        ]
-    return lines
-
-
-def _grown(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Rows with those of half the GPUs."""
-    for row in rows:
-        for before in rows:
-            same = (row["model"], row["scaling"]) == (before["model"], before["scaling"])
-            if same and row["devices"] == 2 * before["devices"]:
-                yield row, before
-
-
-def picture(rows: Sequence[Row]) -> str:
-    """A chart per model and kind of scaling: samples per second against GPUs."""
-    charts = []
-    for model, scale in dict.fromkeys((row["model"], row["scaling"]) for row in rows):
-        of = [row for row in rows if (row["model"], row["scaling"]) == (model, scale)]
-        lines = {
-            title: [(r["devices"], r["samples_per_s"][name]) for r in of if r["samples_per_s"].get(name)]
-            for name, title in RATES.items()
-        }
-        charts.append(Chart(f"{model}, {scale} scaling", "GPUs", "samples/s", lines))
-    return figure(charts)
 
 
 def _gpus(row: Row) -> str:

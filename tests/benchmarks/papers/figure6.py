@@ -43,8 +43,6 @@ QUICK: dict[str, tuple[str, dict[str, int]]] = {
 ABOUT = (
     "Each planner answers with one plan: OptCNN with the fastest, Tofu with the one that sends least, data",
     "parallelism with whole parameters on every device. The frontier may store parameters in shards (ZeRO).",
-    "OptCNN has no answer for the unrolled RNN: its eliminations take out nodes with at most two neighbours,",
-    "and a weight that every step reads has more. Tofu coalesces the steps (its section 5.1).",
 )
 OPTIMIZER = "sgd"
 NOTE = 120

@@ -25,7 +25,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import PlacementProblem, simulate_placement
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.planners.placed.exact.variables import lower_bound_s
+from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.benchmarks.machine import Results

@@ -2,12 +2,11 @@
 
     python -m tests.benchmarks.papers.placing [--quick] [section ...]
 
-Sections: scaling, splits, filled (FastT, :mod:`.fastt`: strong and weak scaling of its nine models; what is
-cut and where operators lie; the batches that fit), order (FastT: one placement with its order kept, and with
-every device taking what is ready first), learned (Post beside the heuristics and our search).
+Sections: scaling (FastT, :mod:`.fastt`: strong and weak scaling of its nine models), order (FastT: one
+placement with its order kept, and with every device taking what is ready first), learned (Post beside the
+heuristics and our search).
 Everything is played by one judge on data-sheet figures; nothing was run on GPUs, so the papers' seconds
-are not set beside ours, only their gains. Results: tests/benchmarks/results/papers/DATE-placing.{json,md} and
-DATE-placing-{scaling,order}.svg.
+are not set beside ours, only their gains. Results: tests/benchmarks/results/papers/DATE-placing.{json,md}.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 from tensoropt.cluster import load_cluster
 from tensoropt.placement import simulate_placement
 from tensoropt.profiling.store import ProfileStore
-from tests.benchmarks.charts import bars
 from tests.benchmarks.machine import Results, described
 from tests.benchmarks.papers import fastt
 from tests.benchmarks.papers.authors import LEARNED
@@ -74,14 +72,12 @@ def learned(quick: bool) -> Iterator[Row]:
 
 SECTIONS = {
     "scaling": fastt.scaling,
-    "splits": fastt.splits,
-    "filled": fastt.filled,
     "order": order,
     "learned": learned,
 }
 
 
-def markdown(data: dict[str, Any], stem: str) -> str:
+def markdown(data: dict[str, Any]) -> str:
     by_section = {name: [r for r in data["rows"] if r["section"] == name] for name in SECTIONS}
     lines = [
         f"# Placing planners, {data['date']}",
@@ -91,13 +87,11 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        *fastt.tables(data["rows"], stem),
+        *fastt.tables(data["rows"]),
     ]
     lines += [
         "",
         f"## Order enforcement (FastT), `{FASTT}`",
-        "",
-        f"![steps without the order, relative to steps with it]({stem}-order.svg)",
         "",
         "| model | GPUs | planner | its order | what is ready first | gain |",
         "|" + " --- |" * 6,
@@ -134,16 +128,6 @@ def _learned(rows: Sequence[Row]) -> list[str]:
     return [*lines, *(_line([placer, what]) for placer, what in LEARNED.items())]
 
 
-def order_picture(rows: Sequence[Row]) -> str:
-    """Bars: a placement's step without its order, relative to the step with it."""
-    groups: dict[str, dict[str, tuple[float, str]]] = {}
-    for row in rows:
-        share = row["first_ready_s"] / row["enforced_s"]
-        group = groups.setdefault(f"{row['model']}, {row['devices']} GPUs", {})
-        group[row["planner"]] = share, _ms(row["first_ready_s"])
-    return bars("step when a device takes what is ready first, relative to the plan's order", groups, 140)
-
-
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -164,9 +148,9 @@ def main() -> None:
         for row in SECTIONS[name](options.quick):
             results.add("key", row)
             results.data["rows"].sort(key=_place)
-            save(results)
+            results.write(markdown(results.data))
             print(row, flush=True)
-    print(markdown(results.data, results.stem.name))
+    print(markdown(results.data))
 
 
 def _place(row: Row) -> tuple[int, str, int]:
@@ -174,15 +158,6 @@ def _place(row: Row) -> tuple[int, str, int]:
     model = row.get("model")
     known = list(fastt.MODELS)
     return known.index(model) if model in known else len(known), row.get("scaling", ""), row.get("devices", 0)
-
-
-def save(results: Results) -> None:
-    """Tables and both pictures, of what is known by now."""
-    results.write(markdown(results.data, results.stem.name))
-    for section, draw in (("scaling", fastt.picture), ("order", order_picture)):
-        rows = [row for row in results.data["rows"] if row["section"] == section]
-        name = f"{results.stem.name}-{section}.svg"
-        results.stem.with_name(name).write_text(draw(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

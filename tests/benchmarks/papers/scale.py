@@ -16,16 +16,12 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from tensoropt import zoo
 from tensoropt.api import explore
-from tensoropt.cluster import Cluster
 from tensoropt.console import ProgressDisplay
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.plan import STAGE_AXIS
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Results, described, rows_described
 
@@ -35,40 +31,10 @@ BATCH, SEQUENCE = 2048, 8192
 POINTS, EPSILON = 200, 0.005
 BYTES_PER_PARAMETER = 16
 """A float32 parameter, its gradient and Adam's two moments."""
-FEWEST = (
-    "NVIDIA's recipe for this model starts at 512 H100s, with tensor parallelism 8, pipeline 8, context 2 "
-    "and data parallelism 4 (`llama3.1/README.md` of dgxc-benchmarking)"
-)
-PUBLISHED = {
-    64: FEWEST,
-    256: FEWEST,
-    1024: "tensor parallelism 8, pipeline 8, context 2, the rest data parallel (NVIDIA's recipe "
-    "`llama31_405b_pretrain_1024gpu_h100_bf16_config` of Megatron Bridge)",
-    16384: "tensor parallelism 8 in the node, pipeline 16, data parallelism 128 with states and gradients "
-    "in shards and gathered parameters held until backward, nothing recomputed (Llama 3 paper, table 4 and "
-    "section 3.3.2)",
-}
-"""What others do with so many GPUs."""
-PUBLISHED_TFLOPS = {16384: 400}
-"""Of each GPU, measured (table 4; on 8,192 GPUs 430)."""
 OF_NODES = {"pin": [{"operators": "*cross_entropy*", "axes": {
     axis: ["none", "d0.0", "d0.1", "classes"] for axis in ("node", "gpu")
 }}]}  # fmt: skip
 """Forbids nothing (these are all the loss' dims), but holds on a mesh with just these axes only."""
-MEANING = {
-    "batch": ("d0", "d0.0", "batch0"),
-    "sequence": ("d1", "d0.1", "queries"),
-    "features": ("d2", "out_features", "in_features", "heads", "vocabulary", "classes", "hidden"),
-    "whole": ("none", "partial", "partial_grad"),
-}
-"""What splitting a dim of this model's operators amounts to."""
-
-
-def meaning(label: str) -> str:
-    """``in_features.1@S(0)`` is a split of features."""
-    plain = label.partition("@")[0]
-    stem = plain.partition(".")[0]
-    return next((name for name, labels in MEANING.items() if plain in labels or stem in labels), label)
 
 
 def micro_batches(devices: int) -> tuple[int, ...]:
@@ -112,32 +78,8 @@ def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool)
 
 
 def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
-    """What a plan does: its mesh, which dims its axes split, where parameters live."""
+    """What a plan takes, on which mesh."""
     point, plan = found.points[index], found.plan(index)
-    tokens = BATCH * SEQUENCE
-    space = found.spaces[point.space]
-    # The spaces of pipelines have no groups, which are those of the others' model.
-    groups = next(one.groups for one in found.spaces if one.groups)
-    axes = {
-        name: size for name, size in zip(plan.mesh.names, plan.mesh.shape, strict=True) if name != STAGE_AXIS
-    }
-    rows: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
-    for name, of in plan.operators.items():
-        owned = groups[name]["parameters"]
-        role = space.keys[owned[0]].split(".")[-2] if owned else name.rstrip("0123456789").rstrip("_")
-        splits = tuple(of.axes.get(axis, "none") for axis in axes)
-        rows.setdefault(role, []).append((splits, plan.parameters[owned[0]].stored if owned else ()))
-    usual = {role: Counter(of).most_common(1)[0] for role, of in rows.items()}
-    layers = max(map(len, rows.values()))
-    meant = {
-        axis: Counter(
-            meaning(splits[i])
-            for role, of in rows.items()
-            if role.endswith("_proj") or "attention" in role
-            for splits, _ in of
-        ).most_common()
-        for i, axis in enumerate(axes)
-    }
     return {
         "memory_bytes": point.memory_bytes,
         "memory_split": list(point.memory),
@@ -146,32 +88,12 @@ def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
         "communication_s": point.communication_s,
         "exposed_s": point.exposed_s,
         "mesh": plan.mesh.label,
-        "axes": axes,
         "stages": len(plan.stages.stages) if plan.stages is not None else 1,
         "schedule": plan.stages.schedule if plan.stages is not None else "",
         "micro_batches": plan.micro_batches,
         "recomputed_regions": len(plan.recomputed),
-        "layers": layers,
         "collectives": [list(of) for of in point.collectives],
-        "hops": hops(point.collectives, tuple(axes.values()), Cluster.from_dict(found.cluster)),
-        "usual": {
-            role: {"splits": splits, "stored": stored, "so": count, "of": len(rows[role])}
-            for role, ((splits, stored), count) in usual.items()
-        },
-        "meaning": meant,
-        "tflops_per_device": 6 * parameters * tokens / point.time_s / found.devices / 1e12,
-    }
-
-
-def hops(collectives: Sequence[Sequence[Any]], shape: Sequence[int], cluster: Cluster) -> dict[str, float]:
-    """How many collectives run over nodes, and the seconds that the hops of their rings alone take."""
-    over_nodes = [(kind, count) for kind, axes, _, count in collectives if list(axes) == [0]]
-    passes = sum(count * (2 if kind == "all_reduce" else 1) for kind, count in over_nodes)
-    latency_s = cluster.levels[0].link.latency_s
-    return {
-        "collectives": sum(count for _, count in over_nodes),
-        "hop_s": latency_s,
-        "seconds": passes * (shape[0] - 1) * latency_s,
+        "tflops_per_device": 6 * parameters * BATCH * SEQUENCE / point.time_s / found.devices / 1e12,
     }
 
 
@@ -228,53 +150,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "*Chosen*: the fastest plan that fits 80 GiB, else the leanest. Rows were taken from:",
         "",
     ]
-    lines += [*rows_described(data["rows"], "key"), ""]
-    for row in data["rows"]:
-        lines += [f"## {row['key']} GPUs", "", *_words(row), ""]
-    return "\n".join(lines)
-
-
-def _words(row: dict[str, Any]) -> list[str]:
-    one = row["chosen"]
-    lines = [f"- searched with {' and '.join(map(str, row['micro_batches']))} micro-batches"]
-    lines += [f"- {note}" for note in row["notes"] if note.startswith("searched again")]
-    if not row["points_that_fit"]:
-        lines.append(
-            f"- does not fit: parameters, gradients and Adam's state alone are "
-            f"{row['state_bytes'] / 2**30:.0f} GiB per GPU, however they are spread"
-        )
-    for axis, counts in one["meaning"].items():
-        total = sum(count for _, count in counts)
-        shares = ", ".join(f"{name} {count / total:.0%}" for name, count in counts)
-        lines.append(f"- axis `{axis}` of {one['axes'][axis]}: products and attention split {shares}")
-    lines.append(
-        f"- {one['recomputed_regions']} blocks recomputed; {one['compute_s']:.1f} s compute, "
-        f"{one['exposed_s']:.1f} s of {one['communication_s']:.1f} s communication waited for"
-    )
-    if one.get("stages", 1) > 1:
-        lines.append(f"- {one['stages']} stages in the schedule {one['schedule']}")
-    elif "hops" in one and len(one["axes"]) == 2:
-        nodes, _ = one["axes"].values()
-        of = one["hops"]
-        lines.append(
-            f"- {of['collectives']:,} collectives run over the nodes; the {nodes - 1:,} hops of "
-            f"{1e6 * of['hop_s']:.1f} µs in each of their rings are {of['seconds']:.1f} s of that"
-        )
-    if row["devices"] in PUBLISHED:
-        lines.append(f"- published: {PUBLISHED[row['devices']]}")
-    if rate := PUBLISHED_TFLOPS.get(row["devices"]):
-        theirs_s = one["time_s"] * one["tflops_per_device"] / rate
-        lines.append(
-            f"- theirs, measured: {rate} TFLOP/s per GPU, {theirs_s:.1f} s for this step; ours takes "
-            f"{one['time_s'] / theirs_s:.1f} times that"
-        )
-    head = ["layer's", *(f"`{axis}`" for axis in one["axes"]), "stored (micro-batches, axes)", "so"]
-    lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for role, of in one["usual"].items():
-        lines.append(
-            f"| {role} | {' | '.join(of['splits'])} | {', '.join(of['stored'])} | {of['so']} of {of['of']} |"
-        )
-    return lines
+    return "\n".join([*lines, *rows_described(data["rows"], "key")])
 
 
 def picture(data: dict[str, Any]) -> str:

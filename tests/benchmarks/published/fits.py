@@ -1,6 +1,5 @@
 """Whether published jobs fitted their devices, and the peaks of memory that they reached, beside what is
-predicted of a process: tensors, as a replay of PyTorch's allocator serves them, and each term that comes on
-top.
+predicted of a process: tensors, what PyTorch's allocator reserves for them, and each term that comes on top.
 
 What a run's framework keeps of each parameter differs from what plans here keep, as it accumulates gradients
 in other types; that difference is a term, too (:func:`framework_bytes`). Meters are told apart: an
@@ -24,9 +23,15 @@ from tensoropt.errors import TensorOptError
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import described
-from tests.benchmarks.published.caching_allocator import ALLOCATOR, RankRequests, Request
 from tests.benchmarks.published.memory import SAVED, error, lasting_kinds, requested, words_of
 from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
+from tests.benchmarks.published.requests import (
+    ALLOCATED,
+    RESERVED,
+    RESERVED_EXPANDABLE,
+    RankRequests,
+    Request,
+)
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of
 
 METERS = {
@@ -108,15 +113,16 @@ def as_trained(run: Run) -> Run:
 
 
 def needs(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> Row:
-    """What the fullest rank is predicted to take, in bytes: peaks of the allocator, tensors, terms."""
+    """What the fullest rank is predicted to take, in bytes: peaks of the allocator, terms."""
     made, terms, place = requested(found)
     made = with_fused_kernels(run, made)
-    beside = allocator_blocks(terms)
-    native, grown = (made.replay(expandable=way, beside=beside) for way in (False, True))
-    peaks = (native.requested, native.allocated, native.reserved, grown.reserved)
     own = framework_bytes(run, lasting_kinds(found, place))
+    peak = made.peak_bytes(allocator_blocks(terms)) + own
     return {
-        **{name: peak + own for name, peak in zip(ALLOCATOR, peaks, strict=True)},
+        "requested": peak,
+        "allocated": ALLOCATED * peak,
+        "reserved": RESERVED * peak,
+        "reserved_expandable": RESERVED_EXPANDABLE * peak,
         **{name: terms.get(name, 0.0) for name in TERMS if name != "segments"},
         "framework": own,
     }

@@ -5,8 +5,8 @@ of figures are told apart, by what was measured:
 
 - ``activations``: what the first stage keeps between forward and backward, of all micro-batches in flight;
 - ``parameters and optimizer``: what lasts through the step there;
-- ``peak``: what PyTorch's allocator reserves (``torch.cuda.max_memory_reserved``), by its replay of the
-  fullest rank's requests. No context and no buffers of NCCL's are in it.
+- ``peak``: what PyTorch's allocator reserves (``torch.cuda.max_memory_reserved``) for the fullest rank's
+  requests. No context and no buffers of NCCL's are in it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import lower
 from tests.benchmarks.machine import described
-from tests.benchmarks.published.caching_allocator import RankRequests, Request, step_requests
 from tests.benchmarks.published.decoder import Architecture
 from tests.benchmarks.published.place_requests import place_requests
 from tests.benchmarks.published.predict import Row, extended, open_store, simulate_run
+from tests.benchmarks.published.requests import RESERVED_EXPANDABLE, RankRequests, Request, step_requests
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
 
 GOAL = 0.06
@@ -125,7 +125,7 @@ def activation_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> floa
         for n in of.strategy.stages_at(0)
     }
     ledger = _Kept(shares)
-    for _ in memory_of_actions(*_of_place(of, 0), of.capability, ledger):
+    for _ in memory_of_actions(*_of_place(of, 0), ledger):
         pass
     return ledger.most
 
@@ -204,7 +204,7 @@ def requested(
     of = found.evaluation
     if isinstance(found, PinnedPoint):
         return step_requests(of.batch, 0), found.point.terms, 0
-    return place_requests(*_of_place(of, of.fullest), of.capability), of.terms[of.fullest], of.fullest
+    return place_requests(*_of_place(of, of.fullest)), of.terms[of.fullest], of.fullest
 
 
 def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipelinePoint) -> float:
@@ -217,7 +217,7 @@ def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipeli
         beside.append(_receive_buffers(run, of, place))
     beside += [*allocator_blocks(terms), *_gather_buffers(run, of, tables)]
     made = _with_loss_of_torchtitan(made, parallel=run.number("tp") > 1)
-    return float(made.replay(expandable=True, beside=[size for size in beside if size]).reserved)
+    return RESERVED_EXPANDABLE * made.peak_bytes(beside)
 
 
 def _gather_buffers(run: Run, of: Architecture, tables: int) -> list[int]:
@@ -246,7 +246,7 @@ def _receive_buffers(run: Run, of: Architecture, place: int) -> int:
 
 
 def _with_loss_of_torchtitan(made: RankRequests, *, parallel: bool) -> RankRequests:
-    """The requests, with blocks of the loss that the replay has as workspace or not at all.
+    """The requests, with blocks of the loss that the simulator has as workspace or not at all.
 
     The caller of the loss holds the head's 16-bit logits: they are there before the float32 ones, until the
     loss is. A parallel loss, whose logits are split over the vocabulary, is DTensor's: forward has the logits

@@ -12,9 +12,9 @@ import yaml
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.__main__ import main
-from tests.benchmarks.published.caching_allocator import RankRequests, Request
 from tests.benchmarks.published.decoder import parameters_of
 from tests.benchmarks.published.memory import SAVED
+from tests.benchmarks.published.requests import RankRequests, Request
 from tests.benchmarks.published.runs import GIB, Run, completed, load_runs
 from tests.benchmarks.published.test_published import GPT, ROW
 

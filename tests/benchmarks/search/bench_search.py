@@ -1,41 +1,30 @@
-"""What the search costs: against the published methods, and on large models. Not a test.
+"""What the search costs, against the published methods. Not a test.
 
     python -m tests.benchmarks.search.bench_search [--quick] [section ...]
 
-Sections: published, large, zoo, ablation, budgets, scaling, union. Every section runs in this process on
+Sections: published, budgets, scaling. Every section runs in this process on
 the same cost tables, after a warm-up, and is written as soon as it is done: results of all sections of a run
-stand in tests/benchmarks/results/search/DATE-search.{json,md,svg}, those of ``--quick`` in out/search.
+stand in tests/benchmarks/results/search/DATE-search.{json,md}, those of ``--quick`` in out/search.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import resource
 import time
 import traceback
 from pathlib import Path
 
 import numpy as np
 
-import tensoropt.search.exact as exact
-import tensoropt.search.reduced_graph as reduced_graph
 from tensoropt.search import track_frontier
-from tensoropt.search.program import ProgramBuilder
-from tensoropt.search.sources import VertexSource
 from tests.benchmarks.machine import Taking, dated, write
-from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
 from tests.benchmarks.search.budget_baselines import binned, integer_program, lambda_bisection
-from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
+from tests.benchmarks.search.graphs import Axis, rnn, transformer
 from tests.benchmarks.search.published import FINE_MESH, PLAIN_LIMIT_S, PLAIN_MESH, published, size
-from tests.benchmarks.search.report import markdown, plots
-from tests.search.union_search import track_union
+from tests.benchmarks.search.report import markdown
 
 PROGRAM_LIMIT_S = 1.6 * PLAIN_LIMIT_S
 EIGHT = (Axis(2, 2e10), Axis(4))
-
-
-GIANT = {"batch": 1024, "sequence": 4096, "width": 16384, "heads": 128, "vocabulary": 128256}
 
 
 def timed(graph, repeats: int = 3, **settings):
@@ -48,185 +37,6 @@ def timed(graph, repeats: int = 3, **settings):
         if best > 5:
             break
     return best, found
-
-
-def large(quick: bool) -> list[dict]:
-    """Whole frontiers of large transformers."""
-    rows = []
-    giant = GIANT
-    thousand = (Axis(8, 4e11), Axis(16, 5e10, 2e-5), Axis(8, 2.5e10, 3e-5))
-    cases = [
-        ("GPT, 12 layers, mesh 2x4", lambda: transformer(12, EIGHT), {}),
-        ("GPT, 24 layers, mesh 2x4", lambda: transformer(24, EIGHT), {}),
-        ("GPT, 48 layers, d=4096, mesh 2x4", lambda: transformer(48, EIGHT, width=4096, heads=32), {}),
-        ("GPT, 12 layers, mesh 2x2x2", lambda: transformer(12, (Axis(2, 2e10), Axis(2), Axis(2))), {}),
-        (
-            "GPT, 126 layers, 1024 devices, gap <= 0.5 %",
-            lambda: transformer(126, thousand, **giant),
-            {"epsilon": 0.005},
-        ),
-        (
-            "GPT, 126 layers, 1024 devices, gap <= 0.1 %",
-            lambda: transformer(126, thousand, **giant),
-            {"epsilon": 0.001},
-        ),
-        ("GPT, 126 layers, 1024 devices, exact", lambda: transformer(126, thousand, **giant), {}),
-    ]
-    for name, make, settings in cases[:1] if quick else cases:
-        rows.append(_large(name, make(), settings))
-    return rows
-
-
-def union(quick: bool) -> list[dict]:
-    """Every mesh of 8 linked GPUs x a x b nodes with a * b = 128, times four micro-batch counts."""
-    jobs = [(a, 128 // a, micro) for a in (16, 8, 32, 64, 128, 4, 2, 1) for micro in (1, 2, 4, 8)]
-    layers = 126
-    if quick:
-        jobs, layers = jobs[:2], 2
-    building = building_cpu = 0.0
-
-    def graphs():
-        nonlocal building, building_cpu
-        for a, b, micro in jobs:
-            start, cpu = time.perf_counter(), time.process_time()
-            links = (Axis(8, 4e11), Axis(a, 5e10, 2e-5), Axis(b, 2.5e10, 3e-5))
-            mesh = tuple(axis for axis in links if axis.size > 1)
-            graph = transformer(layers, mesh, **{**GIANT, "batch": 1024 // micro})
-            building += time.perf_counter() - start
-            building_cpu += time.process_time() - cpu
-            print(f"  union: tables for mesh 8x{a}x{b}, {micro} micro-batches", flush=True)
-            yield graph
-
-    start, cpu = time.perf_counter(), time.process_time()
-    found = track_union(graphs(), epsilon=0.005)
-    total, total_cpu = time.perf_counter() - start, time.process_time() - cpu
-    row = {
-        "name": f"union over {len(jobs)} graphs (meshes x micro-batch counts), {layers} layers, "
-        "1024 devices, gap <= 0.5 %",
-        "seconds": total - building,
-        "cpu_seconds": total_cpu - building_cpu,
-        "building_tables_s": building,
-        "points": len(found),
-        "exact": found.exact,
-        "median_gap": float(np.median(found.gap)),
-        "worst_gap": max(p.worst_gap for p in found.parts),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-    }
-    print(row, flush=True)
-    return [row]
-
-
-def _large(name, graph, settings) -> dict:
-    seconds, found = timed(graph, 3, **settings)
-    row = {
-        "name": name,
-        **size(graph),
-        "seconds": seconds,
-        "points": len(found),
-        "exact": found.exact,
-        "median_gap": float(np.median(found.gap)),
-        "worst_gap": found.worst_gap,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-    }
-    print(row, flush=True)
-    return row
-
-
-def zoo(quick: bool) -> list[dict]:
-    """Exact frontiers of the zoo's shapes at 16 devices, treewidth up to 3, on every mesh."""
-    rows = []
-    models = {"rnn": rnn, "wide_resnet": wide_resnet, "gpt": transformer, "t5": encoder_decoder}
-    layers = {"rnn": 8, "wide_resnet": 30, "gpt": 24, "t5": 12}
-    if quick:
-        layers = {"rnn": 2, "wide_resnet": 3, "gpt": 2}
-    meshes = {"16": (Axis(16, 2e10),), "4x4": PLAIN_MESH, "4x2x2": FINE_MESH}
-    for model in layers:
-        make = models[model]
-        for mesh, axes in list(meshes.items())[: 2 if quick else None]:
-            rows.append(
-                _large(f"{model}, {layers[model]} layers, mesh {mesh}", make(layers[model], axes), {})
-            )
-    return rows
-
-
-@contextlib.contextmanager
-def without(lever: str):
-    """Switch one lever of the method off."""
-    kept = exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, ProgramBuilder._step
-    unique = reduced_graph._unique
-
-    def vertices_only(reduced, hull):
-        return [VertexSource(reduced, hull)]
-
-    def never_shared(self, step):
-        self._known.clear()
-        return kept[3](self, step)
-
-    def all_distinct(rows):
-        return np.arange(len(rows)), np.arange(len(rows))
-
-    if lever == FACTORING:
-        reduced_graph._unique = all_distinct
-    elif lever == "direct exact pass":
-        exact.TIGHT = -1.0
-    elif lever == "narrowing":
-        exact.WORTH_NARROWING = 10**12
-    elif lever == "crossovers":
-        exact.seeds = vertices_only
-    elif lever == "shared steps (identical layers)":
-        ProgramBuilder._step = never_shared
-    try:
-        yield
-    finally:
-        exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, ProgramBuilder._step = kept
-        reduced_graph._unique = unique
-
-
-FACTORING = "factoring (configurations that agree on placements)"
-LEVERS = (
-    "none",
-    FACTORING,
-    "direct exact pass",
-    "crossovers",
-    "narrowing",
-    "shared steps (identical layers)",
-)
-
-
-def ablation(quick: bool) -> list[dict]:
-    """What each lever buys: exact frontiers of GPTs, one lever off at a time."""
-    rows = []
-    cases = ((4, PLAIN_MESH, "4x4"), (24, PLAIN_MESH, "4x4"), (12, FINE_MESH, "4x2x2"))
-    for layers, mesh, name in ((1, PLAIN_MESH, "4x4"),) if quick else cases:
-        graph = transformer(layers, mesh)
-        for lever in LEVERS:
-            if lever == FACTORING and mesh == FINE_MESH:
-                continue  # minutes, and several GiB
-            with without(lever):
-                seconds, found = timed(graph)
-            rows.append(
-                {"layers": layers, "mesh": name, "off": lever, "seconds": seconds, "points": len(found)}
-            )
-            print(rows[-1], flush=True)
-        seconds, found = timed(graph, threads=1)
-        rows.append({"layers": layers, "mesh": name, "off": "second thread", "seconds": seconds})
-        if layers <= 4:
-            for method in ("ldp", "elimination"):
-                seconds, other = timed(graph, 1, method=method)
-                same = np.array_equal(other.memory, found.memory) and np.array_equal(other.time, found.time)
-                off = f"pruning (our kernels, the paper's {method})"
-                rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds, "same": same})
-                start = time.perf_counter()
-                try:
-                    plain_tracking(graph, method, PLAIN_LIMIT_S)
-                    seconds = time.perf_counter() - start
-                except OutOfTimeError:
-                    seconds = f"> {PLAIN_LIMIT_S:.0f}"
-                off = f"pruning and kernels (numpy, the paper's {method})"
-                rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds})
-            for row in rows[-4:]:
-                print(row, flush=True)
-    return rows
 
 
 def budgets(quick: bool) -> list[dict]:
@@ -278,7 +88,7 @@ def scaling(quick: bool) -> list[dict]:
     return rows
 
 
-SECTIONS = {f.__name__: f for f in (published, large, zoo, ablation, budgets, scaling, union)}
+SECTIONS = {f.__name__: f for f in (published, budgets, scaling)}
 
 
 def main() -> None:
@@ -302,8 +112,8 @@ def main() -> None:
             traceback.print_exc()
             results[name] = [{"error": f"{type(error).__name__}: {error}"}]
         results["taken"][name] = taking.part()
-        write(stem, results, markdown(results, stem.name), plots(results))
-    print(f"[{time.perf_counter() - begin:.0f} s] written to {stem}.json, .md and .svg", flush=True)
+        write(stem, results, markdown(results))
+    print(f"[{time.perf_counter() - begin:.0f} s] written to {stem}.json and .md", flush=True)
 
 
 if __name__ == "__main__":

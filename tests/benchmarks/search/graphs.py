@@ -202,43 +202,6 @@ def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, voc
     return model.graph
 
 
-def encoder_decoder(layers, mesh, batch=32, sequence=512, width=1024, heads=16, vocabulary=32128):
-    """A T5: every decoder layer reads the encoder's output, which makes the treewidth 3."""
-    model = Modeller(mesh)
-    b, s, d = {"b": batch}, {"s": sequence}, {"d": width}
-    tokens = batch * sequence
-    bsd = ("b", "s", "d")
-    embed = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "d", "v"), (), bsd, ("v", "d"))
-    norm = Kind({**b, **s, **d}, ("b", "s"), (bsd,), bsd)
-    mix = Kind({**b, **s, "h": heads, **d}, ("b", "s", "h"), (bsd,), bsd, ("h", "d"), 8.0 * tokens * width**2)
-    cross = Kind(
-        {**b, **s, "h": heads, **d}, ("b", "s", "h"), (bsd, bsd), bsd, ("h", "d"), 8.0 * tokens * width**2
-    )
-    add = Kind({**b, **s, **d}, ("b", "s", "d"), (bsd, bsd), bsd, linear=True)
-    feed = Kind(
-        {**b, **s, **d, "f": 4 * width}, ("b", "s", "f"), (bsd,), bsd, ("f", "d"), 16.0 * tokens * width**2
-    )
-    loss = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "v"), (bsd,), ("b",), ("v", "d"),
-                2.0 * tokens * width * vocabulary)  # fmt: skip
-
-    def block(x, name, kind, *others):
-        y = model.add(f"{name}.norm", norm, x)
-        y = model.add(f"{name}.op", kind, y, *others)
-        return model.add(f"{name}.add", add, x, y)
-
-    x = model.add("source", embed)
-    for n in range(layers):
-        x = block(block(x, f"e{n}.attention", mix), f"e{n}.feed", feed)
-    encoded = model.add("encoded", norm, x)
-    x = model.add("target", embed)
-    for n in range(layers):
-        x = block(x, f"d{n}.attention", mix)
-        x = block(x, f"d{n}.cross", cross, encoded)
-        x = block(x, f"d{n}.feed", feed)
-    model.add("loss", loss, x)
-    return model.graph
-
-
 def wide_resnet(layers, mesh, batch=256, width=10, size=32):
     """A WideResNet of bottleneck blocks with skips (the paper's WideResNet, section 5)."""
     model = Modeller(mesh)

@@ -13,7 +13,7 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import m_etf, m_sct
 from tensoropt.planners.placed.common.earliest import earliest_first
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
-from tensoropt.planners.placed.m_sct import favourites, not_small, place, precedence
+from tensoropt.planners.placed.m_sct import favourites, place, precedence
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
@@ -94,13 +94,6 @@ def test_a_device_whose_favourite_starts_earlier_elsewhere_is_free():
     found = awake(problem, [2, -1, -1, -1])
     assert found.device[2] == found.device[1]
     assert found.starts[3] == 1.0
-
-
-def test_long_messages_are_said_to_void_the_guarantee():
-    problem = problem_of([1, 1], [(0, 1)], message_s=3.0)
-    (note,) = place(problem, None, 0).notes
-    assert "the longest takes 3 s, the shortest operator 1 s" in note
-    assert not_small(precedence(problem_of([1, 1], [(0, 1)], message_s=0.5), units_of(problem))) == ()
 
 
 def test_a_program_that_takes_too_long_is_refused(monkeypatch):

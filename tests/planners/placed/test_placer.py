@@ -88,17 +88,9 @@ def test_what_updates_a_variable_lies_with_what_reads_it():
     assert answer.placement.device == (1, 0, 1)
 
 
-def test_a_variable_whose_readers_are_pinned_apart_lies_with_the_first():
-    shared = {"seconds": [0, 1, 1], "edges": [(0, 1), (0, 2)], "stored": [4, 0, 0], "devices": 3}
-    answer = referring(((0, 1, 2),), **shared, pinned=((1, (2,)), (2, (1,))))
-    assert answer.placement.device == (2, 2, 1)
-    assert answer.notes == (
-        "constraints keep op2 apart from op0, with which they refer to one variable: its value is sent",
-    )
-    # Others are joined nevertheless: 3 holds what 4 reads.
-    shared = {"seconds": [0, 1, 1, 0, 1], "edges": [(0, 1), (0, 2), (3, 4)], "stored": [4, 0, 0, 4, 0]}
-    pinned = ((1, (1,)), (2, (0,)), (4, (1,)))
-    assert referring(((0, 1, 2), (3, 4)), **shared, pinned=pinned).placement.device == (1, 1, 0, 1, 1)
+def test_a_variable_whose_readers_are_pinned_apart_is_refused():
+    with pytest.raises(InfeasibleError, match="no device is allowed for all operators that belong together"):
+        referring(((0, 1, 2),), [0, 1, 1], [(0, 1), (0, 2)], pinned=((1, (1,)), (2, (0,))))
 
 
 def test_what_reads_a_variable_is_no_generator():

@@ -198,7 +198,6 @@ class Shelf(NamedTuple):
 def _put(
     shelf: Arrays, fullest: float, seconds: float, device: Integers, ahead: Integers, back: Integers
 ) -> None:
-    """Put a state on its shelf if it is faster than what lies there."""
     edges, fastest, devices, aheads, backs = shelf
     number = np.searchsorted(edges, fullest)
     if number < edges.shape[0] and seconds < fastest[number]:

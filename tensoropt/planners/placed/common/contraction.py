@@ -1,14 +1,9 @@
 """Node co-placement: join operators of a placement problem along the heaviest edges.
 
-The idea is that of NetSplit's Algorithm 3, by union-find: a good split does not cut heavy edges, so the two
-ends of one share a device from the start, and the program decides for groups instead of operators. The limits
-on groups are ours, so that other groups come out than of the algorithm as printed. The operators of a group
-share a device and nothing else (:func:`share_devices`).
-
-An exact program that schedules hundreds of operators one by one finds little in a minute; over a few dozen
-blocks it finds good schedules. A block (:func:`co_place`) lies on one device and runs in one go, so blocks
-must not wait for each other: joining u and v along u -> v closes a cycle exactly if a second path leads from
-u to v.
+The idea is that of NetSplit's Algorithm 3, by union-find: the two ends of a heavy edge share a device from
+the start. The limits on groups are ours. The operators of a group share a device and nothing else
+(:func:`share_devices`); a block (:func:`co_place`) also runs in one go, so that blocks must not wait for
+each other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
@@ -39,11 +35,9 @@ class _Groups:
 
     @property
     def count(self) -> int:
-        """The number of groups."""
         return len(self.members)
 
     def join(self, first: int, second: int) -> bool:
-        """Join two groups into the first; return whether that was possible."""
         for old, new in ((self.after, self.before), (self.before, self.after)):
             for neighbour in old.pop(second):
                 new[neighbour].discard(second)
@@ -56,71 +50,38 @@ class _Groups:
         return True
 
     def lone(self) -> list[int]:
-        """Return the groups without any edge."""
         return [w for w in self.members if not self.after[w] and not self.before[w]]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the groups, each with its operators ascending."""
         return tuple(tuple(sorted(members)) for members in self.members.values())
 
 
 class _ContractedBlocks(_Groups):
-    """Groups whose graph stays acyclic.
-
-    Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
-    looking for it, and repairing the order, costs no more than that stretch.
-    """
-
-    def __init__(self, problem: PlacementProblem):
-        super().__init__(problem)
-        self.rank: dict[int, int] = {o: o for o in range(problem.size)}
-        self.line: list[int | None] = list(range(problem.size))
+    """Groups whose graph stays acyclic."""
 
     def join(self, first: int, second: int) -> bool:
-        """Join two blocks into one; return False, with nothing changed, if that closes a cycle."""
-        # The lower rank comes first: an edge between the two, if there is one, leads from it to the other.
-        u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
-        reached = self._reached(u, v)
-        if v in reached:
+        # A path between the two by other blocks would become a cycle.
+        if self._detour(first, second) or self._detour(second, first):
             return False
-        self._reorder(u, v, reached)
-        return super().join(u, v)
+        return super().join(first, second)
 
-    def _reached(self, u: int, v: int) -> set[int]:
-        """Return the blocks up to v to which a path from u leads, other than by the edge u -> v."""
-        # A path from u to v visits only blocks whose place in the order is between the two.
-        last, reached = self.rank[v], set()
-        waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
+    def _detour(self, u: int, v: int) -> bool:
+        reached = set[int]()
+        waiting = [w for w in self.after[u] if w != v]
         while waiting:
-            w = waiting.pop()
-            if w not in reached:
+            if (w := waiting.pop()) not in reached:
                 reached.add(w)
-                waiting += [x for x in self.after[w] if self.rank[x] <= last]
-        return reached
-
-    def _reorder(self, u: int, v: int, reached: set[int]) -> None:
-        """Move u to the position of v, the blocks that lead to v before it, and those to which u leads after
-        it.
-        """
-        start, end = self.rank[u], self.rank.pop(v)
-        between = [w for w in self.line[start + 1 : end] if w is not None]
-        stretch = [
-            *(w for w in between if w not in reached),
-            u,
-            *(w for w in between if w in reached),
-        ]
-        # Places that joins leave empty stay empty, so the ranks beyond the stretch do not change.
-        self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
-        for position, w in enumerate(stretch, start):
-            self.rank[w] = position
+                waiting += self.after[w]
+        return v in reached
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return the blocks in a topological order, each with its operators ascending."""
-        return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
+        blocks = {w: tuple(sorted(members)) for w, members in self.members.items()}
+        # A topological order; of several blocks, the one with the first operator.
+        order = nx.lexicographical_topological_sort(nx.DiGraph(self.after), key=blocks.__getitem__)
+        return tuple(blocks[w] for w in order)
 
 
 def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    """Return the devices that each operator may lie on and that can run it."""
     possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
     allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
     for operator, devices in problem.pinned:
@@ -150,8 +111,8 @@ class Contraction:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """The problem over blocks, with times and bytes summed; a tensor inside a block counts in the block's
-        kept bytes, or in its peak.
+        """The problem over blocks, with times and bytes summed; a tensor that backward needs inside a block
+        counts in the block's kept bytes.
         """
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The very same object where nothing is joined: callers ask by identity whether the program knows
@@ -162,7 +123,10 @@ class Contraction:
         def summed(values: np.ndarray) -> np.ndarray:
             return np.array([values[g].sum(axis=0) for g in groups])
 
-        inside = [self._inside(number) for number in range(len(groups))]
+        def largest(values: np.ndarray) -> np.ndarray:
+            return np.array([values[g].max() for g in groups])
+
+        kept = np.array([self._kept_inside(number) for number in range(len(groups))])
         return replace(
             whole,
             names=tuple(self._name(g) for g in groups),
@@ -172,9 +136,9 @@ class Contraction:
             parameter_bytes=summed(whole.parameter_bytes),
             gradient_bytes=summed(whole.gradient_bytes),
             optimizer_bytes=summed(whole.optimizer_bytes),
-            kept_bytes=summed(whole.kept_bytes) + np.array([kept for kept, _, _ in inside]),
-            forward_peak_bytes=np.array([forward for _, forward, _ in inside]),
-            backward_peak_bytes=np.array([backward for _, _, backward in inside]),
+            kept_bytes=summed(whole.kept_bytes) + kept,
+            forward_peak_bytes=largest(whole.forward_peak_bytes),
+            backward_peak_bytes=largest(whole.backward_peak_bytes),
             update_peak_bytes=None if whole.update_peak_bytes is None else summed(whole.update_peak_bytes),
             host_s=None if whole.host_s is None else summed(whole.host_s),
             tensors=tuple(self._between()),
@@ -198,56 +162,14 @@ class Contraction:
             ),
         )
 
-    def majority(self, device: Sequence[int]) -> tuple[int, ...]:
-        """Return, for each block, the device with most of its work when the operators lie on ``device``."""
-        whole, devices = self.whole, []
-        allowed = dict(self.problem.pinned)
-        for number, group in enumerate(self.groups):
-            seconds = np.zeros(whole.devices.count)
-            for o in group:
-                seconds[device[o]] += whole.forward_s[o, device[o]] + whole.backward_s[o, device[o]]
-            # Pins hold for a block as for any of its operators.
-            choices = allowed.get(number, range(whole.devices.count))
-            devices.append(max(choices, key=lambda d: (seconds[d], -d)))
-        return tuple(devices)
-
     def _name(self, group: list[int]) -> str:
         first = self.whole.names[group[0]]
         return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
-    def _inside(self, number: int) -> tuple[float, float, float]:
-        """Return (bytes kept, forward peak, backward peak) added by the tensors inside a block, and by its
-        operators.
-
-        Backward's peak is that of its operators with the largest gradient inside: an estimate. In the end the
-        whole problem is simulated, not this one.
-        """
-        whole, group, kept = self.whole, self.groups[number], 0.0
-        changes: dict[int, float] = dict.fromkeys(group, 0.0)
-        freed: dict[int, float] = dict.fromkeys(group, 0.0)
-        gradient = 0.0
-        for operator in group:
-            for t in whole.made[operator]:
-                tensor = whole.tensors[t]
-                if any(self.block[r] != number for r in tensor.readers):
-                    continue
-                gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
-                if tensor.stored:
-                    continue
-                # Kept until backward, so for as long as what the block keeps itself; otherwise it is freed
-                # with its last reader.
-                if tensor.kept_by:
-                    kept += tensor.bytes
-                else:
-                    changes[operator] += tensor.bytes
-                    freed[max((operator, *tensor.readers))] += tensor.bytes
-        alive = peak = 0.0
-        for operator in group:
-            alive += changes[operator]
-            peak = max(peak, alive + float(whole.forward_peak_bytes[operator]))
-            alive -= freed[operator]
-        backward = max(float(whole.backward_peak_bytes[o]) for o in group)
-        return kept, peak, backward + gradient * whole.training
+    def _kept_inside(self, number: int) -> float:
+        tensors = (self.whole.tensors[t] for o in self.groups[number] for t in self.whole.made[o])
+        inside = (t for t in tensors if all(self.block[r] == number for r in t.readers))
+        return float(sum(t.bytes for t in inside if t.kept_by and not t.stored))
 
     def _between(self) -> Iterator[PlacedTensor]:
         for tensor in self.whole.tensors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -49,12 +48,6 @@ def faster_heuristic(problem: PlacementProblem, seed: int, time_s: float) -> str
     if fastest is None or fastest[1].time_s >= time_s:
         return ""
     return f"{fastest[0]} is faster: {format_seconds(fastest[1].time_s)}"
-
-
-def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
-    """Yield orders of execution for operators whose devices are fixed."""
-    # Pinning every operator leaves a heuristic nothing to choose but the order.
-    yield from scheduled(replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device))), seed)
 
 
 def scheduled(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:

@@ -1,17 +1,8 @@
-"""Units: operators that must share a device, treated as one.
+"""Units: operators that must share a device, treated as one, and how methods place them within memory.
 
-The memory of devices while a method places operators is the additive count of the papers.
-
-Baechi (Jeon et al., SoCC 2020, section 4) sums the bytes that last for a step, and adds the largest transient
-ones. The simulator follows every tensor instead; a second run with less room reconciles the two.
-
-A placing method answers with a placement and notes about it.
-
-A method runs repeatedly with less room, until its placement fits when simulated.
-
-While a method works, it counts memory as the papers do, by summing what each operator holds for a whole step.
-The simulator follows every tensor, so it sees what sums do not: received copies, gradients on their way, what
-an operator needs while it runs.
+While a method works, it counts memory as the papers do: what lasts for a step adds up, and of transient bytes
+the largest count (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and sees
+what sums do not, so a method runs with less and less room until its placement fits when simulated.
 """
 
 from __future__ import annotations

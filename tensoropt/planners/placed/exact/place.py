@@ -1,243 +1,88 @@
-"""The procedure that the exact planners share: a program, a search, and the simulator to check both.
+"""The procedure that the exact planners share: a program, solved until its answer fits when simulated.
 
-1. The heuristics place the problem; a program is warm-started from the best of them when simulated.
-2. A graph too large for the program is contracted by node co-placement (``common/contraction.py``).
-3. The program starts from the best known schedule of its blocks; the better placements it finds are
-   simulated.
-4. If the simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the
-   device that overflowed gets less room, and the program is solved once more while there is effort left
-   (:mod:`.rounds`).
-5. Where nothing is proven, a neighbourhood search goes on from there (:mod:`.neighbourhood`).
-
-The answer is the fastest placement of the program and the search that was simulated, that fits and that obeys
-the planner's rules; it is never a program's own opinion. If the program knows all placements, the heuristics'
-are among its own; otherwise the heuristics' placements of the whole graph are no answers, even if they are
-faster: the notes name them. A placement that breaks a rule is neither an answer nor a bound for one.
-
-The notes on an exact planner's answer say which method found it and what is proven about it, or why there is
-none.
+Where a program's answer does not fit, it is solved once more with less room on the devices, as with the
+methods that sum memory (``common/units.py``). A program in which a device does one thing at a time starts
+from the best heuristic's placement of its blocks, and the faster of the two is the answer. Programs as
+published answer with what they find, whatever is faster; the notes name a faster heuristic.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem
+from tensoropt.placement import PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.compare import cp_sat
-from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
-from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
-from tensoropt.planners.placed.exact.neighbourhood import SearchEffort, search
-from tensoropt.planners.placed.exact.rounds import (
-    ExactSettings,
-    KnownPlacement,
-    KnownPlacements,
-    Proof,
-    Rounds,
-    effort_words,
-    starts,
-)
+from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics
+from tensoropt.planners.placed.common.units import PlacedAnswer
+from tensoropt.planners.placed.exact.program import ROUNDING, Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
-    all_once_bytes,
-    fullest_share,
-    lasting_bytes,
-    rule_words,
+    lasting_units,
+    obeys,
+    unit_bytes,
 )
-from tensoropt.planners.placed.exact.variables import ROUNDING, lower_bound_s
+from tensoropt.planners.placed.exact.solver import SolverOutcome, effort_of, solve
+from tensoropt.types import Floats
 from tensoropt.units import format_bytes, format_seconds
 
-
-class _Notes:
-    """The notes on an answer."""
-
-    def __init__(
-        self,
-        settings: ExactSettings,
-        contraction: Contraction,
-        known: KnownPlacements,
-        best: KnownPlacement,
-        heuristic: KnownPlacement | None,
-        proof: Proof,
-        searched: SearchEffort | None,
-    ):
-        self.settings, self.contraction, self.proof = settings, contraction, proof
-        self.broken = known.broken
-        self.best, self.heuristic, self.searched = best, heuristic, searched
-
-    def lines(self) -> list[str]:
-        """Return the notes, a sentence each, without those that do not apply."""
-        return [
-            line
-            for line in (
-                self._origin(),
-                self._faster(),
-                self._broken(),
-                self._blocks(),
-                self._search(),
-                self._gap(),
-                self._effort(),
-                self._fill(),
-                self._own(),
-            )
-            if line
-        ]
-
-    def _origin(self) -> str:
-        took = format_seconds(self.best.simulated.time_s)
-        if self.heuristic is None:
-            ruled = " and keeps to the rules" if rule_words(self.settings.rules) else ""
-            return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
-        before = format_seconds(self.heuristic.simulated.time_s)
-        if self.best.simulated.placement == self.heuristic.simulated.placement:
-            return f"the warm start stands: nothing simulated is faster than {self.best.source}, {took}"
-        return (
-            f"found by {self.best.source}: {took}; the fastest heuristic, {self.heuristic.source}: {before}"
-        )
-
-    def _faster(self) -> str:
-        """Name a heuristic that is faster than the answer."""
-        if self.heuristic is None or self.heuristic.simulated.time_s >= self.best.simulated.time_s:
-            return ""
-        return f"{self.heuristic.source} is faster"
-
-    def _broken(self) -> str:
-        """Name a faster placement that breaks a rule, and so is not the answer."""
-        if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
-            return ""
-        took = format_seconds(self.broken.simulated.time_s)
-        return f"{self.broken.source}, {took}, is no answer: {_breach(self.settings.rules, self.broken)}"
-
-    def _blocks(self) -> str:
-        whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
-        return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
-
-    def _search(self) -> str:
-        if self.searched is None:
-            return ""
-        return (
-            f"neighbourhood search: {self.searched.tried:,} placements tried in {self.searched.chains} chains"
-        )
-
-    def _gap(self) -> str:
-        """Say what is proven: about all placements if the program knew them all, otherwise about a bound for
-        any placement.
-        """
-        took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
-        floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
-        # Over blocks the program does not know all placements, so that its bound is not one of the whole
-        # graph.
-        if len(self.contraction.groups) == whole.size:
-            text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
-            return text if rules or outcome is not None else f"{text}; no program was needed for that"
-        text = _proven(took, floor_s, "")
-        if outcome is None:
-            return f"{text}; nothing is faster over its blocks, so no program was solved"
-        within = "over its blocks and rules"
-        if self.proof.bound_s >= took * (1 - ROUNDING):
-            return f"{text}; the program proves that nothing is faster {within}"
-        if not math.isfinite(outcome.time_s):
-            return text
-        own = max(0.0, 1 - self.proof.bound_s / outcome.time_s)
-        return f"{text}; the program's own gap, {within}, is {0.0 if own <= ROUNDING else own:.2%}"
-
-    def _effort(self) -> str:
-        outcome = self.proof.last
-        if outcome is None:
-            return ""
-        return (
-            effort_words(outcome, self.settings.seconds) or f"times rounded down by less than {ROUNDING:.1%}"
-        )
-
-    def _fill(self) -> str:
-        """Say which part of a step with several micro-batches the program ignores."""
-        if (count := self.best.simulated.micro_batches) == 1 or self.proof.last is None:
-            return ""
-        return (
-            f"the program knows the work of {count} micro-batches and the schedule of one: how they fill and "
-            "drain the devices is simulated only"
-        )
-
-    def _own(self) -> str:
-        """Say where the simulator and the program disagree about the program's own answer."""
-        outcome, own = self.proof.last, self.proof.own
-        if outcome is None or own is None or outcome.placement is None:
-            return ""
-        if own.micro_batches > 1:  # of which the program schedules one, see _fill
-            return ""
-        program_s, simulated_s = outcome.time_s, own.time_s
-        fits = "" if own.fits() else ", and it does not fit there"
-        if not fits and abs(simulated_s - program_s) <= ROUNDING * simulated_s:
-            return ""
-        return (
-            f"the program says {format_seconds(program_s)} of its own answer, the simulator "
-            f"{format_seconds(simulated_s)}{fits}"
-        )
-
-
-def _proven(took_s: float, bound_s: float, within: str) -> str:
-    gap = max(0.0, 1 - bound_s / took_s)
-    if gap <= ROUNDING:  # the program's times are rounded down by as much
-        return f"gap 0.00% proven, up to rounding: nothing{within} is faster than {format_seconds(bound_s)}"
-    return f"gap {gap:.2%} proven: nothing{within} is faster than {format_seconds(bound_s)}"
-
-
-def _breach(rules: Rules, broken: KnownPlacement) -> str:
-    """Say how a placement breaks the rules."""
-    if rules.balance is None or rules.balance >= 1:
-        return f"it does not fit with {rule_words(rules)}"
-    share = fullest_share(broken.simulated.problem, broken.simulated.placement.device, rules)
-    return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
-
-
-def refusal(
-    settings: ExactSettings,
-    known: KnownPlacements,
-    heuristics: KnownPlacements,
-    contraction: Contraction,
-    proof: Proof,
-) -> str:
-    problem = contraction.whole
-    none = ", and none exists" if math.isinf(proof.bound_s) and contraction.problem is problem else ""
-    if broken := known.broken or heuristics.broken:
-        text = f"{settings.name} finds no plan with {rule_words(settings.rules)}{none}"
-        text += _indivisible(settings.rules, contraction)
-        text += f"; of the fastest that fits, {broken.source}, {_breach(settings.rules, broken)}"
-        return f"{text}; use netsplit or dpos, which have no such rule"
-    capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
-    text = f"{settings.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
-    if heuristics.best is not None:
-        took = format_seconds(heuristics.best.simulated.time_s)
-        return f"{text}, and {heuristics.best.source} does: {took}; use that, or raise the limit"
-    if nearest := _nearest(known, heuristics):
-        text += f"; the nearest needs {format_bytes(nearest[0].excess_bytes)} more on one of them"
-    return f"{text}; raise the limit, use more devices or a smaller batch"
-
-
-def _indivisible(rules: Rules, contraction: Contraction) -> str:
-    """Name the operators that must share a device and break the balance by themselves; empty if there are
-    none.
-    """
-    if rules.balance is None:
-        return ""
-    problem = contraction.problem
-    own, units = lasting_bytes(problem, rules.alpha), units_of(problem)
-    lasting = [float(own[list(unit)].sum()) for unit in units.members]
-    whole, largest = all_once_bytes(problem, rules), int(np.argmax(lasting))
-    if lasting[largest] <= rules.balance * whole:
-        return ""
-    first, *companions = units.members[largest]
-    name = problem.names[first] + (f" and {len(companions)} more that belong together" if companions else "")
-    return f": {name} cannot be divided and holds {lasting[largest] / whole:.1%}"
-
-
-_SHARE = 0.25
+_FIRST = 0.5
+"""The share of the effort that is left which one run may spend: the others may have to give devices less
+room. An assumption."""
+SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactProgram:
+    """A planner's program.
+
+    Attributes:
+        name: the planner's name.
+        rules: the rules of its program.
+        seconds: the solver's time, to which the limit on its effort is proportional.
+        knows_memory: whether it limits the memory of devices from the start.
+        promise: the reason why its own time for its answer is shorter than the simulated one.
+        note: what was grouped or contracted; "" for nothing.
+    """
+
+    name: str
+    rules: Rules
+    seconds: float
+    knows_memory: bool = True
+    promise: str = "messages queue in another order there, and blocks run in one go"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ExactAnswer:
+    """The answer of a program.
+
+    Attributes:
+        bound_s: seconds that are proven: no placement that obeys the rules is faster.
+    """
+
+    simulated: SimulatedPlacement
+    bound_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing is faster, up to rounding."""
+        return self.simulated.time_s * (1 - ROUNDING) <= self.bound_s
+
+    @property
+    def placed(self) -> PlacedAnswer:
+        """The placement, with the notes on it."""
+        return PlacedAnswer(self.simulated.placement, self.notes)
 
 
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
@@ -258,42 +103,174 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
         share *= 2
 
 
-def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings) -> PlacedAnswer:
-    """Return the fastest placement that the program and the search found within the devices' capacity, with
-    notes on what is proven about it.
+def place_exactly(
+    problem: PlacementProblem, contraction: Contraction, seed: int, program: ExactProgram
+) -> ExactAnswer:
+    """Return the program's answer, with notes on what it promises, what is proven, and what is faster.
+
+    Args:
+        contraction: the problem as the program knows it: in blocks, or with groups that share a device.
 
     Raises:
         MissingExtraError: OR-tools is not installed.
-        UnsuitableError: too many blocks remain.
-        InfeasibleError: nothing found fits and obeys the rules; the message says what prevents it.
+        InfeasibleError: nothing found fits when simulated and obeys the rules.
     """
-    # Refused before the heuristics have run.
-    cp_sat(settings.name)
+    cp_sat(program.name)
     if problem.micro_batches > 1:
-        settings = replace(settings, seconds=_SHARE * settings.seconds, search_s=_SHARE * settings.search_s)
-    contraction = contracted(problem, settings.most_blocks)
-    if settings.most_after_all is not None and len(contraction.groups) > settings.most_after_all:
-        raise UnsuitableError(
-            f"{problem.size} operators can only be contracted to {len(contraction.groups)} blocks; "
-            f"the program takes {settings.most_after_all}; use netsplit or dpos"
+        program = replace(program, seconds=SHARE * program.seconds)
+    runs = _Runs(contraction, program)
+    start = runs.start(seed) if program.rules.exclusive else None
+    found = runs.solve(seed, start)
+    begun = (
+        None if start is None else simulate_placement(contraction.whole, contraction.expand(start.placement))
+    )
+    fitting = [each for each in (found, begun) if each is not None and each.fits()]
+    if not fitting:
+        raise InfeasibleError(runs.refusal())
+    best = min(fitting, key=lambda each: each.time_s)
+    bound_s = lower_bound_s(problem)
+    # What a program proves with all room, over operators and not blocks, holds for every placement.
+    if program.rules.exclusive and runs.blocks is problem:
+        bound_s = max(bound_s, min(runs.outcomes[0].bound_s, best.time_s))
+    notes = [*_notes(runs, found, best), _proven(program.rules, bound_s, best.time_s)]
+    if heuristic := faster_heuristic(problem, seed, best.time_s):
+        notes.append(heuristic)
+    return ExactAnswer(best, bound_s, tuple(notes))
+
+
+class _Runs:
+    """A program, solved with less and less room until its answer fits.
+
+    Attributes:
+        outcomes: the outcome of each run.
+        nearest: of the answers that do not fit, the one that exceeds a device least.
+    """
+
+    def __init__(self, contraction: Contraction, program: ExactProgram):
+        self.contraction, self.program, self.blocks = contraction, program, contraction.problem
+        self.capacity = self.blocks.devices.capacity_bytes.astype(float)
+        if not program.knows_memory:
+            self.capacity = np.full_like(self.capacity, np.inf)
+        # Only the size of a tick depends on this: as devices may do several things at once it is no bound.
+        backward = self.blocks.backward_s * program.rules.backward
+        self.grid = Grid.of(self.blocks, lower_bound_s(replace(self.blocks, backward_s=backward)))
+        self.effort = effort_of(program.seconds)
+        self.end = time.monotonic() + program.seconds
+        self.outcomes: list[SolverOutcome] = []
+        self.nearest: SimulatedPlacement | None = None
+
+    def start(self, seed: int) -> SimulatedPlacement | None:
+        rules, blocks = self.program.rules, self.blocks
+        placements = [placement for _, placement in heuristics(blocks, seed)]
+        simulated = (simulate_placement(blocks, p) for p in placements if obeys(blocks, p.device, rules))
+        return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
+
+    def solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
+        most_s, hint = self.blocks.micro_batches * _serial_s(self.blocks), None
+        if start is not None:
+            hint = simulate_placement(replace(self.blocks, micro_batches=1), start.placement)
+            most_s = max(start.time_s, hint.time_s)
+        while True:
+            outcome = self._outcome(seed, most_s, hint)
+            if outcome.placement is None:
+                return None
+            placement = self.contraction.expand(outcome.placement)
+            simulated = simulate_placement(self.contraction.whole, placement)
+            if simulated.fits():
+                return simulated
+            if self.nearest is None or _over(simulated).max() < _over(self.nearest).max():
+                self.nearest = simulated
+            if self.effort <= 0 or time.monotonic() >= self.end:
+                return None
+            self.capacity = self._less_room(simulated, outcome.placement.device)
+            # With less room the hint may be no solution, and OR-tools 9.15 ends the process where it is given
+            # one and then finds that there is none ("heuristics.fixed_search").
+            hint = None
+
+    def _outcome(self, seed: int, most_s: float, hint: SimulatedPlacement | None) -> SolverOutcome:
+        outcome = solve(
+            PlacementProgram(self.blocks, self.program.rules, self.grid, most_s, self.capacity.tolist()),
+            seed=seed + len(self.outcomes),
+            effort=_FIRST * self.effort,
+            seconds=max(self.end - time.monotonic(), 0.0),
+            hint=hint,
         )
-    heuristics, known = KnownPlacements(problem, settings.rules), KnownPlacements(problem, settings.rules)
-    for source, placement in starts(problem, settings.rules, seed):
-        heuristics.consider(placement, source)
-    proof = Rounds(settings, contraction, known, heuristics, seed).solve()
-    whole = contraction.problem is problem
-    bound_s = proof.bound_s if whole else lower_bound_s(problem)
-    searched = None
-    if settings.search_s and known.best_s * (1 - ROUNDING) > bound_s:
-        begin = (*known.fastest[:1], *heuristics.fastest) or _nearest(known, heuristics)
-        searched = search(known, begin, seed, settings.search_s)
-    if known.best is None:
-        raise InfeasibleError(refusal(settings, known, heuristics, contraction, proof))
-    notes = _Notes(settings, contraction, known, known.best, heuristics.best, proof, searched).lines()
-    return PlacedAnswer(known.best.simulated.placement, tuple(notes))
+        self.effort -= outcome.effort
+        self.outcomes.append(outcome)
+        return outcome
+
+    def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
+        """Return the capacity of the next run: the devices' own, then less than what the rule counts of this
+        answer by what the simulator sees above it; on all devices, as on equal ones the same answer would
+        only change places."""
+        if np.isinf(self.capacity).any():
+            return self.blocks.devices.capacity_bytes.astype(float)
+        over = _over(simulated)
+        counted = lasting_units(self.blocks, device) * unit_bytes(self.blocks)
+        return np.minimum(self.capacity, max(0.0, float((counted - over)[over > 0].min())))
+
+    def refusal(self) -> str:
+        devices, rules = self.blocks.devices, self.program.rules
+        most = devices.in_all(float(devices.capacity_bytes.max()))
+        none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""
+        within = f" within {format_bytes(most)} on {devices.count} devices" if math.isfinite(most) else ""
+        text = f"{self.program.name} finds no plan{within}{_ruled(rules)}{none}"
+        if self.nearest is not None:
+            text += (
+                f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
+            )
+        if self.program.note:
+            text += f"; {self.program.note}"
+        if rules.balance is not None:
+            return f"{text}; raise the limit, or use netsplit or dpos, which have no such rule"
+        return f"{text}; raise the limit, use more devices or another planner"
 
 
-def _nearest(*known: KnownPlacements) -> tuple[KnownPlacement, ...]:
-    """Return the placement that exceeds a device least, where none fits."""
-    nearest = (each.nearest for each in known if each.nearest is not None)
-    return tuple(sorted(nearest, key=lambda known: known.excess_bytes)[:1])
+def _over(simulated: SimulatedPlacement) -> Floats:
+    return np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes
+
+
+def _notes(runs: _Runs, found: SimulatedPlacement | None, best: SimulatedPlacement) -> Iterator[str]:
+    program, outcome, took = runs.program, runs.outcomes[-1], best.time_s
+    if program.note:
+        yield program.note
+    if found is not None:
+        yield (
+            f"the program says {format_seconds(outcome.time_s)} of its own answer, the simulator "
+            f"{format_seconds(found.time_s)}: {program.promise}"
+        )
+        own = max(0.0, 1 - outcome.bound_s / outcome.time_s)
+        if own <= ROUNDING:
+            yield "its program is solved: nothing is faster by its own rules"
+        else:
+            yield f"its program's own gap is {own:.2%}"
+    if best is not found:
+        yield f"the warm start stands: the heuristic's {format_seconds(took)} over its blocks"
+    if words := outcome.ended(program.seconds):
+        yield words
+    if before := len(runs.outcomes) - 1:
+        times = f"{before} more" if before > 1 else "once more"
+        yield f"its first answer did not fit when simulated; solved {times}, with less room"
+
+
+def _proven(rules: Rules, bound_s: float, took_s: float) -> str:
+    gap = max(0.0, 1 - bound_s / took_s)
+    percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
+    return f"gap {percent}: nothing{_ruled(rules)} is faster than {format_seconds(bound_s)}"
+
+
+def _ruled(rules: Rules) -> str:
+    if rules.balance is None or rules.balance >= 1:
+        return ""
+    return f" with at most {rules.balance:.0%} of what is stored and kept on one device"
+
+
+def _serial_s(problem: PlacementProblem) -> float:
+    """Return an upper bound on any sensible schedule: the seconds of everything one after another, and of
+    every message on top.
+    """
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
+    devices = problem.devices
+    slowest = sum(devices.latency_s.max() + t.bytes * devices.seconds_per_byte.max() for t in problem.tensors)
+    return float(work + 2 * devices.count * slowest)

@@ -22,40 +22,66 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.placed.common.units import units_of
 from tensoropt.planners.placed.exact.rules import (
-    UNIT_BYTES,
     Rules,
     kept_tensors,
     lasting_bytes,
     most_units,
     unit_bytes,
 )
-from tensoropt.planners.placed.exact.variables import (
-    Grid,
-    MessageKey,
-    OrderKey,
-    Recipe,
-    SendKey,
-    Variables,
-    limit_lifetimes,
-)
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+ROUNDING = 1e-3
+"""The largest share of a step that rounding may take off."""
 
 
-class PlacementProgram(Variables):
+@dataclass(frozen=True)
+class Grid:
+    """A grid of whole ticks for seconds.
+
+    A step is a chain of at most ``4 n m + 1`` tasks (every operator forward and backward, a message before
+    each of them, for m micro-batches, and an optimizer step), each shortened by less than a tick.
+    """
+
+    tick_s: float
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
+        """Return the coarsest grid that shortens no step by more than :data:`ROUNDING`, given a lower bound
+        on a step."""
+        return cls(ROUNDING * bound_s / (4 * problem.size * problem.micro_batches + 1))
+
+    def ticks(self, seconds: float) -> int:
+        """Return the ticks of ``seconds``, rounded down; 0 for impossible times, which no solution
+        contains.
+        """
+        if not math.isfinite(seconds):
+            return 0
+        # For a whole number of ticks the division may be an ulp too small.
+        return math.floor(seconds / self.tick_s + 1e-9)
+
+
+class PlacementProgram:
     """The integer program of one placement problem; making it adds all constraints.
 
     Args:
         grid: see :class:`.Grid`.
         most_s: seconds of a step known to be possible; longer ones are not searched.
         capacity_bytes: (d,) the memory rule's right-hand side.
+
+    Attributes:
+        on: for each operator and device, the literal that says it lies there.
+        start, end: for each direction (False: forward, True: backward) and operator.
+        most: the latest time considered.
     """
 
     def __init__(
@@ -66,19 +92,50 @@ class PlacementProgram(Variables):
         most_s: float,
         capacity_bytes: Sequence[float],
     ):
-        super().__init__(problem, grid, most_s, capacity_bytes)
+        # OR-tools is an extra: importing this module must not need it.
+        from ortools.sat.python import cp_model
+
+        self.cp: Any = cp_model
+        self.problem, self.grid = problem, grid
+        self.devices = range(problem.devices.count)
+        self.most = grid.ticks(most_s) + 1
+        self.capacity_bytes = tuple(float(c) for c in capacity_bytes)
+        self.model: cp_model.CpModel = self.cp.CpModel()
+        self.start: dict[bool, list[Any]] = {}
+        self.end: dict[bool, list[Any]] = {}
         self.rules = rules
         self.backward = problem.training and rules.backward
         self.busy: dict[Any, list[Any]] = defaultdict(list)
         self.sending: dict[str, list[tuple[int, Any]]] = defaultdict(list)
-        self.firsts: dict[OrderKey, Any] = {}
         self._place()
         self._run()
         self._send()
         self._keep()
-        if rules.lifetimes:
-            limit_lifetimes(self)
         self._end()
+
+    def time(self) -> Any:
+        """Return a new variable: a time between 0 and the horizon."""
+        return self.model.new_int_var(0, self.most, "")
+
+    def any_of(self, literals: list[Any]) -> Any:
+        """Return the literal that holds exactly if at least one of these does."""
+        # A literal that is named twice would only add clauses; one alone needs no new variable.
+        unique = list({literal.index: literal for literal in literals}.values())
+        if len(unique) == 1:
+            return unique[0]
+        result = self.model.new_bool_var("")
+        self.model.add_bool_or([*unique, result.negated()])
+        for literal in unique:
+            self.model.add_implication(literal, result)
+        return result
+
+    def both(self, first: Any, second: Any) -> Any:
+        """Return the literal that holds exactly if both of these do."""
+        result = self.model.new_bool_var("")
+        self.model.add_implication(result, first)
+        self.model.add_implication(result, second)
+        self.model.add_bool_or([result, first.negated(), second.negated()])
+        return result
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> None:
         """Add that ``present`` implies start + ticks == end; the interval queues with others of this name."""
@@ -129,8 +186,6 @@ class PlacementProgram(Variables):
             for o in range(problem.size):
                 model.add(self.start[True][o] >= self.end[False][o])
         self.turn = [self.time() for _ in self.devices]
-        for d in self.devices:
-            self.derive(self.turn[d], self._last_of(self.end[False], d))
         if self.backward and self.rules.exclusive:
             for o in range(problem.size):
                 for d in self.devices:
@@ -159,32 +214,23 @@ class PlacementProgram(Variables):
         problem, model = self.problem, self.model
         tensor = problem.tensors[number]
         read = self.any_of([self.on[r][device] for r in tensor.readers])
-        begins, ends = self.message[MessageKey(number, device, False)] = (self.time(), self.time())
+        begins, ends = self.time(), self.time()
         made = self.end[False][tensor.producer]
         model.add(begins >= made)
         model.add(ends >= begins)
-        self.derive(begins, lambda value: value(made))
-        self.derive(ends, lambda value: value(begins))
         for reader in tensor.readers:
             model.add(self.start[False][reader] >= ends).only_enforce_if(self.on[reader][device])
         back = self.backward and tensor.gradient
         if back:
-            returns, returned = self.message[MessageKey(number, device, True)] = (self.time(), self.time())
+            returns, returned = self.time(), self.time()
             model.add(self.start[True][tensor.producer] >= returned)
             model.add(returned >= returns)
-            made_there = [(self.end[True][r], self.on[r][device]) for r in tensor.readers]
-            self.derive(
-                returns, lambda value: max((value(e) for e, on in made_there if value(on)), default=0)
-            )
-            self.derive(returned, lambda value: value(returns))
             for reader in tensor.readers:
                 model.add(returns >= self.end[True][reader]).only_enforce_if(self.on[reader][device])
         for source in self.devices:
             if source == device:
                 continue
-            sent = self.sent[SendKey(number, source, device)] = self.both(
-                self.on[tensor.producer][source], read
-            )
+            sent = self.both(self.on[tensor.producer][source], read)
             # The message takes the time of the link that its literals choose; the lanes queue in _end.
             self._transmit(tensor.bytes, source, device, begins, ends, sent)
             if back:
@@ -201,11 +247,11 @@ class PlacementProgram(Variables):
         """Add that the stored and kept bytes of a device fit it, every variable counted once per device.
 
         All of it is there at the moment between a device's forward and backward, so the simulated peak is
-        never less: without ``Rules.balance`` and ``Rules.alpha`` the rule excludes nothing that fits.
+        never less: without ``Rules.balance`` the rule excludes nothing that fits.
         """
-        problem, own = self.problem, lasting_bytes(self.problem, self.rules.alpha)
+        problem, own = self.problem, lasting_bytes(self.problem)
         tensors = kept_tensors(problem)
-        unit = unit_bytes(problem, self.rules)
+        unit = unit_bytes(problem)
         units = [int(size // unit) for size in own]
         total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
         for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
@@ -220,17 +266,6 @@ class PlacementProgram(Variables):
                     kept = self.both(kept, self.on[tensor.producer][d].negated())
                 terms.append(int(tensor.bytes // unit) * kept)
             self.model.add(sum(terms) <= most)
-        if problem.training and problem.update_peak_bytes is not None:
-            self._step(problem.stored_bytes + problem.update_peak_bytes)
-
-    def _step(self, sizes: NDArray[np.float64]) -> None:
-        """Add that the stored bytes of a device fit it together with the temporaries of the optimizer's step,
-        for all its operators at once.
-        """
-        for d in self.devices:
-            if self.capacity_bytes[d] < float(sizes.sum()):
-                terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(sizes)]
-                self.model.add(sum(terms) <= math.ceil(self.capacity_bytes[d] / UNIT_BYTES))
 
     def _end(self) -> None:
         """Add that the step ends with the last task, or with the optimizer of the last device; this end is
@@ -241,8 +276,6 @@ class PlacementProgram(Variables):
         for o in range(problem.size):
             model.add(self.total >= last[o])
         self.last = [self.time() for _ in self.devices]
-        for d in self.devices:
-            self.derive(self.last[d], self._last_of(last, d))
         if self.rules.exclusive:
             # NetSplit as published lacks this: operators may share a device in time.
             for queue in self.busy.values():
@@ -251,7 +284,6 @@ class PlacementProgram(Variables):
                 self._work(d, last)
             if problem.micro_batches > 1:
                 self._work_of_lanes()
-        self.derive(self.total, self._total_of(last))
         model.minimize(self.total)
 
     def _work(self, device: int, last: list[Any]) -> None:
@@ -274,66 +306,6 @@ class PlacementProgram(Variables):
         for sent in self.sending.values():
             work = sum(ticks * literal for ticks, literal in sent)
             self.model.add(self.total >= self.problem.micro_batches * work)
-
-    def _last_of(self, times: Sequence[Any], device: int) -> Recipe:
-        pairs = [(time, self.on[o][device]) for o, time in enumerate(times)]
-        return lambda value: max((value(time) for time, on in pairs if value(on)), default=0)
-
-    def _total_of(self, last: list[Any]) -> Recipe:
-        count = self.problem.micro_batches
-
-        def total(value: Callable[[Any], int]) -> int:
-            ends = [value(end) for end in last]
-            if self.rules.exclusive:
-                for d in self.devices:
-                    updates = self.problem.update_s[:, d]
-                    update = sum(self.grid.ticks(s) for o, s in enumerate(updates) if value(self.on[o][d]))
-                    ends.append(value(self.last[d]) + update)
-                    if count > 1:
-                        ends.append(count * self._ticks_on(d, value) + update)
-                if count > 1:
-                    sending = self.sending.values()
-                    ends += [count * sum(t for t, on in sent if value(on)) for sent in sending]
-            return max(ends)
-
-        return total
-
-    def _ticks_on(self, device: int, value: Callable[[Any], int]) -> int:
-        """Return the ticks for which a device computes, forward and backward, for one micro-batch."""
-        problem = self.problem
-        seconds = zip(problem.forward_s[:, device], problem.backward_s[:, device], strict=True)
-        return sum(
-            self.grid.ticks(forward) + self.grid.ticks(backward)
-            for on, (forward, backward) in zip(self.on, seconds, strict=True)
-            if value(on[device])
-        )
-
-    # -- afterwards -------------------------------------------------------------------------------
-
-    def forbid(self, placement: Placement) -> None:
-        """Exclude one placement, its orders included, and nothing else."""
-        # At least one operator lies elsewhere, or two neighbours in an order have changed places.
-        clause = [self.on[o][d].negated() for o, d in enumerate(placement.device)]
-        for back, orders in ((False, placement.forward), (True, placement.backward_orders)):
-            if back in self.start:
-                clause += [self._first(a, b, back).negated() for order in orders for a, b in pairwise(order)]
-        self.model.add_bool_or(clause)
-
-    def demand(self, less_than_s: float) -> None:
-        """Restrict the search to steps shorter than ``less_than_s``."""
-        self.model.add(self.total < self.grid.ticks(less_than_s))
-
-    def _first(self, a: int, b: int, back: bool) -> Any:
-        """Return the literal that a comes before b when operators are ordered by their start, ties as in
-        :meth:`decode`.
-        """
-        key = OrderKey(a, b, back)
-        if key not in self.firsts:
-            literal = self.firsts[key] = self.model.new_bool_var("")
-            start, tie = self.start[back], (a < b) != back
-            self.model.add(start[a] + (not tie) <= start[b]).only_enforce_if(literal)
-            self.model.add(start[a] >= start[b] + tie).only_enforce_if(literal.negated())
-        return self.firsts[key]
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
         """Return the devices and their operators ordered by start; ties in the order of the operators,

@@ -32,27 +32,18 @@ class Rules:
             published, nor in its extension of Pesto's.
         backward: whether backward is scheduled as well. It is not in the extension of Pesto's program.
         balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
-        alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
-        lifetimes: whether memory is limited over time, in addition to stored and kept bytes; see
-            :mod:`.variables`.
     """
 
     exclusive: bool = True
     backward: bool = True
     balance: float | None = None
-    alpha: float | None = None
-    lifetimes: bool = False
 
 
-def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDArray[np.float64]:
-    """Return the bytes that an operator itself stores, and keeps of all micro-batches, (n,), tensors aside;
-    see ``Rules.alpha``.
+def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
+    """Return the bytes that an operator itself stores, and keeps of all micro-batches, (n,), tensors
+    aside.
     """
-    if not problem.training:
-        return problem.stored_bytes
-    state = problem.optimizer_bytes if alpha is None else alpha * problem.parameter_bytes
-    kept = problem.micro_batches * problem.kept_bytes
-    return problem.parameter_bytes + problem.gradient_bytes + state + kept
+    return problem.stored_bytes + problem.training * problem.micro_batches * problem.kept_bytes
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
@@ -64,39 +55,39 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
     return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
 
 
-def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:
+def all_once_bytes(problem: PlacementProblem) -> float:
     """Return the bytes of everything that is stored and kept, each counted once: the whole of which
     ``Rules.balance`` is a share.
     """
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
-    return float(lasting_bytes(problem, rules.alpha).sum()) + float(apart)
+    return float(lasting_bytes(problem).sum()) + float(apart)
 
 
-def unit_bytes(problem: PlacementProblem, rules: Rules) -> int:
+def unit_bytes(problem: PlacementProblem) -> int:
     """Return the unit in which the memory rule counts bytes: so small that rounding costs an operator at most
     a millionth of all."""
-    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem, rules) // _FINENESS)))
+    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem) // _FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
     """Return the memory rule's right-hand side in :func:`unit_bytes`, (d,), rounded up; at most the total of
     everything.
     """
-    own = float(lasting_bytes(problem, rules.alpha).sum())
+    own = float(lasting_bytes(problem).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance is not None:
-        most = min(most, rules.balance * all_once_bytes(problem, rules))
-    unit = unit_bytes(problem, rules)
+        most = min(most, rules.balance * all_once_bytes(problem))
+    unit = unit_bytes(problem)
     # Left-hand sides are rounded down and these up, so that nothing that fits is excluded.
     return [math.ceil(min(float(capacity), most) / unit) for capacity in capacity_bytes]
 
 
-def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
+def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[np.int64]:
     """Return the memory rule's left-hand side, (d,): all stored and kept bytes, each rounded down, once per
     device.
     """
-    lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
-    unit = unit_bytes(problem, rules)
+    lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem)
+    unit = unit_bytes(problem)
     # Not ``lasting[device] +=``, which would count the operators of one device once.
     np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
@@ -109,20 +100,4 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
     """Return whether devices obey the memory rule, as :meth:`.program.PlacementProgram._keep` states it."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
-    return bool((lasting_units(problem, device, rules) <= limits).all())
-
-
-def fullest_share(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> float:
-    """Return the fullest device's share of all stored and kept bytes."""
-    whole = all_once_bytes(problem, rules)
-    fullest = float(lasting_units(problem, device, rules).max()) * unit_bytes(problem, rules)
-    return fullest / whole if whole else 0.0
-
-
-def rule_words(rules: Rules) -> str:
-    """Return a planner's demands other than fitting, in words; empty if it has none."""
-    if rules.balance is not None and rules.balance < 1:
-        return f"at most {rules.balance:.0%} of what is stored and kept on one device"
-    if rules.alpha is not None:
-        return f"{rules.alpha:g} times the parameters as the optimizer's state in memory"
-    return ""
+    return bool((lasting_units(problem, device) <= limits).all())

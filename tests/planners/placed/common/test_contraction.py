@@ -113,14 +113,6 @@ def test_every_operator_its_own_block_is_the_problem_itself():
     assert contract(problem, [[o] for o in range(6)]).problem is problem
 
 
-def test_majority_follows_the_work_and_the_pins():
-    problem = random_problem(0, 6, 2)
-    found = contract(problem, [[0, 1, 2], [3, 4, 5]])
-    assert found.majority((0, 0, 0, 1, 1, 1)) == (0, 1)
-    pinned = replace(problem, pinned=((0, (1,)),))
-    assert contract(pinned, found.groups).majority((0, 0, 0, 1, 1, 1))[0] == 1
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_groups_share_devices_as_evenly_as_can_be(seed):
     problem = replace(random_problem(seed, 60, 3, width=8), together=((0, 30), (5, 59)), pinned=((7, (1,)),))

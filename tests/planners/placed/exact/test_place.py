@@ -15,21 +15,19 @@ from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementPro
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, pesto
+from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.starting import heuristics
-from tensoropt.planners.placed.exact import rounds as exact_module
-from tensoropt.planners.placed.exact import rounds as solver_module
-from tensoropt.planners.placed.exact.place import contracted, place_exactly
-from tensoropt.planners.placed.exact.program import PlacementProgram
-from tensoropt.planners.placed.exact.rounds import ExactSettings, solve
+from tensoropt.planners.placed.exact import solver as solver_module
+from tensoropt.planners.placed.exact.place import ExactProgram, contracted, place_exactly
+from tensoropt.planners.placed.exact.program import Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
     all_once_bytes,
-    fullest_share,
     lasting_units,
     obeys,
     unit_bytes,
 )
-from tensoropt.planners.placed.exact.variables import Grid, lower_bound_s
+from tensoropt.planners.placed.exact.solver import solve
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
 from tests.planners.placed.exhaustive import best_play
@@ -108,10 +106,10 @@ def test_the_memory_of_all_micro_batches_keeps_the_rule(seed):
     device = [o % count for o in range(problem.size)]
     simulated = simulate_placement(problem, Placement.in_order(device, count))
     peaks = np.array(simulated.peak_bytes)
-    held = lasting_units(problem, simulated.placement.device, Rules()) * unit_bytes(problem, Rules())
+    held = lasting_units(problem, simulated.placement.device) * unit_bytes(problem)
     assert (held <= peaks * (1 + 1e-9)).all()
     one = replace(problem, micro_batches=1)
-    assert all_once_bytes(problem, Rules()) > all_once_bytes(one, Rules()) or not problem.training
+    assert all_once_bytes(problem) > all_once_bytes(one) or not problem.training
 
 
 @some(6, 7, 8, rest=(9, 10, 11))
@@ -124,28 +122,11 @@ def test_the_published_program_promises_at_most_what_is_possible(seed):
 
 
 @pytest.mark.parametrize(("seed", "share"), [(1, 0.85), (3, 0.8), (8, 0.8)])  # nothing fits 0.8 with seed 1
-@pytest.mark.parametrize("rules", [Rules(), Rules(lifetimes=True)], ids=["lasting", "lifetimes"])
-def test_bounds_hold_where_memory_is_tight(seed, share, rules):
+def test_bounds_hold_where_memory_is_tight(seed, share):
     problem = small(seed, share)
     best = best_play(problem)
     assert best is not None
-    assert outcome_of(problem, rules, effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("seed", [1, 3, 8])
-def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
-    problem = small(seed, 0.8)
-    tied = tuple(
-        replace(t, stored=n % 2 == 0, kept_by=(t.producer, *t.readers)) for n, t in enumerate(problem.tensors)
-    )
-    problem = replace(problem, tensors=tied, update_peak_bytes=problem.parameter_bytes)
-    problem = with_capacity(problem, 0.9 * simulate_placement(problem, alone(problem)).memory_bytes)
-    best = best_play(problem)
-    assert best is not None
-    for lifetimes in (False, True):
-        rules = Rules(lifetimes=lifetimes)
-        assert outcome_of(problem, rules, effort=0.05).bound_s <= best.time_s * (1 + 1e-9)
-        assert outcome_of(problem, rules, effort=0.02, hint=best).time_s <= best.time_s * (1 + 1e-9)
+    assert outcome_of(problem, Rules(), effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -178,7 +159,7 @@ def test_over_blocks_an_answer_is_its_own_and_a_faster_heuristic_is_named(blocks
     known = {name: simulate_placement(problem, p) for name, p in heuristics(problem, 0)}
     best = min(known, key=lambda name: known[name].time_s)
     slower = simulated.time_s > known[best].time_s
-    assert (f"{best} is faster" in answer.notes) == slower
+    assert any(note.startswith(f"{best} is faster: ") for note in answer.notes) == slower
     assert slower or blocks > 3
     assert not any("warm start stands" in note for note in answer.notes)
 
@@ -189,16 +170,15 @@ def test_a_hint_is_a_solution_of_the_program():
         if name not in ("m_topo", "dpos"):
             continue
         simulated = simulate_placement(problem, placement)
-        for lifetimes in (False, True):
-            whole = with_capacity(problem, simulated.memory_bytes)
-            found = outcome_of(whole, Rules(lifetimes=lifetimes), effort=0.02, hint=simulated)
-            assert found.time_s <= simulated.time_s * (1 + 1e-9)
+        whole = with_capacity(problem, simulated.memory_bytes)
+        found = outcome_of(whole, Rules(), effort=0.02, hint=simulated)
+        assert found.time_s <= simulated.time_s * (1 + 1e-9)
 
 
 def test_out_of_time_the_warm_start_stands_with_its_gap():
     problem = random_problem(1, 30, 3)
-    search = ExactSettings(name="netsplit", rules=Rules(), most_blocks=40, seconds=1e-3)
-    answer = place_exactly(problem, 0, search)
+    program = ExactProgram(name="netsplit", rules=Rules(), seconds=1e-3)
+    answer = place_exactly(problem, contracted(problem, 40), 0, program).placed
     best = min(simulate_placement(problem, p).time_s for _, p in heuristics(problem, 0))
     assert simulate_placement(problem, answer.placement).time_s <= best
     assert any("warm start" in note for note in answer.notes)
@@ -206,7 +186,7 @@ def test_out_of_time_the_warm_start_stands_with_its_gap():
 
 
 def test_one_seed_gives_one_answer(monkeypatch):
-    monkeypatch.setattr(exact_module, "EFFORT_PER_SECOND", 1e-3)
+    monkeypatch.setattr(solver_module, "EFFORT_PER_SECOND", 1e-3)
     first, second = (netsplit.place(small(3), None, 7, NetSplit(seconds=200)) for _ in range(2))
     assert first == second
     problem = random_problem(5, 12, 3, mixed=True)
@@ -250,15 +230,6 @@ def test_what_belongs_together_or_is_pinned_stays_so():
     assert device[1] == 2
 
 
-def test_alpha_replaces_the_optimizers_state_in_the_memory_rule():
-    problem = small(4)
-    heavy = with_capacity(problem, float(problem.stored_bytes.max() + problem.parameter_bytes.max()))
-    lean = replace(heavy, optimizer_bytes=0.0 * heavy.parameter_bytes)
-    assert outcome_of(lean, Rules()).proven
-    answer = netsplit.place(small(1), None, 0, NetSplit(seconds=5, alpha=0.0))
-    assert simulate_placement(small(1), answer.placement).fits()
-
-
 def test_large_graphs_are_contracted_and_it_is_said():
     problem = random_problem(2, 80, 3)
     assert len(contracted(problem, 12).groups) <= 12
@@ -298,7 +269,6 @@ def test_pesto_is_the_best_of_all_that_are_balanced(seed):
     assert best_play(problem).time_s < best.time_s
     (gap,) = [note for note in answer.notes if note.startswith("gap ")]
     assert gap.startswith("gap 0.00% proven, up to rounding: nothing with at most 60% of what is stored")
-    assert any("is no answer: " in note and "and the rule allows 60%" in note for note in answer.notes)
 
 
 def test_a_balance_counts_what_is_smaller_than_a_kilobyte():
@@ -320,27 +290,8 @@ def test_pesto_refuses_where_one_operator_outweighs_its_balance():
         pesto.place(replace(problem, parameter_bytes=heavy), None, 0, Pesto(seconds=5))
     text = str(refusal.value)
     assert "pesto finds no plan with at most 60% of what is stored and kept on one device" in text
-    assert "and none exists: op2 cannot be divided and holds 9" in text
+    assert "and its program has none" in text
     assert "use netsplit or dpos" in text
-
-
-@pytest.mark.parametrize("seed", [4])
-def test_an_answer_keeps_to_alpha(seed):
-    """Everything fits one device, and would be fastest there, but not with so large an optimizer's state."""
-    problem = random_problem(seed, 5, 2, transfer=1.5)
-    state = 20 * problem.parameter_bytes
-    own = problem.parameter_bytes + problem.gradient_bytes + state + problem.kept_bytes
-    total = own.sum() + sum(t.bytes for t in problem.tensors if t.kept_by)
-    capacity = 0.7 * total
-    problem = with_capacity(problem, capacity)
-    assert simulate_placement(problem, alone(problem)).fits()
-    best = best_play(problem, lambda d: share_of_the_fullest(problem, d, state) * total <= capacity)
-    answer = netsplit.place(problem, None, 0, NetSplit(seconds=200, alpha=20))
-    simulated = simulate_placement(problem, answer.placement)
-    assert share_of_the_fullest(problem, simulated.placement.device, state) * total <= capacity
-    assert simulated.time_s <= best.time_s * ROUNDED
-    (gap,) = [note for note in answer.notes if note.startswith("gap ")]
-    assert gap.startswith("gap 0.00% proven, up to rounding: nothing with 20 times the parameters")
 
 
 def test_pestos_program_balances_memory():
@@ -348,7 +299,8 @@ def test_pestos_program_balances_memory():
     free, even = (outcome_of(problem, Rules(balance=share)) for share in (None, 0.6))
     assert even.placement is not None
     assert obeys(problem, even.placement.device, Rules(balance=0.6))
-    assert fullest_share(problem, even.placement.device, Rules()) <= 0.6
+    fullest = float(lasting_units(problem, even.placement.device).max()) * unit_bytes(problem)
+    assert fullest <= 0.6 * all_once_bytes(problem)
     assert free.time_s <= even.time_s * ROUNDED
 
 
@@ -363,5 +315,5 @@ def test_pesto_refuses_what_it_cannot_treat():
 
 
 def test_an_impossible_limit_is_refused():
-    with pytest.raises(InfeasibleError, match=r"netsplit finds no plan within 1 B .* none exists"):
+    with pytest.raises(InfeasibleError, match="netsplit finds no plan within 1 B "):
         netsplit.place(random_problem(0, 5, 2), 1.0, 0, NetSplit(seconds=5))

@@ -68,7 +68,7 @@ def test_netsplit_as_published_is_the_optimum_over_its_groups_and_memory_rule(se
     groups = share_devices(tight, 4)
     assert 1 < len(groups) <= 4
     limits = most_units(tight, Rules(), tight.devices.capacity_bytes.tolist())
-    allowed = [d for d in choices(tight, groups) if (lasting_units(tight, d, Rules()) <= limits).all()]
+    allowed = [d for d in choices(tight, groups) if (lasting_units(tight, d) <= limits).all()]
     best = min(makespan(tight, each, backward=True) for each in allowed)
     # Capacity of the simulator is another matter, with rounds of its own.
     answer = netsplit_shared.place(problem, None, 0, NetSplitShared(seconds=LONG))

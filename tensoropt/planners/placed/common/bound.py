@@ -1,0 +1,25 @@
+"""A lower bound on any placement's step."""
+
+from __future__ import annotations
+
+from tensoropt.placement import PlacementProblem
+
+
+def lower_bound_s(problem: PlacementProblem) -> float:
+    """Return a lower bound on any placement's step: the longest chain of operators, or the work of all
+    micro-batches spread evenly.
+    """
+    forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
+    ahead, finish = forward.copy(), backward.copy()
+    for reader in range(problem.size):
+        before = (ahead[problem.tensors[t].producer] for t in problem.read[reader])
+        ahead[reader] += max(before, default=0.0)
+    # Backward of an operator waits for its own forward and for the gradients of its readers. Messages and the
+    # optimizer count nothing, so that this stays below every placement's step.
+    for producer in reversed(range(problem.size)):
+        tensors = (problem.tensors[t] for t in problem.made[producer])
+        gradients = [finish[r] for t in tensors if t.gradient for r in t.readers]
+        finish[producer] += max([ahead[producer], *gradients])
+    once = problem.micro_batches * (problem.forward_s + problem.backward_s)
+    work = (once + problem.update_s).min(axis=1).sum()
+    return float(max(finish.max(initial=0.0), work / problem.devices.count))

@@ -1,0 +1,153 @@
+"""A run of CP-SAT over a placement program, limited in effort so that an answer depends on the seed alone.
+
+The limit in seconds is a safeguard, and an answer that it cut short says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.placement import Placement, SimulatedPlacement
+from tensoropt.planners.placed.exact.program import ROUNDING, PlacementProgram
+
+EFFORT_PER_SECOND = 0.3
+"""Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
+that the limit on effort is usually reached first."""
+
+STRATEGIES = 8
+"""The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
+proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
+
+_WATCH_S = 0.2
+"""The seconds between checks for an interrupt while the solver runs."""
+
+_CLOCK = 0.95
+"""The share of its seconds from which a run counts as ended by the clock, as the solver stops a little
+early.
+"""
+
+
+def effort_of(seconds: float) -> float:
+    """Return the solver's effort for a time limit, in the solver's units."""
+    return seconds * EFFORT_PER_SECOND
+
+
+@dataclass(frozen=True)
+class SolverOutcome:
+    """The result of a solver run.
+
+    Attributes:
+        bound_s: the proven bound in seconds: no solution of the program is shorter; inf if there is none at
+            all.
+        placement: the best placement found; None if there was none.
+        time_s: the program's own time for it; inf without one.
+        proven: whether nothing better exists.
+        effort: the effort spent, in the solver's reproducible unit.
+        clock: whether the limit in seconds ended the run, rather than the limit on effort.
+    """
+
+    bound_s: float
+    placement: Placement | None
+    time_s: float
+    proven: bool
+    effort: float
+    clock: bool
+
+    def ended(self, seconds: float) -> str:
+        """Return what ended a run with so many seconds before its proof; "" if it was proven."""
+        if self.proven:
+            return ""
+        ended = (
+            f"ended by the clock after {seconds:g} s: another machine may answer differently"
+            if self.clock
+            else f"ended by its limit of effort, {effort_of(seconds):g} units"
+        )
+        return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
+
+
+def solve(
+    program: PlacementProgram,
+    *,
+    seed: int,
+    effort: float,
+    seconds: float,
+    hint: SimulatedPlacement | None = None,
+) -> SolverOutcome:
+    """Solve a program within its limits.
+
+    Args:
+        hint: a schedule of one micro-batch to start from.
+    """
+    cp = program.cp
+    if hint is not None:
+        _add_hint(program, hint)
+    solver = cp.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = STRATEGIES
+    # Without taking turns, workers share what they find whenever they find it, and one seed gives several
+    # answers.
+    parameters.interleave_search = True
+    parameters.random_seed = seed % 2**31
+    parameters.max_deterministic_time = effort
+    parameters.max_time_in_seconds = seconds
+    parameters.catch_sigint_signal = False  # an interrupt is ours to handle, see _stoppable
+    status = _stoppable(solver, program.model)
+    solved = status in (cp.OPTIMAL, cp.FEASIBLE)
+    bound = float("inf") if status == cp.INFEASIBLE else solver.best_objective_bound * program.grid.tick_s
+    return SolverOutcome(
+        bound_s=bound,
+        placement=program.decode(solver.value) if solved else None,
+        time_s=solver.objective_value * program.grid.tick_s if solved else float("inf"),
+        proven=status in (cp.OPTIMAL, cp.INFEASIBLE),
+        effort=float(solver.response_proto.deterministic_time),
+        clock=status in (cp.FEASIBLE, cp.UNKNOWN) and solver.wall_time >= _CLOCK * seconds,
+    )
+
+
+def _stoppable(solver: Any, model: Any) -> Any:
+    """Run ``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(solver.solve(model))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="solver", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_WATCH_S)
+    except BaseException:
+        while thread.is_alive():
+            # Repeatedly, as OR-tools ignores a stop that comes before its search has begun.
+            solver.stop_search()
+            thread.join(_WATCH_S)
+        raise
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:
+    """Hint the devices and starts of a simulated schedule; the solver completes the rest."""
+    problem, place = program.problem, simulated.placement
+    # One literal stands for all operators of a unit, and is hinted once.
+    literals = {id(row): (row, d) for row, d in zip(program.on, place.device, strict=True)}
+    for row, device in literals.values():
+        for d, literal in enumerate(row):
+            program.model.add_hint(literal, d == device)
+    for back, orders in ((False, place.forward), (True, place.backward_orders)):
+        if back not in program.start:
+            continue
+        phase, seconds = ("backward", problem.backward_s) if back else ("forward", problem.forward_s)
+        events = [e for e in simulated.timeline.events if e.task.phase == phase]
+        for o, event in zip((o for order in orders for o in order), events, strict=True):
+            begins = program.grid.ticks(event.start_s)
+            program.model.add_hint(program.start[back][o], begins)
+            took = program.grid.ticks(seconds[o, place.device[o]])
+            program.model.add_hint(program.end[back][o], begins + took)

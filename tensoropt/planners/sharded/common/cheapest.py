@@ -1,0 +1,33 @@
+"""The cheapest strategy by one objective: the frontier of a cost graph without memory has one point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tensoropt.search import CostGraph, track_frontier
+from tensoropt.types import Floats
+
+
+def cheapest(
+    nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the configuration of each node in the cheapest strategy, with a note if a cheaper one cannot be
+    ruled out.
+
+    Args:
+        nodes: (K,) costs of each node; inf marks the impossible.
+        edges: (a, b, costs (Ka, Kb)).
+
+    Raises:
+        NoStrategyError: nothing is possible.
+    """
+    graph = CostGraph()
+    for name, costs in nodes.items():
+        graph.add_operator(name, np.stack([np.zeros_like(costs), costs], axis=-1))
+    for a, b, costs in edges:
+        graph.add_edge(a, b, np.stack([np.zeros_like(costs), costs], axis=-1))
+    frontier = track_frontier(graph)
+    notes = () if frontier.exact else (*frontier.notes, f"at most {frontier.gap[0]:.1%} from the optimum")
+    return frontier.strategy(0), notes

@@ -1,0 +1,46 @@
+"""When a stage may conclude that what it sent has come."""
+
+from __future__ import annotations
+
+from tensoropt.pipeline.arrivals import taken_back, taken_on
+from tensoropt.pipeline.strategy import place_actions
+
+
+def test_a_stage_learns_from_what_comes_that_its_gradients_have_come() -> None:
+    # Of two places with two stages each stage 1 lies at place 1, whose place 0 sends what it takes.
+    actions = place_actions("interleaved_1f1b", 2, 2, 4)
+    order = [(a.kind, a.micro_batch) for a in actions[0] if a.stage == 0]
+    found = taken_back("interleaved_1f1b", actions, 1)
+    for micro_batch, taken in found.items():
+        before = order[: order.index(("F", micro_batch))]
+        assert all(("B", one) in before for one in taken)
+    # Each at most once, and the last ones never: nothing comes behind them.
+    every = [one for taken in found.values() for one in taken]
+    assert len(set(every)) == len(every) < 4
+    assert taken_back("gpipe", place_actions("gpipe", 2, 1, 4), 1) == {0: (), 1: (), 2: (), 3: ()}
+
+
+def test_a_schedule_that_waits_has_sent_all() -> None:
+    actions = place_actions("1f1b", 2, 1, 4)
+    assert taken_back("1f1b", actions, 1) == {0: (), 1: (0,), 2: (1,), 3: (2,)}
+    assert taken_back("1f1b", actions, 0) == {}
+
+
+def test_a_stage_without_a_backward_learns_otherwise_that_what_it_sent_has_come() -> None:
+    # It waits for a message before the next one, and before what would be its backward.
+    places = place_actions("1f1b", 2, 1, 4)
+    assert taken_on("1f1b", places, 0) == {
+        ("F", 0): (), ("F", 1): (0,), ("B", 0): (1,), ("F", 2): (), ("B", 1): (2,), ("F", 3): (),
+        ("B", 2): (3,), ("B", 3): (),
+    }  # fmt: skip
+    # For all of them when the forwards are over.
+    found = taken_on("gpipe", place_actions("gpipe", 2, 1, 3), 0)
+    assert {key: taken for key, taken in found.items() if taken} == {("B", 0): (0, 1, 2)}
+    # By a later stage at the same place; the last one of a place has none.
+    several = place_actions("interleaved_1f1b", 2, 2, 4)
+    assert {key: taken for key, taken in taken_on("interleaved_1f1b", several, 1).items() if taken} == {
+        ("B", n): (n,) for n in range(4)
+    }
+    assert not any(taken_on("interleaved_1f1b", several, 2).values())
+    # The last stage sends nothing on.
+    assert not any(taken_on("interleaved_1f1b", several, 3).values())

@@ -1,0 +1,197 @@
+"""One model on several clusters: captured once, faults of one cluster apart, folders and answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensoropt
+from tensoropt import sweeps
+from tensoropt.cli.offers import offers_answer
+from tensoropt.cli.parser import main
+from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.exploration.batch import load_batch
+from tensoropt.exploration.cluster_offers import load_sweep
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import Tariff
+from tensoropt.question.model_source import ModelSourceError, load_model
+from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
+from tests.exploration.test_cluster_offers import CHEAP, FAST
+
+QUICK = ["--micro-batches", "1", "--placements", "never", "--pipelines", "never", "--epsilon", "0.1"]
+
+
+def test_a_model_is_captured_once_and_explored_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
+    captures: list[object] = []
+    whole = tensoropt.api.capture
+
+    def counted(*args: object, **kwargs: object) -> object:
+        captures.append(args)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr("tensoropt.api.capture", counted)
+    asked = ("explore", "zoo:lenet?classes=2", "--anew", *QUICK)
+    several = ("--cluster", "dgx-h100[2]", "--also-on", "dgx-a100[2], dgx-a100[2]")
+    assert main([*asked, *several, "--price", "2", "--json", "--out", str(tmp_path / "out")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--cluster", "dgx-a100[2]", "--out", str(tmp_path / "alone")]) == 0
+    assert len(captures) == 2  # for all clusters together, and alone
+    assert [(row["cluster"], row["reason"]) for row in told["clusters"]] == [
+        ("dgx-h100[2]", ""), ("dgx-a100[2]", ""),
+    ]  # fmt: skip
+    assert not told["refused"]
+    # The second one, of saved operators, is what it would have been alone.
+    again, alone = tensoropt.load(tmp_path / "out" / "dgx-a100[2]"), tensoropt.load(tmp_path / "alone")
+    assert again.points == alone.points
+    assert again.report["model_flops"] == alone.report["model_flops"]
+
+
+CHOSEN: dict[str, Any] = {
+    "cluster": "dgx-h100[1]", "micro_batches": (1,), "placements": "never", "pipelines": "never",
+    "epsilon": 0.1,
+}  # fmt: skip
+
+
+def at(**more: Any) -> Callable[[int], Exploration]:
+    """Explores LeNet at a batch."""
+
+    def explored(batch: int) -> Exploration:
+        return tensoropt.explore(
+            load_model("zoo:lenet?classes=2", device="meta", batch=batch), **CHOSEN | more
+        )
+
+    return explored
+
+
+def quiet(*_: object) -> None:
+    """Progress that nobody hears of."""
+
+
+def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> None:
+    limit = sum(at()(batch).needs.min() for batch in (64, 128)) / 2
+    found = sweeps.over_batches(
+        "auto", "zoo:lenet", at(memory_bytes=limit), memory_bytes=limit, out=tmp_path, progress=quiet
+    )
+    batches = [one.model.batch for one in found.explorations]
+    assert batches[:2] == [32, 64]
+    assert batches[2:] == [96] or list(found.refused) == ["batch-128", "batch-96"]
+    assert "smallest plan needs" in found.refused["batch-128"]
+    saved = {path.name for path in tmp_path.iterdir()}
+    assert {"batch-32", "batch-64", "frontier.csv", "refused.json"} <= saved
+    told = offers_answer(found, {"memory_bytes": limit}).data
+    assert next(row for row in told["clusters"] if row["cluster"] == "batch-128")["batch"] == 128
+    plan = tensoropt.choose(tmp_path, batch="auto", memory_bytes=limit)
+    best = max((row for row in told["clusters"] if row["point"]), key=lambda row: row["samples_per_s"])
+    assert (plan.model.batch, plan.predicted.time_s) == (best["batch"], best["time_s"])
+    with pytest.raises(TensorOptError, match=r"holds \d explorations; .* --batch auto"):
+        tensoropt.choose(tmp_path)
+    # The folder's own frontier is none of the explorations that are exported.
+    assert not [p for p in load_batch([tmp_path])[1] if p.endswith(".csv")]
+
+
+@pytest.mark.slow
+def test_a_list_of_batches_is_explored_whatever_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over(batches: Any, **more: Any) -> sweeps.Sweep:
+        return sweeps.over_batches(
+            batches, "zoo:lenet", at(**more), memory_bytes=None, out=tmp_path, progress=quiet
+        )
+
+    found = over((3, 2), micro_batches=(2,))
+    assert [one.model.batch for one in found.explorations] == [2]
+    assert "batch-3" in found.refused
+    # Without an end to it, the search ends.
+    monkeypatch.setattr(sweeps, "MOST_BATCHES", 2)
+    assert [one.model.batch for one in over("auto").explorations] == [32, 64]
+
+
+def test_a_model_that_brings_its_inputs_has_no_batch_to_choose(tmp_path: Path) -> None:
+    with pytest.raises(ModelSourceError, match="with a parameter 'batch'"):
+        sweeps.over_batches(
+            "auto", f"{__file__}:quiet", at(), memory_bytes=None, out=tmp_path, progress=quiet
+        )
+
+
+def over(names: list[str], explore_on: Any, out: Path) -> sweeps.Sweep:
+    return sweeps.over_clusters(
+        {name: load_cluster(name) for name in names}, explore_on, out=out, progress=quiet
+    )
+
+
+FAST_LOST = replace(FAST, recorded=None)
+
+
+def test_a_fault_of_one_cluster_costs_the_others_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
+        if cluster.name == "dgx-h100":
+            return FAST_LOST
+        raise ZeroDivisionError("out of luck")
+
+    with caplog.at_level(logging.DEBUG):
+        found = over(["dgx-h100", "dgx-a100"], explore_on, tmp_path)
+    assert "exploring dgx-a100 failed" in caplog.text
+    assert found.explorations == (FAST_LOST,)
+    assert found.refused == {"dgx-a100": "TensorOpt itself failed with ZeroDivisionError: out of luck"}
+    assert json.loads((tmp_path / "refused.json").read_text()) == found.refused
+
+
+def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault(tmp_path: Path) -> None:
+    def explore_on(cluster: object, first: object) -> Exploration:
+        raise CaptureError("it branches")
+
+    with pytest.raises(CaptureError):
+        over(["dgx-h100"], explore_on, tmp_path)
+
+
+def test_a_constraint_is_a_cluster_s_fault_if_that_lacks_devices(tmp_path: Path) -> None:
+    def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
+        if cluster.device_count < 8:
+            raise LackingDevicesError("no device 7")
+        return FAST_LOST
+
+    found = over(["dgx-a100[2]", "dgx-h100"], explore_on, tmp_path)
+    assert found.explorations == (FAST_LOST,)
+    assert found.refused == {"dgx-a100[2]": "no device 7"}
+
+    def nowhere(cluster: object, first: object) -> Exploration:
+        raise ConstraintError("no such operator")
+
+    with pytest.raises(ConstraintError):
+        over(["dgx-h100"], nowhere, tmp_path)
+
+
+def test_where_no_cluster_will_do_each_says_why(tmp_path: Path) -> None:
+    def explore_on(cluster: object, first: object) -> Exploration:
+        raise InfeasibleError("too small")
+
+    with pytest.raises(InfeasibleError, match="dgx-h100: too small; dgx-a100: too small"):
+        over(["dgx-h100", "dgx-a100"], explore_on, tmp_path)
+
+
+def test_offers_list_what_is_left_out() -> None:
+    sweep = sweeps.Sweep((FAST, CHEAP), {"dgx-b200": "no plan fits"})
+    tariff = Tariff(None, {"H100-80GB": 3.0, "A100-80GB": 1.0}, "EUR")
+    told = offers_answer(sweep, {"tariff": tariff})
+    assert "Cheapest without limits: dgx-a100" in told.text
+    assert "no plan fits" in told.text
+    assert (told.data["cheapest"], told.data["fastest"]) == ("dgx-a100", "dgx-h100")
+    assert {row["cluster"] for row in told.data["clusters"]} == {"dgx-a100", "dgx-h100", "dgx-b200"}
+
+
+def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:
+    FAST.save(tmp_path / "fast")
+    other = replace(FAST, model=FAST.model.model_copy(update={"fingerprint": "0" * 64}))
+    other.save(tmp_path / "other")
+    with pytest.raises(TensorOptError, match="different models or settings"):
+        load_sweep(tmp_path)

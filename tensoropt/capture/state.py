@@ -24,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tensoropt.capture.no_grad import codes
-from tensoropt.capture.unsupported import asking_frame, current_line, node_line
+from tensoropt.capture.unsupported import asking_frame, current_line
 from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)
@@ -44,13 +44,13 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node]) -> CaptureError:
     """Return the error to raise for parameters that forward changes, given the nodes of their new values."""
     name, node = next(iter(changed.items()))
     more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-    line, renorm = node_line(node), "renorm" in f"{node.target} {node.meta.get('stack_trace')}"
+    renorm = "renorm" in f"{node.target} {node.meta.get('stack_trace')}"
     hint = " (Embedding's max_norm does that: leave it out, and call renorm_ on its weight instead)"
     return CaptureError(
-        f"the model changes its parameter {name}{more} in forward{f' at {line}' if line else ''}, but in a "
-        "plan only the optimizer changes parameters, on the ranks that store them. Change it between steps, "
-        f"under torch.no_grad() after optimizer.step(){hint if renorm else ''}, or make it a buffer "
-        "(register_buffer) if it is not trained"
+        f"the model changes its parameter {name}{more} in forward, but in a plan only the optimizer changes "
+        "parameters, on the ranks that store them. Change it between steps, under torch.no_grad() after "
+        f"optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is not "
+        "trained"
     )
 
 

@@ -17,6 +17,7 @@ from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan.kinds import STAGE_AXIS
+from tensoropt.profiling.cuda_kernels import Capability, capability_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
@@ -225,6 +226,12 @@ class PipelinePrices:
             packs=self.cluster.device_type == "cpu",
             in_flight=in_flight,
         )
+
+    @property
+    def capability(self) -> Capability | None:
+        """The compute capability whose attention kernels are asked what they keep; None for CPU ranks."""
+        on_gpu = self.cluster.device_type == "cuda"
+        return capability_of(self.cluster.device.capability) if on_gpu else None
 
     @cached_property
     def overlap(self) -> Overlap:

@@ -25,6 +25,7 @@ from tensoropt.pipeline.timing import (
     sent_by_rank,
     stored_bytes,
 )
+from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.strategy import ParallelStrategy
@@ -66,6 +67,8 @@ class PipelineEvaluation:
         terms: for each place, the bytes that a process uses in addition to tensors, by name, as in
             :data:`~tensoropt.costs.process_memory.TERMS`.
         kinds: the names of the kinds of devices at each place, if places differ in them.
+        capability: the compute capability whose attention kernels are asked what they keep; None on CPU
+            ranks.
     """
 
     strategy: PipelinedStrategy
@@ -76,6 +79,7 @@ class PipelineEvaluation:
     loads: tuple[_PlaceLoad, ...]
     terms: tuple[Mapping[str, float], ...]
     kinds: tuple[str, ...] = ()
+    capability: Capability | None = None
 
     @property
     def busiest(self) -> _PlaceLoad:
@@ -110,7 +114,9 @@ class PipelineEvaluation:
 
     def owners(self) -> list[Owned]:
         """Return the owners of the bytes of :meth:`memory_curve`."""
-        return owned_by_place(self.strategy, self.stages, self.fullest, self._fullest_actions()[0])
+        return owned_by_place(
+            self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
+        )
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
@@ -121,7 +127,7 @@ class PipelineEvaluation:
         """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
         kind from then on."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
-        curve = memory_of_actions(self.strategy, self.stages, place, actions)
+        curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
         return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
 
     def sent_by(self, rank: int) -> Counter[Collective]:
@@ -226,7 +232,7 @@ def assemble(
         )
         for place, messages_s in enumerate(map(float, times.sending_s))
     )
-    memory = memory_of_places(strategy, stages, actions)
+    memory = memory_of_places(strategy, stages, actions, prices.capability)
     return PipelineEvaluation(
         strategy,
         tuple(stages),
@@ -236,6 +242,7 @@ def assemble(
         loads,
         tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places)),
         prices.kinds,
+        prices.capability,
     )
 
 

@@ -1,37 +1,525 @@
-"""The memory of a pipeline's ranks: what micro-batches keep, and what actions need.
-
-A rank has the lasting bytes of its stages, what micro-batches keep between their forward and their backward,
-what the action needs that runs, and the buffers of messages on their way.
+"""The memory of a pipeline's ranks: tensors that micro-batches keep, message buffers, and the needs of
+actions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tensoropt.costs.effects import MoveEffects
+from tensoropt.costs.tables import leaves_model
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.ops.families.stages import ARRIVE
-from tensoropt.pipeline.arrivals import asked_for, taken_back
-from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named
-from tensoropt.pipeline.timing import arriving_bytes, departing_bytes
+from tensoropt.ops.families.stages import ARRIVE, DEPART
+from tensoropt.pipeline.stages import departing_group
+from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
+from tensoropt.pipeline.timing import arriving_bytes, crossing_bytes, departing_bytes, new_buffer_bytes
+from tensoropt.profiling.cuda_kernels import Capability
+from tensoropt.profiling.fact_finding import find_split_facts
+from tensoropt.profiling.facts import Facts, SplitFacts
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepSimulator
-from tensoropt.simulate.step import lower
+from tensoropt.simulate.step import PACKED, lower
+
+
+class Receipt(NamedTuple):
+    """A message that a stage waits for.
+
+    Attributes:
+        back: whether it brings a gradient, from the next stage.
+        stage: the stage that receives it.
+        micro_batch: the micro-batch that it belongs to.
+    """
+
+    back: bool
+    stage: int
+    micro_batch: int
+
+
+@lru_cache(maxsize=256)
+def receipts(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
+    """Return, for each place and action, the messages that are requested after the previous action.
+
+    Raises:
+        PlanError: such a pipeline cannot be run.
+    """
+    actions = place_actions(name, places, per_place, micro_batches)
+    if not schedule_named(name).several:
+        return tuple(tuple(_needed(name, places, per_place, action) for action in own) for own in actions)
+    return _early(name, places, per_place, actions)
+
+
+def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Receipt, ...]:
+    kind, stage, micro_batch = action
+    sender = stage - 1 if kind == "F" else stage + 1
+    if kind == "W" or not 0 <= sender < places * per_place:
+        return ()
+    own, other_place = (stage_place(name, places, number) for number in (stage, sender))
+    return () if own == other_place else (Receipt(kind != "F", stage, micro_batch),)
+
+
+def _early(
+    name: str, places: int, per_place: int, actions: Sequence[Sequence[Action]]
+) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
+    # Imported only here, as importing PyTorch's distributed part takes a while.
+    from torch.distributed.pipelining.schedules import (
+        _Action,
+        _add_reduce_grad,
+        _add_send_recv,
+        _add_unshard_reshard,
+        _ComputationType,
+    )
+
+    kinds = {
+        "F": _ComputationType.FORWARD,
+        "B": _ComputationType.FULL_BACKWARD,
+        "I": _ComputationType.BACKWARD_INPUT,
+        "W": _ComputationType.BACKWARD_WEIGHT,
+    }
+    words = {kind: letter for letter, kind in kinds.items()}
+    consumers = {}
+    micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
+    for place, own in enumerate(actions):
+        theirs = [_Action(action.stage, kinds[action.kind], action.micro_batch) for action in own]
+        consumers[place] = _add_reduce_grad(_add_unshard_reshard([*theirs]), micro_batches)  # type: ignore[arg-type]
+    lowered = _add_send_recv(
+        consumers,  # type: ignore[arg-type]
+        stage_to_rank=lambda stage: stage_place(name, places, stage),
+        num_stages=places * per_place,
+    )
+    early = []
+    for place in range(places):
+        rows: list[tuple[Receipt, ...]] = []
+        requested: list[Receipt] = []
+        for operation in lowered[place]:
+            if operation.computation_type in (_ComputationType.RECV_F, _ComputationType.RECV_B):
+                assert operation.microbatch_index is not None
+                back = operation.computation_type == _ComputationType.RECV_B
+                requested.append(Receipt(back, operation.stage_index, operation.microbatch_index))
+            elif operation.computation_type in words:
+                rows.append(tuple(requested))
+                requested = []
+        early.append(tuple(rows))
+    return tuple(early)
+
+
+def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
+    """Return, for each micro-batch of a stage, the earlier micro-batches whose gradients the previous stage
+    has surely received by the time this micro-batch's forward input arrives.
+
+    A message that a stage sends after a backward proves that it had received the input of that backward. A
+    schedule that waits for its own messages has waited for all of them.
+    """
+    if not stage:
+        return {}
+    # The stage whose messages prove it: the sender of the gradient, or its receiver.
+    witness = stage if schedule_named(name).waits else stage - 1
+    own = next(actions_at for actions_at in actions if any(action.stage == witness for action in actions_at))
+    reached, received, reported = {}, list[int](), 0
+    for action in own:
+        if action.stage == witness and action.kind in "BI":
+            received.append(action.micro_batch)
+        elif action.stage == witness and action.kind == "F":
+            reached[action.micro_batch] = tuple(received[reported:])
+            reported = len(received)
+    return reached
+
+
+def taken_on(
+    name: str, actions: Sequence[Sequence[Action]], stage: int
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Return the micro-batches whose tensors the next stage has surely received, of a stage that has no
+    backward: as it sends those of a later micro-batch (``("F", micro-batch)``), and where its backward would
+    be (``("B", micro-batch)``); each once, and some never before the step is over.
+
+    No gradient proves it. Schedules with one stage per place wait for what they sent before the first
+    backward, and those that wait do so before the next message. With several, a later stage of the place
+    proves it, whose forward has run.
+    """
+    schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
+    if stage == max(action.stage for actions_at in actions for action in actions_at):
+        return found
+    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
+    proven = any(action.stage > stage for action in own)
+    sent: list[int] = []
+    for kind, of_stage, micro_batch in own:
+        if of_stage != stage or kind == "W":
+            continue
+        if schedule.several:
+            found["F" if kind == "F" else "B", micro_batch] = (micro_batch,) * (proven and kind != "F")
+            continue
+        taken = sent if kind != "F" or schedule.waits else []
+        found["F" if kind == "F" else "B", micro_batch] = tuple(taken)
+        taken.clear()
+        if kind == "F":
+            sent.append(micro_batch)
+    return found
+
+
+@dataclass(frozen=True)
+class _SplitBackward:
+    """The bytes of one micro-batch of a stage on one rank during a split backward.
+
+    Attributes:
+        inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
+        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes`` and
+            what a stage at the same place gave.
+        weights_bytes: the most bytes alive while these are made, besides the same.
+        sent_bytes: the bytes of gradients that go back to the previous stage and are also needed until then.
+    """
+
+    inputs_bytes: float
+    between_bytes: float
+    weights_bytes: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class _BothHalfDone:
+    """The bytes of one micro-batch on one rank where a stage makes the gradients of arriving tensors before
+    the next stage, at the same place, has made those of its parameters.
+
+    Attributes:
+        inputs_bytes: the most bytes alive while the former are made, with the gradients that came back and
+            that the next stage needs longer.
+        given_bytes: the bytes of tensors that only the next stage still holds when they are made.
+        sent_bytes: the same of gradients that the next stage sent back.
+        weights_bytes: the most bytes alive while the next stage makes the gradients of its parameters, with
+            ``given_bytes`` and besides ``sent_bytes``.
+    """
+
+    inputs_bytes: float
+    given_bytes: float
+    sent_bytes: float
+    weights_bytes: float
+
+
+class _Storage(NamedTuple):
+    """The storage of a gradient.
+
+    Attributes:
+        tensor: that whose gradient was the first in it; "" if it is made and used inside a group.
+        reader: the group that made it, if several readers' are added up for the tensor; or that uses it.
+    """
+
+    tensor: str
+    reader: str = ""
+
+
+class _Apart:
+    """The first part of a stage's backward that is taken apart, and what it leaves for the second.
+
+    Nothing is resharded inside such a stage, so a gradient stays in its storage until it is added to others.
+
+    Args:
+        evaluation: that of the stage, which is any but the first, or of an equal one, alone.
+        capability: the compute capability whose attention kernels are asked what they keep.
+        following: the next stage, if it is at the same place: gradients come from it in its storages.
+        given: whether the stage before is at the same place, and holds what it gave.
+
+    Attributes:
+        arriving: the tensors that arrive, in the order in which they cross.
+        inputs_bytes: the most bytes alive in the first part.
+        apart: the groups from which gradients of parameters are made.
+        waiting: for each of them, the storages of the gradients that wait.
+        sent: the storages of the gradients that go back.
+        needed_bytes: the bytes of what forward kept that the second part needs.
+        readers: for each activation among it, its bytes and the groups that need it.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        capability: Capability | None,
+        following: _Apart | None = None,
+        *,
+        given: bool = False,
+    ):
+        self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
+        self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
+        self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
+        self.groups = {group.name: group for group in self.graph.groups}
+        self.sizes = MoveEffects(self.batch.prices)
+        self.lifetimes = tuple(lower(self.batch).lifetimes())
+        self.following, self.given = following, given
+        arrivals, departing = (
+            [group for group in self.graph.groups if group.anchor.target == end] for end in (ARRIVE, DEPART)
+        )
+        self.arriving = tuple(group.writes[0] for group in arrivals)
+        # The gradients of what departs come in storages of the next stage, which may have several in one.
+        self.coming: dict[str, _Storage] = {}
+        if following is not None:
+            self.departing = dict(
+                zip(following.arriving, (group.reads[0] for group in departing), strict=True)
+            )
+            for group, arriving in zip(departing, following.arriving, strict=True):
+                self.coming[group.writes[0]] = _of_next(following.storage(arriving))
+        self.sent = {self.storage(name) for name in self.arriving}
+        self.inputs_bytes, self.apart, self.waiting = self._first_part({})
+        self.needed_bytes, self.readers = self._needed(self.apart)
+
+    def split(self) -> _SplitBackward:
+        elsewhere = self.arriving if self.given else ()
+        return _SplitBackward(
+            self.inputs_bytes,
+            self._left(elsewhere),
+            self._weights_bytes(elsewhere),
+            sum(self._sent_and_waiting().values()),
+        )
+
+    def both_half_done(self) -> _BothHalfDone:
+        following = self.following
+        assert following is not None
+        coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
+        passed_on = self.sent.union(*self.waiting.values())
+        elsewhere = [name for name in following.arriving if self.departing[name] in self.readers]
+        return _BothHalfDone(
+            self._first_part(coming)[0],
+            following._left(elsewhere) - following._left(following.arriving),
+            sum(size for storage, size in coming.items() if storage not in passed_on),
+            following._weights_bytes(elsewhere),
+        )
+
+    def _first_part(
+        self, outlasting: Mapping[_Storage, float]
+    ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
+        """Return (the most bytes alive in the first part; the groups from which gradients of parameters are
+        made, in the order of backward; the storages of the gradients that wait in each).
+
+        It runs through the groups in reverse and releases nothing that forward kept; the gradients from which
+        those of parameters will be made stay. What only operators behind the last one with a parameter kept
+        is released when it is over.
+
+        Args:
+            outlasting: the storages of gradients from the next stage that outlast this part.
+        """
+        schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
+        transient = np.cumsum(simulator.transient[:, 0])
+        of_parameters, lifetimes = self._of_parameters_alone(), self._gradients()
+        most = self.between_bytes
+        apart: dict[str, SplitFacts] = {}
+        waiting: dict[str, dict[_Storage, float]] = {"": dict(outlasting)}
+        for event in range(schedule.forward_end, schedule.last):
+            moment = schedule.moments[event]
+            if moment.group in of_parameters:
+                continue  # it has no part in the gradients of what arrived
+            work, facts = float(simulator.workspace[event, 0]), SplitFacts()
+            counted = [(storage, size) for storage, size, first, end in lifetimes if first <= event < end]
+            if moment.kind == "compute" and moment.phase == "backward":
+                facts, work, incoming = self._group(self.groups[moment.group], work)
+                counted += incoming
+            sizes: dict[_Storage, float] = {}
+            twice = 0.0
+            for storage, size in counted:
+                if storage in sizes and storage in self.coming.values():
+                    # The simulator takes what comes from other stages for storages of their own.
+                    twice += min(size, sizes[storage])
+                sizes[storage] = max(size, sizes.get(storage, 0.0))
+            more = _total(waiting, sizes) - twice
+            most = max(most, self.between_bytes + float(transient[event]) + work + more)
+            if facts.waiting_bytes:
+                apart[moment.group] = facts
+                waiting[moment.group] = self._waiting(self.groups[moment.group], facts)
+        del waiting[""]
+        return most, apart, waiting
+
+    def _sent_and_waiting(self) -> dict[_Storage, float]:
+        return {
+            storage: size
+            for of_group in self.waiting.values()
+            for storage, size in of_group.items()
+            if storage in self.sent
+        }
+
+    def _left(self, elsewhere: Collection[str]) -> float:
+        """Return the bytes that the first part leaves, besides gradients that go back.
+
+        Args:
+            elsewhere: arriving tensors that the stage before holds anyway.
+        """
+        given = sum(size for name, (size, _) in self.readers.items() if name in elsewhere)
+        return self.needed_bytes - given + _total(self.waiting, self.sent)
+
+    def _waiting(self, group: Group, facts: SplitFacts) -> dict[_Storage, float]:
+        storages, inside = dict[_Storage, float](), float(facts.waiting_bytes)
+        for name in group.writes:
+            if group.short_names[name] in facts.waiting_results:
+                storage = self.storage(name)
+                own = storage.tensor if storage.tensor in self.graph.atoms.graph.producer else name
+                storages[storage] = max(self._bytes(name), self._bytes(own))
+                inside -= self._bytes(name)
+        return storages | ({_Storage("", group.name): inside} if inside > 0 else {})
+
+    def _bytes(self, name: str) -> int:
+        maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        return self.sizes.bytes(name, self.candidates.configurations(maker)[self._number(maker)].layout(name))
+
+    def storage(self, name: str) -> _Storage:
+        readers = self._readers(name)
+        if len(readers) != 1 or leaves_model(self.graph, name):
+            return self.coming.get(name, _Storage(name))
+        return self._given_by(readers[0], name)
+
+    def _given_by(self, reader: Group, name: str) -> _Storage:
+        """Return the storage in which a reader gives a tensor's gradient: a sum passes its own on, so that
+        others may lie there as well.
+        """
+        names = {short: name for name, short in reader.short_names.items()}
+        of = names.get(self._facts(reader).hands_on.get(reader.short_names[name], ""), name)
+        if of in reader.writes:
+            return self.storage(of)
+        return _Storage(of, reader.name if len(self._readers(of)) > 1 else "")
+
+    def _readers(self, name: str) -> Sequence[Group]:
+        return self.batch.schedule.readers.get(name, ())
+
+    def _gradients(self) -> list[tuple[_Storage, int, int, int]]:
+        gradients = []
+        for named, first, end, *_ in self.lifetimes:
+            if named.what == "gradient":
+                what, _, number = named.key.partition(" ")
+                storage = self.storage(named.tensor)
+                if what in ("of", "shared"):
+                    storage = self._given_by(self._readers(named.tensor)[int(number)], named.tensor)
+                gradients.append((storage, named.bytes, first, end))
+        return gradients
+
+    def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
+        """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
+        bytes and the groups that need it).
+
+        A group's graph stays for the gradients that wait for it, and for the graphs of later groups.
+        """
+        graph = self.graph.atoms.graph
+        makers = {name: group.name for group in self.graph.groups for name in group.writes}
+        staying, behind = set(apart), set[str]()
+        for group in reversed(self.graph.groups):
+            if group.name in staying:
+                before = {makers[n] for n in group.reads if graph.tensors[n].requires_grad and n in makers}
+                staying |= before
+                behind |= before
+        # Of a group behind which no other one has parameters, only the part up to its own stays.
+        needed = -sum(facts.released_bytes for name, facts in apart.items() if name not in behind)
+        readers: dict[str, tuple[int, set[str]]] = {}
+        end = self.batch.schedule.forward_end
+        for named, first, last, *_ in self.lifetimes:
+            if named.kind != "kept" or not first <= end < last:
+                continue
+            if named.what != "activation":
+                needed += named.bytes * (named.operator in staying)
+            elif keepers := self._keepers(named.tensor) & staying:
+                needed += named.bytes
+                size, _ = readers.get(named.tensor, (0, keepers))
+                readers[named.tensor] = size + named.bytes, keepers
+        return needed, readers
+
+    def _keepers(self, name: str) -> set[str]:
+        keepers = set()
+        for group in self.graph.groups:
+            facts, short = self._facts(group), group.short_names.get(name)
+            if name in group.reads and short in facts.reads_kept:
+                keepers.add(group.name)
+            views = {view for view, of in facts.lies_in.items() if of == short}
+            for view in group.writes if views else ():
+                if group.short_names[view] in views:
+                    keepers |= self._keepers(view)
+        return keepers
+
+    def _weights_bytes(self, elsewhere: Collection[str]) -> float:
+        """Return the most bytes alive while the gradients of parameters are made, group by group in the order
+        of the model's parameters, besides gradients that go back.
+
+        Args:
+            elsewhere: arriving tensors that the stage before holds anyway.
+        """
+        order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
+
+        def first(name: str) -> int:
+            group = self.groups[name]
+            return min(order[parameter] for parameter in (*group.parameters, *group.shared))
+
+        rest, used = dict(self.waiting), set[str]()
+        most = alive = self._left(elsewhere)
+        for name in sorted(self.apart, key=first):
+            facts, group = self.apart[name], self.groups[name]
+            most = max(most, alive + facts.weights_bytes)
+            before = _total(rest, self.sent)
+            del rest[name]
+            used.add(name)
+            alive -= before - _total(rest, self.sent) + facts.used_bytes
+            for read in group.reads:
+                if group.short_names[read] in facts.reads_used and read in self.readers.keys() - set(
+                    elsewhere
+                ):
+                    size, keepers = self.readers[read]
+                    alive -= 0 if keepers - used else size
+        return most
+
+    def _facts(self, group: Group) -> Facts:
+        return self.candidates.facts(group)[self._number(group)]
+
+    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, list[tuple[_Storage, int]]]:
+        """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
+        besides tensors that are counted elsewhere; the storages of incoming gradients among them).
+
+        Args:
+            work: the same bytes in a whole backward.
+        """
+        whole = self._facts(group)
+        split = find_split_facts(self.candidates.works(group)[self._number(group)], self.capability)
+        handed = bool(self.batch.outlasting(group)[0])
+        most = whole.handed_peak_bytes if handed else whole.backward_peak_bytes
+        # Parameters that are cast once more are alive in either backward.
+        needed = (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+        incoming = [] if handed else [(self.storage(name), self._bytes(name)) for name in group.writes]
+        return split, needed, incoming
+
+    def _number(self, group: Group) -> int:
+        return int(self.choices[group.name][0])
+
+    def _of_parameters_alone(self) -> frozenset[str]:
+        graph = self.graph.atoms.graph
+        fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
+        learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
+        for op in graph.operators:
+            if learning.intersection(op.inputs()) and learning.union(fixed).issuperset(op.inputs()):
+                learning.update(op.outputs)
+        return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
+
+
+def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[_Storage] = ()) -> float:
+    """Return the bytes of all storages in which gradients wait, by group, except those ``without`` which."""
+    storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
+    return sum(size for name, size in storages.items() if name not in without)
+
+
+def _of_next(storage: _Storage) -> _Storage:
+    return _Storage(f"{storage.tensor} of the next stage", storage.reader)
 
 
 def memory_of_places(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
+    strategy: PipelinedStrategy,
+    stages: Sequence[Evaluation],
+    actions: Sequence[Sequence[Action]],
+    capability: Capability | None = None,
 ) -> np.ndarray:
-    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first."""
+    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first.
+
+    Args:
+        capability: the compute capability whose attention kernels are asked what they keep.
+    """
     peaks = []
     for place, own in enumerate(actions):
-        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
+        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own, capability)])
         peaks.append(curve[curve.sum(axis=1).argmax()])
     return np.array(peaks)
 
@@ -47,8 +535,7 @@ class ActionRecorder(Protocol):
 
         Args:
             needed: the bytes that it needs itself.
-            on_the_way: bytes of messages that were sent, or are to come.
-            trailing: bytes of gradients of the last backward.
+            on_the_way, trailing: as in :class:`_TransientMemory`.
         """
 
     def finish(self, needed: Mapping[int, float]) -> None:
@@ -60,10 +547,15 @@ def memory_of_actions(
     stages: Sequence[Evaluation],
     place: int,
     actions: Sequence[Action],
+    capability: Capability | None = None,
     ledger: ActionRecorder | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
     last one.
+
+    The parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
+    forward and their backward comes and goes; an action needs memory of its own, beside the buffers for
+    expected messages and for sent messages that may not have arrived yet.
 
     Args:
         actions: all actions of the place, in order.
@@ -72,172 +564,23 @@ def memory_of_actions(
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
-    alive = _TransientMemory(strategy, stages, place)
-    for action in actions:
-        key = action.stage, action.micro_batch
-        before = alive.kept.get(key, 0.0)
-        needed = alive.begin(action)
-        between, messages = alive.kept.get(key, 0.0), alive.sent + alive.asked
+    alive = _TransientMemory(strategy, stages, place, capability)
+    for number, action in enumerate(actions):
+        before = alive.kept
+        needed = alive.begin(number, action)
         if ledger is not None:
-            ledger.keep(action, between - before)
-            ledger.add(action, needed, messages, alive.trailing)
-        transient = needed + messages + alive.trailing
-        yield action, lasting + np.array([0.0, 0.0, 0.0, sum(alive.kept.values()), transient])
+            ledger.keep(action, alive.kept - before)
+            ledger.add(action, needed, alive.on_the_way, alive.trailing)
+        transient = needed + alive.on_the_way + alive.trailing
+        yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
+        before = alive.kept
         alive.end(action)
         if ledger is not None:
-            ledger.keep(action, alive.kept.get(key, 0.0) - between)
+            ledger.keep(action, alive.kept - before)
     end = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
     if ledger is not None:
         ledger.finish(end)
     yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, sum(end.values())])
-
-
-class _TransientMemory:
-    """The memory of a rank that comes and goes during a step.
-
-    Attributes:
-        kept: the bytes that each micro-batch keeps between its actions, by (stage, micro-batch).
-        sent: bytes of gradients that were sent back, until the previous stage has surely received them,
-            and of what stages without a backward sent on, until where their backward would be.
-        asked: bytes of buffers for messages to come.
-        trailing: bytes of gradients of the last backward, until the next one is over.
-    """
-
-    def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
-        self.kept: dict[tuple[int, int], float] = {}
-        self.sent = self.asked = self.trailing = 0.0
-        # The first stage with a backward, which returns no gradients.
-        self._first, last = strategy.forward_only, len(strategy.stages) - 1
-        self._micro_batches, numbers = strategy.micro_batches, strategy.stages_at(place)
-        per_place = (last + 1) // strategy.places
-        actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
-        self._parts = {n: stages[n].metrics.parts for n in numbers}
-        self._between = {n: float(self._parts[n].between_bytes[0]) for n in numbers}
-        self._sent_on = {n: departing_bytes(strategy, n) for n in numbers if n < self._first}
-        self._back = {n: departing_bytes(strategy, n, learning=True) if n < last else 0 for n in numbers}
-        # A stage at the same place has what it gave to the next.
-        for n in numbers:
-            if strategy.shares_arriving(n):
-                self._between[n] -= arriving_bytes(strategy, n)
-        schedule = schedule_named(strategy.schedule)
-        sending = [n for n in numbers if n > self._first and n - 1 not in numbers]
-        self._sent_back = {n: float(arriving_bytes(strategy, n, learning=True)) for n in sending}
-        self._taken = {n: taken_back(strategy.schedule, actions, n) for n in sending}
-        arriving = {(False, n): arriving_bytes(strategy, n) for n in numbers}
-        arriving |= {(True, n): self._back[n] for n in numbers}
-        self._asked = [
-            sum(arriving[message] * count for message, count in asked.items())
-            for asked in (asked_for(actions)[place] if schedule.several else ())
-        ]
-        self._apart = {n: _taken_apart(stages[n]) for n in numbers if schedule.apart and n > self._first}
-        for n, of in self._apart.items():
-            if n in self._sent_back:
-                self._sent_back[n] -= of.passed_on
-
-    def begin(self, action: Action) -> float:
-        """Begin an action, and return the bytes that it needs itself, with what its micro-batch kept."""
-        kind, stage, micro_batch = action
-        self.asked = self._asked.pop(0) if self._asked else 0.0
-        if kind == "F":
-            if stage in self._taken:
-                self.sent -= self._sent_back[stage] * len(self._taken[stage].get(micro_batch, ()))
-            return max(float(self._parts[stage].forward_bytes[0]), self._sent_on.get(stage, 0))
-        if stage < self._first:
-            if kind != "W":
-                self.sent -= self._sent_on[stage]
-            return 0.0
-        if kind == "I" and stage == self._first:
-            return self._back[stage]  # no stage waits for its gradients: all is made later
-        kept = self.kept.pop((stage, micro_batch))
-        if kind == "W" and stage > self._first:
-            return kept + self._apart[stage].gradients
-        if kind == "I":
-            return kept + max(self._apart[stage].needed, self._back[stage])
-        return max(float(self._parts[stage].backward_bytes[0]), kept + self._back[stage])
-
-    def end(self, action: Action) -> None:
-        kind, stage, micro_batch = action
-        if stage < self._first:
-            self.sent += self._sent_on[stage] if kind == "F" else 0
-            return
-        if kind in "FI":
-            left = self._between[stage]
-            if kind == "I":
-                # What a stage at the same place gave is released there, before the second part here.
-                left = float(self._parts[stage].between_bytes[0])
-                left += self._back[stage] if stage == self._first else self._apart[stage].left
-            self.kept[stage, micro_batch] = left
-        if kind in "BI":
-            self.sent += self._sent_back.get(stage, 0)
-        if kind != "F":
-            trailing = self._parts[stage].trailing_bytes[0]
-            last = micro_batch == self._micro_batches - 1
-            self.trailing = 0.0 if kind == "I" else float(trailing[int(last)])
-
-
-class _TakenApart(NamedTuple):
-    """The bytes of a micro-batch whose backward is taken apart.
-
-    Attributes:
-        needed: the most alive in the first part, beside what forward kept.
-        left: what is alive after it, beside the same.
-        gradients: the gradients of one group's parameters, in the second part.
-        passed_on: gradients that go back and are among what is left.
-    """
-
-    needed: float
-    left: float
-    gradients: float
-    passed_on: float
-
-
-def _taken_apart(evaluation: Evaluation) -> _TakenApart:
-    """Return the memory of a backward that is taken apart.
-
-    PyTorch holds the graph until the first part is over, and gradients from which those of parameters will be
-    made. What is behind the last group with a parameter, and what that saved inside, is then released.
-    """
-    batch = evaluation.batch
-    tensors, sizes = batch.graph.atoms.graph.tensors, MoveEffects(batch.prices)
-    choices = {name: int(chosen[0]) for name, chosen in evaluation.choices.items()}
-
-    def size(group: Group, names: Iterable[str]) -> float:
-        layout = batch.candidates.configurations(group)[choices[group.name]].layout
-        return sum(sizes.bytes(name, layout(name)) for name in names if tensors[name].requires_grad)
-
-    def hands_on(reader: Group, name: str) -> bool:
-        return reader.short_names[name] in batch.candidates.facts(reader)[choices[reader.name]].hands_on
-
-    waiting, gradients, behind = dict[str, float](), dict[str, float](), set[str]()
-    for group in batch.graph.groups:
-        behind.add(group.name)
-        learning = size(group, (*group.parameters, *group.shared))
-        if learning:
-            behind = {group.name}
-            gradients[group.name], waiting[group.name] = learning, size(group, group.writes)
-    schedule, simulator = batch.schedule, StepSimulator(batch)
-    transient = np.cumsum(simulator.transient[:, 0])
-    end, released, inside = schedule.forward_end, 0.0, Counter[str]()
-    for named, first, last, *_ in lower(batch).lifetimes():
-        if named.kind == "kept" and first <= end < last:
-            released += named.bytes * (named.operator in behind)
-            inside[named.operator] += named.bytes * (named.what == "saved inside for backward")
-    most = left = 0.0
-    for event in range(end, schedule.last):
-        moment, work = schedule.moments[event], float(simulator.workspace[event, 0])
-        own = moment.group if moment.kind == "compute" and moment.phase == "backward" else ""
-        if own in waiting:
-            # A whole backward releases what it saved inside as it goes.
-            work = max(work - gradients[own], 0.0) + inside[own]
-        most = max(most, left + float(transient[event]) + work)
-        left += waiting.get(own, 0.0)
-    passed_on = 0.0
-    for group in batch.graph.groups:
-        if group.anchor.target == ARRIVE:
-            readers = schedule.readers.get(group.writes[0], ())
-            if len(readers) == 1 and readers[0].name not in waiting and hands_on(readers[0], group.writes[0]):
-                passed_on += size(group, group.writes)
-    return _TakenApart(most, left - released, max(gradients.values(), default=0.0), passed_on)
 
 
 _NAMED = 8
@@ -260,7 +603,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = _arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -300,7 +643,7 @@ class PlaceLedger:
             for n in numbers
         }
         self._first = strategy.forward_only
-        self._kept = dict[tuple[int, int], float]()
+        self._kept: dict[tuple[int, int], float] = {}
         # What a backward leaves that has only made the gradients of inputs has no names.
         self._half_done: set[tuple[int, int]] = set()
 
@@ -354,8 +697,269 @@ def _named(
     return entries | {(place, whose, label, kind): rest}
 
 
-def _arriving_tensors(graph: GroupGraph) -> frozenset[str]:
+class _TransientMemory:
+    """The memory of a rank that comes and goes during a step.
+
+    Attributes:
+        kept: bytes that micro-batches keep between their actions.
+        on_the_way: bytes of buffers for expected messages, of sent messages, and of the new values of
+        buffers, which replace the old ones when the step is over. trailing: bytes of gradients of the last
+        backward, until the next one is over.
+    """
+
+    def __init__(
+        self,
+        strategy: PipelinedStrategy,
+        stages: Sequence[Evaluation],
+        place: int,
+        capability: Capability | None,
+    ):
+        self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
+        # The first stage with a backward, which returns no gradients.
+        self.first = strategy.forward_only
+        self.at_place = frozenset(strategy.stages_at(place))
+        self.kept = self.on_the_way = self.trailing = 0.0
+        self._micro_batches = strategy.micro_batches
+        self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
+        # The last bytes that a schedule that waits has sent.
+        self._sent = 0.0
+        # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that only
+        # these need of gradients that have gone back.
+        self._half_done: dict[tuple[int, int], float] = {}
+        # Those of them whose previous stage, at this place, has let go of what it gave.
+        self._alone: set[tuple[int, int]] = set()
+        shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
+        self._expected = receipts(strategy.schedule, *shape)[place]
+        self._taken, self._taken_on = _taken(strategy.schedule, *shape)
+        self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
+        self._back = {n: _back_bytes(strategy, n, stages[n]) for n in self.at_place}
+        # A stage at this place passes them on as they are.
+        self._coming_back = {
+            n: self._back.get(n + 1, departing_bytes(strategy, n, learning=True)) for n in self.at_place
+        }
+        # What a stage at this place has made, which holds it until its own backward.
+        shares = strategy.shares_arriving
+        self._given = {n: self._arriving[n] if shares(n) else 0 for n in self.at_place}
+        self._given_between = {n: _kept_given(stages[n]) if shares(n) else 0 for n in self.at_place}
+        # What a stage without a backward holds until it has come, and one with a backward until that.
+        self._sent_on = {n: departing_bytes(strategy, n) for n in self.at_place if n < self.first}
+        self._sent_with = {
+            n: _sent_bytes(strategy, n, stages[n], given=shares(n)) if n >= self.first else 0
+            for n in self.at_place
+        }
+        self._parts = {n: stages[n].metrics.parts for n in self.at_place}
+        self._split: dict[int, _SplitBackward] = {}
+        self._both_half_done: dict[int, _BothHalfDone] = {}
+        following: _Apart | None = None
+        apart = [n for n in self.at_place if n > self.first and self.schedule.apart]
+        for n in sorted(apart, reverse=True):
+            following = following if n + 1 in self.at_place else None
+            stage = _Apart(stages[n], capability, following, given=shares(n))
+            self._split[n] = stage.split()
+            if following is not None:
+                self._both_half_done[n] = stage.both_half_done()
+            following = stage
+
+    def begin(self, number: int, action: Action) -> float:
+        """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
+        that it takes over is no longer counted elsewhere.
+        """
+        kind, stage, micro_batch = action
+        self.on_the_way += sum(map(self._room, self._expected[number]))
+        if kind != "F" and stage < self.first:
+            if kind in "BI":
+                self._release_sent("B", stage, micro_batch)
+            return 0.0
+        parts, shared = self._parts[stage], self._given_between[stage]
+        between = float(parts.between_bytes[0]) + self._sent_with[stage] - shared
+        if kind == "F":
+            if stage and (stage - 1 not in self.at_place or stage <= self.first):
+                self.on_the_way -= self._arriving[stage]
+            self._release_arrived(stage, micro_batch)
+            # At its end all that is sent is alive, of which the simulator knows only what backward keeps.
+            return max(float(parts.forward_bytes[0]) - self._given[stage], self._sent_on.get(stage, 0))
+        if kind in "BI" and stage < self.last:
+            # Received by message, or taken from the next stage at this place.
+            self.on_the_way -= self._coming_back[stage]
+        if kind == "B" or stage == self.first:
+            if kind == "I":
+                self.kept -= self._sent_with[stage]
+                return self._coming_back[stage]
+            if kind == "W":
+                between += self._coming_back[stage] - self._sent_with[stage]
+            self.kept -= between
+            return self._with_gradients(stage, float(parts.backward_bytes[0])) - shared
+        split = self._split[stage]
+        if kind == "I":
+            self.kept -= between
+            needed = split.inputs_bytes
+            if (stage + 1, micro_batch) in self._half_done:
+                needed = self._both_half_done[stage].inputs_bytes
+            return self._with_gradients(stage, needed) - shared
+        self.kept -= split.between_bytes
+        if (stage, micro_batch) not in self._alone:
+            return split.weights_bytes
+        self._alone.remove((stage, micro_batch))
+        both = self._both_half_done[stage - 1]
+        self.on_the_way -= both.given_bytes
+        return both.weights_bytes
+
+    def end(self, action: Action) -> None:
+        kind, stage, micro_batch = action
+        if kind != "F" and stage < self.first:
+            return
+        if kind == "F":
+            self.kept += float(self._parts[stage].between_bytes[0]) + self._sent_with[stage]
+            self.kept -= self._given_between[stage]
+            if stage < self.first:
+                self.on_the_way += self._sent_on[stage]
+                self._release_sent("F", stage, micro_batch)
+            if micro_batch == self._micro_batches - 1:
+                self.on_the_way += self._buffers[stage]
+        elif kind == "I":
+            # No stage waits for a gradient of the first one with a backward: all of that comes later.
+            whole = stage == self.first
+            self.kept += self._coming_back[stage] if whole else self._split[stage].between_bytes
+        if kind == "I" and stage > self.first:
+            self._half_done[stage, micro_batch] = 0.0
+        both = self._both_half_done.get(stage)
+        if kind == "I" and both is not None and (stage + 1, micro_batch) in self._half_done:
+            self.on_the_way += both.given_bytes + both.sent_bytes
+            self._half_done[stage + 1, micro_batch] = both.sent_bytes
+            self._alone.add((stage + 1, micro_batch))
+        if kind == "W":
+            self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
+        if kind in "BI" and stage > self.first:
+            back = self._back[stage]
+            self.on_the_way += back - self._sent
+            if self.schedule.waits:
+                self._sent = back
+        if kind != "F":
+            trailing = self._parts[stage].trailing_bytes[0]
+            self.trailing = (
+                0.0 if kind == "I" else float(trailing[int(micro_batch == self._micro_batches - 1)])
+            )
+
+    def _room(self, receipt: Receipt) -> float:
+        return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
+
+    def _with_gradients(self, stage: int, needed: float) -> float:
+        kept = float(self._parts[stage].between_bytes[0]) + self._sent_with[stage]
+        return max(needed, kept + self._coming_back[stage])
+
+    def _release_sent(self, kind: str, stage: int, micro_batch: int) -> None:
+        if stage + 1 not in self.at_place:
+            self.on_the_way -= self._sent_on[stage] * len(self._taken_on[stage].get((kind, micro_batch), ()))
+
+    def _release_arrived(self, stage: int, micro_batch: int) -> None:
+        if self.schedule.waits:
+            self.on_the_way -= self._sent
+            self._sent = 0.0
+        elif stage and stage - 1 not in self.at_place:
+            taken = self._taken[stage].get(micro_batch, ())
+            self.on_the_way -= sum(self._back[stage] - self._still_needed(stage, m) for m in taken)
+
+    def _still_needed(self, stage: int, micro_batch: int) -> float:
+        if (stage, micro_batch) not in self._half_done:
+            return 0.0
+        self._half_done[stage, micro_batch] = self._split[stage].sent_bytes
+        return self._split[stage].sent_bytes
+
+
+def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
+    """Return the tensors that arrive in a stage."""
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
+
+
+_Found = TypeVar("_Found")
+
+
+def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation], _Found]:
+    known: WeakKeyDictionary[Evaluation, _Found] = WeakKeyDictionary()
+
+    @wraps(of_stage)
+    def of(evaluation: Evaluation) -> _Found:
+        if evaluation not in known:
+            known[evaluation] = of_stage(evaluation)
+        return known[evaluation]
+
+    return of
+
+
+@_once_each
+def _kept_given(evaluation: Evaluation) -> int:
+    batch = evaluation.batch
+    arriving = arriving_tensors(batch.graph)
+    end = batch.schedule.forward_end
+    return sum(
+        named.bytes
+        for named, first, last, *_ in lower(batch).lifetimes()
+        if named.tensor in arriving and first <= end < last
+    )
+
+
+def _back_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation) -> int:
+    sent_bytes, tensors = arriving_bytes(strategy, number, learning=True), strategy.graph.atoms.graph.tensors
+    learning = [name for name in strategy.parts[number].arriving if tensors[name].requires_grad]
+    # Of several, some may share a storage, which is then sent several times.
+    return sent_bytes if len(learning) <= 1 else min(sent_bytes, _given_back(stage))
+
+
+@_once_each
+def _given_back(evaluation: Evaluation) -> int:
+    batch = evaluation.batch
+    position = batch.schedule.position
+    groups = [group.name for group in batch.graph.groups if group.anchor.target == ARRIVE]
+    all_made = min((position("backward", "compute", name) for name in groups), default=-1)
+    # Gradients of parameters may be on their way to their shards then.
+    others = {PACKED}.union(tensor.name for tensor in batch.graph.atoms.graph.parameters)
+    return sum(
+        named.bytes
+        for named, first, last, *_ in lower(batch).lifetimes()
+        if named.kind != "kept" and first <= all_made < last and named.tensor not in others
+    )
+
+
+def _sent_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation, *, given: bool) -> int:
+    """Return the bytes of tensors without a gradient that a stage sends on and keeps for nothing else, of a
+    micro-batch; schedules hold them until its backward.
+
+    Args:
+        given: whether what arrives is what the previous stage has at the same place.
+    """
+    tensors, graph = strategy.graph.atoms.graph.tensors, stage.batch.graph
+    departing = strategy.parts[number].departing
+    if all(tensors[name].requires_grad for name in departing):
+        return 0
+    elsewhere = _kept_tensors(stage) | (arriving_tensors(graph) if given else frozenset())
+    simulated = (group.reads[0] for group in graph.groups if group.anchor.target == DEPART)
+    return sum(
+        crossing_bytes(strategy.stages[number], departing_group(name), name)
+        for name, there in zip(departing, simulated, strict=True)
+        if not tensors[name].requires_grad and there not in elsewhere
+    )
+
+
+@_once_each
+def _kept_tensors(evaluation: Evaluation) -> frozenset[str]:
+    batch = evaluation.batch
+    end = batch.schedule.forward_end
+    lifetimes = lower(batch).lifetimes()
+    return frozenset(named.tensor for named, first, last, *_ in lifetimes if first <= end < last)
+
+
+_Arrivals = dict[tuple[str, int], tuple[int, ...]]
+
+
+@lru_cache(maxsize=256)
+def _taken(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[tuple[dict[int, tuple[int, ...]], ...], tuple[_Arrivals, ...]]:
+    actions, stages = place_actions(name, places, per_place, micro_batches), range(places * per_place)
+    return (
+        tuple(taken_back(name, actions, stage) for stage in stages),
+        tuple(taken_on(name, actions, stage) for stage in stages),
+    )
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
@@ -367,12 +971,13 @@ def owned_by_place(
     stages: Sequence[Evaluation],
     place: int,
     actions: Sequence[Action],
+    capability: Capability | None = None,
 ) -> list[Owned]:
     """Return everything alive on a rank of a place, each with the points of its memory curve between which it
     is alive.
     """
     ledger = PlaceLedger(strategy, stages, strategy.stages_at(place))
-    points = len(list(memory_of_actions(strategy, stages, place, actions, ledger)))
+    points = len(list(memory_of_actions(strategy, stages, place, actions, capability, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
     words.append("the end of the step")
     owned: list[Owned] = []

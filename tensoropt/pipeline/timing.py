@@ -73,6 +73,13 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
     )
 
 
+def new_buffer_bytes(strategy: Strategy) -> int:
+    """Return the bytes of the new values that a stage gives to buffers; every rank of the stage has them
+    whole."""
+    graph = strategy.graph.atoms.graph
+    return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
+
+
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
     """Return the bytes of a parameter's gradient on one rank of the stage; without ``inner`` on the fullest
     rank."""

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -32,7 +33,7 @@ from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import reads_of
 from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
-from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, flops_of
+from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import (
     TensorSpec,
@@ -339,6 +340,31 @@ def _observed(work: Workload, training: bool) -> Facts:
     return on_fake_tensors(work, lambda tensors: _Probe(work, tensors, training).observe(), KernelStorages())
 
 
+_SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
+"""The facts of workloads whose backward was taken apart before: layers repeat, and few of them are
+different."""
+
+
+def find_split_facts(work: Workload, capability: Capability | None = None) -> SplitFacts:
+    """Run a training workload on fake tensors and determine what is alive if its backward is taken apart;
+    arguments as for :func:`find_facts`.
+    """
+    key = work.key, capability
+    if key not in _SPLIT:
+        kernels = nullcontext() if capability is None else CudaAttention(capability)
+        with kernels:
+            last, facts = (
+                on_fake_tensors(work, partial(_split_facts, work, last=last), KernelStorages())
+                for last in (True, False)
+            )
+            _SPLIT[key] = facts._replace(released_bytes=last.released_bytes)
+    return _SPLIT[key]
+
+
+def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
+    return _Probe(work, tensors, training=True).observe_split(last=last)
+
+
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
@@ -471,6 +497,7 @@ class _Probe:
         self.calls: list[tuple[int, bool]] = []
         self.work_of_calls: list[CallWork] = []
         self.sizes = {name: spec.bytes for name, spec, _ in work.inputs}
+        self.packed: list[tuple[str, weakref.ref]] = []
         self.live = LiveTensors()
         self.peaks = _PeakTracker(self.live)
 
@@ -483,6 +510,15 @@ class _Probe:
         name, role = self.given[storage._cdata]
         self.touched[name] = self.touched.get(name, 0) + 1
         return (value, name) if role == "parameter" else value
+
+    def _pack_alone(self, value: torch.Tensor) -> Any:
+        """Record the same, without the node that made the tensor: a node that saves its own result would hold
+        itself until the graph is collected.
+        """
+        alone = value.detach()
+        if (given := self.given.get(alone.untyped_storage()._cdata)) is not None:
+            self.packed.append((given[0], weakref.ref(alone)))
+        return self._pack(alone)
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         """Return a saved tensor; a gathered parameter is alive as long as the node that asks for it runs."""
@@ -534,15 +570,76 @@ class _Probe:
             lies_in_free=lies_in_free,
         )
 
-    def _forward(self, taken: dict[str, torch.Tensor]) -> None:
-        """Run forward; gradients of the reads will be stored in ``taken``."""
+    def observe_split(self, *, last: bool) -> SplitFacts:
+        """Run forward and a backward taken apart, as PyTorch's pipelines do.
+
+        Args:
+            last: whether no later workload holds the graph of this one while the gradients of parameters are
+                made.
+        """
+        # Imported only here, as importing PyTorch's distributed part takes a while.
+        from torch.distributed.pipelining._backward import stage_backward_input
+
+        learning = [(self.tensors[n], role) for n, spec, role in self.work.inputs if spec.requires_grad]
+        reads, parameters = ([t for t, role in learning if role == of] for of in ("read", "parameter"))
+        taken: dict[str, torch.Tensor] = {}
+        self._forward(taken, self._pack_alone)
+        kept, live = sum(storage.nbytes() for storage in self.saved.values()), self.live
+        self.saved.clear()
+        names = [n for n in self.work.writes if self.tensors[n].requires_grad]
+        if not names or not reads:
+            return SplitFacts()
+        later = [] if last else [self.tensors[n].grad_fn for n in names]
+        incoming = _Incoming(live, names)
+        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
+        for name in self.work.writes:
+            self.tensors.pop(name, None)
+        self.peaks.take()
+        live.restart()
+        start = [torch.ones((), device=root.device)]
+        with live:
+            _, groups = stage_backward_input([root], start, reads, iter(cast("list[Any]", parameters)))
+        self.peaks.close(ended=True)
+        peaks = self.peaks.take()
+        taken.clear()
+        del root, start
+        gradients = _gradients_of(groups)
+        waiting = sum(gradients.values())
+        facts = SplitFacts(
+            peaks.above(kept),
+            peaks.above(kept, own=True),
+            waiting,
+            tuple(name for storage, name in incoming.left.items() if storage in gradients),
+            released_bytes=max(kept + waiting - live.now, 0) if last else 0,
+        )
+        if not groups or last:
+            return facts
+        live.restart()
+        with live:
+            add_weight_gradients(groups)
+        self.peaks.close(ended=True)
+        most = self.peaks.take().above(kept + waiting)
+        for parameter in parameters:
+            parameter.grad = None
+        kept_reads = {name for name, _, role in self.work.inputs if role == "read"} & self.touched.keys()
+        reads_used = kept_reads - {name for name, packed in self.packed if packed() is not None}
+        facts = facts._replace(
+            weights_bytes=most, used_bytes=max(kept - live.now, 0), reads_used=tuple(sorted(reads_used))
+        )
+        del later  # held until here
+        return facts
+
+    def _forward(
+        self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
+    ) -> None:
+        """Run forward; gradients of the reads will be stored in ``taken``. ``pack`` records what is saved."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
             for name, spec, role in self.work.inputs:
                 if role == "read" and spec.requires_grad:
                     self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack or self._pack, self._unpack)
         with torch.set_grad_enabled(self.training), self.live, hooks:
             run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
 
@@ -649,6 +746,30 @@ class _Probe:
             else:
                 first[key] = name
         return _Gradients(hands_on, extents)
+
+
+def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
+    """Make the gradients of parameters that the first part of a backward left, and add them to the leaves.
+
+    PyTorch's own loop over the groups holds the gradients of one until it has made those of the next.
+    """
+    # Imported only here, as importing PyTorch's distributed part takes a while.
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    while groups:
+        group = groups.pop(0)
+        stage_backward_weight(iter([node.variable for node in group["params"]]), [group])
+
+
+def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the bytes of the gradients that wait in a split backward, by storage."""
+    return {
+        gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
+        for group in groups
+        for of_node in group.get("grads", ())
+        for gradient in of_node or ()
+        if gradient is not None
+    }
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:

@@ -69,6 +69,34 @@ class BackwardRun(NamedTuple):
     own_begin_bytes: int = 0
 
 
+class SplitFacts(NamedTuple):
+    """The memory of one workload whose backward is taken apart: first the gradients of what it reads, later
+    those of its parameters; bytes of one rank and one micro-batch.
+
+    Attributes:
+        inputs_bytes: the most that is alive while the gradients of reads are made, above ``kept_bytes``, none
+            of which is released meanwhile.
+        own_inputs_bytes: the same if the incoming gradients belong to another owner, which counts them.
+        waiting_bytes: the gradients of results that wait for those of parameters to be made from them.
+        waiting_results: the results whose incoming gradients are among these.
+        released_bytes: the part of ``kept_bytes`` that only operators behind the last one with a parameter
+            need; it is released if no later workload has any.
+        weights_bytes: the most that is alive while the gradients of parameters are made, above what is kept
+            and waits.
+        used_bytes: the part of ``kept_bytes`` that is released as these gradients are made.
+        reads_used: the kept reads that are released then, as far as this workload is concerned.
+    """
+
+    inputs_bytes: int = 0
+    own_inputs_bytes: int = 0
+    waiting_bytes: int = 0
+    waiting_results: tuple[str, ...] = ()
+    released_bytes: int = 0
+    weights_bytes: int = 0
+    used_bytes: int = 0
+    reads_used: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Facts:
     """The facts of one workload: bytes and FLOP of one rank and one micro-batch.

@@ -22,7 +22,7 @@ from tensoropt.pipeline.evaluate import (
     fits,
     stage_works,
 )
-from tensoropt.pipeline.memory import PlaceLedger, memory_of_actions
+from tensoropt.pipeline.memory import PlaceLedger, Receipt, memory_of_actions, receipts
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy, place_actions
@@ -247,25 +247,21 @@ def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, in
     ]
 
 
-def near(predicted: list[float]) -> Any:
-    """Within 3 %, or a few messages of such small models."""
-    return pytest.approx(predicted, rel=0.03, abs=4096)
-
-
-def test_gpipe_keeps_every_micro_batch_until_its_backward() -> None:
+def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
     kept, forward, backward = 2 * ROWS, 3 * ROWS, BACKWARD
+    # What went forward has come when its gradient does, so that place 0 holds nothing.
     assert kept_and_needed(evaluated(halves("gpipe")), 0) == [
         ("F0", 0, forward), ("F1", kept, forward), ("F2", 2 * kept, forward), ("F3", 3 * kept, forward),
         ("B0", 3 * kept, backward), ("B1", 2 * kept, backward), ("B2", kept, backward), ("B3", 0, backward),
         ("end", 0, 2 * WEIGHT),
     ]  # fmt: skip
-    # With every backward of place 1, which also keeps what arrived, one more that it sent.
+    # With every backward of place 1 one more.
     assert [needed for name, _, needed in kept_and_needed(evaluated(halves("gpipe")), 1) if "B" in name] == [
         BACKWARD + ROWS, BACKWARD + 2 * ROWS, BACKWARD + 3 * ROWS, BACKWARD + 4 * ROWS,
     ]  # fmt: skip
 
 
-def test_1f1b_has_few_micro_batches_in_flight() -> None:
+def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
     strategy = split_along_the_batch(problem(four).graph, (1, 2), (4, 3))
     found = kept_and_needed(evaluated(strategy), 1)
     # The middle one of three places: what arrived and what the layer made, of two micro-batches.
@@ -300,6 +296,7 @@ def test_room_is_taken_for_what_is_to_come() -> None:
     found = kept_and_needed(evaluated(halves("zero_bubble")), 0)
     needed = {name: needed for name, _, needed in found}
     assert (needed["F1"], needed["F2"]) == (3 * ROWS, 4 * ROWS)
+    assert receipts("zero_bubble", 2, 1, 4)[0][4] == (Receipt(back=True, stage=0, micro_batch=1),)
 
 
 def test_stages_of_one_place_share_what_passes_between_them() -> None:
@@ -326,7 +323,7 @@ def test_a_place_has_the_parameters_of_all_its_stages() -> None:
 
 
 def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
-    """It holds what it sent until where its backward would be."""
+    """It holds what it sent until that has come: until the next message, or all forwards are over."""
     graph = problem(frozen).graph
     cuts, row = [Cutter(graph).beginning("blocks.2")], 24 * 4
     few = evaluated(split_along_the_batch(graph, cuts, (4, 2), "1f1b"))
@@ -338,8 +335,8 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
     needed = {name: size for name, _, size in curve}
     sent, forward = 16 * row, needed["F0"]
     assert needed == {
-        "F0": forward, "F1": forward + sent, "B0": sent, "F2": forward + sent, "B1": sent,
-        "F3": forward + sent, "B2": sent, "B3": 0, "end": 0,
+        "F0": forward, "F1": forward + sent, "B0": 0, "F2": forward, "B1": 0, "F3": forward, "B2": 0, "B3": 0,
+        "end": 0,
     }  # fmt: skip
     every = {
         name: size
@@ -348,7 +345,7 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
         )
     }
     assert [every[f"F{n}"] for n in range(4)] == [forward + n * sent for n in range(4)]
-    assert (every["B0"], every["B3"]) == (3 * sent, 0)
+    assert every["B0"] == 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
@@ -356,8 +353,8 @@ def test_a_ledger_has_what_stages_without_a_backward_hold(schedule: str) -> None
     graph = problem(frozen).graph
     found = evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.2")], (4, 2), schedule))
     for place, actions in enumerate(place_actions(schedule, 2, 1, 4)):
-        ledger = PlaceLedger(found.strategy, found.stages, found.strategy.stages_at(place))
-        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, ledger))
+        ledger = PlaceLedger(found.strategy, found.stages, (place,))
+        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, None, ledger))
         lasting = found.stages[place].metrics.memory[0][:3].sum()
         for entries, (_, kinds) in zip(ledger.entries, curve, strict=True):
             assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())
@@ -430,11 +427,14 @@ def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cut"), [("tests.costs.models:three", 1), ("tests.execute.models:transformer", 10)]
 )
-def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(name: str, cut: int, schedule: str) -> None:
+def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
+    name: str, cut: int, schedule: str
+) -> None:
     loaded = load_model(ModelSpec(name))
     strategy = split_along_the_batch(loaded.graph, (cut,), (4, 2), schedule)
     found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.03)
+    # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=96)
 
 
 @pytest.mark.slow
@@ -454,7 +454,7 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
     assert max(alive) > 1000.0
-    assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.03)
+    assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
     assert found.busiest.compute_s + found.busiest.exposed_s + found.idle_s == pytest.approx(found.time_s)
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
@@ -480,7 +480,7 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
     loaded = load_model(ModelSpec(name))
     strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
     found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.memory_tracked_of_ranks == near(found.memory.sum(axis=1).tolist())
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.003)
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
@@ -497,10 +497,18 @@ def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name: str, s
     for seed in range(2):
         strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
         found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-        if not SCHEDULES[schedule].apart and name != "frozen_encoder":
-            # Elsewhere a message of what is frozen is more than 3 % of models as small as these.
-            assert issued.memory_tracked_of_ranks == near(found.memory.sum(axis=1).tolist()), strategy.cuts
+        predicted = found.memory.sum(axis=1).tolist()
+        assert issued.memory_tracked_of_ranks == pytest.approx(predicted, rel=0.005), strategy.cuts
         check_issued(found, issued)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_a_gradient_of_two_tensors_goes_back_as_one_copy(schedule: str) -> None:
+    loaded = load_model(ModelSpec("tests.pipeline.models:turned"))
+    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2), schedule)
+    assert len(strategy.parts[1].arriving) == 2
+    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=256)
 
 
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
@@ -516,7 +524,7 @@ def test_a_ledger_has_what_is_alive_and_no_more(schedule: str) -> None:
     found = evaluated(halves(schedule, 16))
     for place, actions in enumerate(place_actions(schedule, 2, 1, 16)):
         ledger = PlaceLedger(found.strategy, found.stages, found.strategy.stages_at(place))
-        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, ledger))
+        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, None, ledger))
         lasting = found.stages[place].metrics.memory[0][:3].sum()
         for entries, (_, kinds) in zip(ledger.entries, curve, strict=True):
             assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())

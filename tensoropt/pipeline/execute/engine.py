@@ -23,7 +23,6 @@ from tensoropt.engine.lower import Lowered
 from tensoropt.engine.lowered_call import CallGraph, LoweredCall
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import REPLICATE
-from tensoropt.pipeline.arrivals import taken_back, taken_on
 from tensoropt.pipeline.execute.stage import (
     RunningStage,
     StagedParameters,
@@ -32,6 +31,7 @@ from tensoropt.pipeline.execute.stage import (
     TrailingGradients,
 )
 from tensoropt.pipeline.execute.staged_call import StagedCall
+from tensoropt.pipeline.memory import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
 _SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -26,6 +26,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
 from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.profiling.fact_finding import add_weight_gradients
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
 
@@ -396,7 +397,7 @@ class RunningStage(PipelineStage):
         taken: for each micro-batch, those whose gradients have reached the stage before once this stage has
             the input of its forward.
         taken_on: the micro-batches whose tensors have reached the next stage, if this one has no backward
-            (:func:`tensoropt.pipeline.arrivals.taken_on`).
+            (:func:`tensoropt.pipeline.memory.taken_on`).
         waits: whether the schedule waits for a gradient to be sent before it asks for the next to be sent.
     """
 
@@ -602,7 +603,7 @@ class RunningStage(PipelineStage):
     ) -> Any:
         """Run a backward, or a part of one."""
         if backward_type == "weight":
-            _add_weight_gradients(bwd_kwargs["param_groups"])
+            add_weight_gradients(bwd_kwargs["param_groups"])
             return (), None
         if backward_type == "input" and not self.engine.part.returns_gradients:
             # Nobody waits for gradients, so all are made in the second part. The schedule detaches a loss in
@@ -635,16 +636,3 @@ class RunningStage(PipelineStage):
             }
             self.backward_maybe_with_nosync("full", whole, last_backward=last_backward)
         self.engine.end_backward_of()
-
-
-def _add_weight_gradients(groups: list[dict[str, Any]]) -> None:
-    """Make the gradients of parameters that the first part of a backward left, and add them to the leaves.
-
-    PyTorch's own loop over the groups holds the gradients of one until it has made those of the next.
-    """
-    # Imported only here, as importing PyTorch's distributed part takes a while.
-    from torch.distributed.pipelining._backward import stage_backward_weight
-
-    while groups:
-        group = groups.pop(0)
-        stage_backward_weight(iter([node.variable for node in group["params"]]), [group])

@@ -125,7 +125,7 @@ def activation_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> floa
         for n in of.strategy.stages_at(0)
     }
     ledger = _Kept(shares)
-    for _ in memory_of_actions(*_of_place(of, 0), ledger):
+    for _ in memory_of_actions(*_of_place(of, 0), of.capability, ledger):
         pass
     return ledger.most
 
@@ -204,7 +204,7 @@ def requested(
     of = found.evaluation
     if isinstance(found, PinnedPoint):
         return step_requests(of.batch, 0), found.point.terms, 0
-    return place_requests(*_of_place(of, of.fullest)), of.terms[of.fullest], of.fullest
+    return place_requests(*_of_place(of, of.fullest), of.capability), of.terms[of.fullest], of.fullest
 
 
 def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipelinePoint) -> float:

@@ -20,6 +20,7 @@ from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.pipeline.memory import memory_of_actions
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
+from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.simulate.step import Instruction, lower
 from tests.benchmarks.published.requests import (
     WORKSPACE,
@@ -35,16 +36,18 @@ def place_requests(
     stages: Sequence[Evaluation],
     place: int,
     actions: Sequence[Action],
+    capability: Capability | None = None,
 ) -> RankRequests:
     """Return the requests of a rank of a place.
 
     Args:
         actions: all actions of the place, in order.
+        capability: the compute capability whose attention kernels are asked what they keep.
     """
     numbers = strategy.stages_at(place)
     of_stages = {n: _StageRequests(stages[n], given=strategy.shares_arriving(n)) for n in numbers}
     made = _PlaceRequests(of_stages, strategy.forward_only)
-    for _ in memory_of_actions(strategy, stages, place, actions, made):
+    for _ in memory_of_actions(strategy, stages, place, actions, capability, made):
         pass
     stored = [stored_blocks(stages[n].batch, 0) for n in numbers]
     lasting, state = ([*chain(*blocks)] for blocks in zip(*stored, strict=True))

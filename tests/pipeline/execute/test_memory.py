@@ -13,7 +13,7 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.pipeline.test_evaluate import evaluated
 
-NEAR = 0.03
+NEAR = 0.01
 """By how much a peak may differ from what is predicted."""
 
 

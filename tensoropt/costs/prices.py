@@ -444,20 +444,9 @@ class _FreeCommunication:
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
         return 0.0
 
-    def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        return 0.0
-
-    def pair_source(self, first: int, second: int) -> str:
-        return "data sheet"
-
     described = "free"
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
     """Return the prices at which nothing takes any time, to track only bytes and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)
-
-
-FREE_COMMUNICATION: LinkCosts = _FreeCommunication()
-"""Collectives and messages that take no time, for the time of a step that is bounded by its computation
-alone."""

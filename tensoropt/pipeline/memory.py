@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -92,6 +93,18 @@ def memory_of_actions(
     yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, sum(end.values())])
 
 
+@lru_cache(maxsize=256)
+def _messages(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[list[list[Counter[tuple[bool, int]]]], list[dict[int, tuple[int, ...]]]]:
+    """Return (:func:`asked_for`, none where messages are asked for as they are needed; :func:`taken_back` of
+    each stage)."""
+    actions = place_actions(name, places, per_place, micro_batches)
+    early = schedule_named(name).several
+    asked = asked_for(actions) if early else [[Counter[tuple[bool, int]]() for _ in own] for own in actions]
+    return asked, [taken_back(name, actions, stage) for stage in range(places * per_place)]
+
+
 class _TransientMemory:
     """The memory of a rank that comes and goes during a step.
 
@@ -110,7 +123,7 @@ class _TransientMemory:
         self._first, last = strategy.forward_only, len(strategy.stages) - 1
         self._micro_batches, numbers = strategy.micro_batches, strategy.stages_at(place)
         per_place = (last + 1) // strategy.places
-        actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
+        asked, taken = _messages(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
         self._parts = {n: stages[n].metrics.parts for n in numbers}
         self._between = {n: float(self._parts[n].between_bytes[0]) for n in numbers}
         self._sent_on = {n: departing_bytes(strategy, n) for n in numbers if n < self._first}
@@ -122,13 +135,10 @@ class _TransientMemory:
         schedule = schedule_named(strategy.schedule)
         sending = [n for n in numbers if n > self._first and n - 1 not in numbers]
         self._sent_back = {n: float(arriving_bytes(strategy, n, learning=True)) for n in sending}
-        self._taken = {n: taken_back(strategy.schedule, actions, n) for n in sending}
+        self._taken = {n: taken[n] for n in sending}
         arriving = {(False, n): arriving_bytes(strategy, n) for n in numbers}
         arriving |= {(True, n): self._back[n] for n in numbers}
-        self._asked = [
-            sum(arriving[message] * count for message, count in asked.items())
-            for asked in (asked_for(actions)[place] if schedule.several else ())
-        ]
+        self._asked = iter([sum(arriving[m] * count for m, count in each.items()) for each in asked[place]])
         self._apart = {n: _taken_apart(stages[n]) for n in numbers if schedule.apart and n > self._first}
         for n, of in self._apart.items():
             if n in self._sent_back:
@@ -137,7 +147,7 @@ class _TransientMemory:
     def begin(self, action: Action) -> float:
         """Begin an action, and return the bytes that it needs itself, with what its micro-batch kept."""
         kind, stage, micro_batch = action
-        self.asked = self._asked.pop(0) if self._asked else 0.0
+        self.asked = next(self._asked)
         if kind == "F":
             if stage in self._taken:
                 self.sent -= self._sent_back[stage] * len(self._taken[stage].get(micro_batch, ()))

@@ -224,7 +224,6 @@ class RecordedCosts:
     Args:
         cluster: the exploration's, or one with the same devices and other links.
         settings: those of the exploration.
-        links: the seconds of collectives and messages on every mesh, in place of those of the cluster.
         part: the costs of a part of the devices, in place of the whole's.
     """
 
@@ -233,10 +232,9 @@ class RecordedCosts:
         recorded: Recorded,
         cluster: Cluster,
         settings: Settings,
-        links: LinkCosts | None = None,
         part: RecordedPart | None = None,
     ):
-        self.recorded, self.cluster, self.settings, self.links = recorded, cluster, settings, links
+        self.recorded, self.cluster, self.settings = recorded, cluster, settings
         self.part = part or recorded.whole
         self.optimizer, self.training = settings.optimizer, settings.mode == "train"
         self.beside = runs_beside(cluster.device_type, settings.overlap)
@@ -254,7 +252,7 @@ class RecordedCosts:
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         devices = tuple(ordered[rank % len(ordered)] for rank in range(self.cluster.device_count))
         cluster, part = replace(self.cluster, devices=devices), self._part(_place_key(kinds))
-        return RecordedCosts(self.recorded, cluster, self.settings, self.links, part)
+        return RecordedCosts(self.recorded, cluster, self.settings, part)
 
     def compute(self) -> RecordedCompute:
         """Return the seconds of workloads that all devices run at once."""
@@ -290,11 +288,11 @@ class RecordedCosts:
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
         """Return the figures of a mesh's links."""
         label = _with_pairs(mesh) if pairs else mesh.label
-        if pairs and self.links is None and self.recorded.links and label not in self.recorded.links:
+        if pairs and self.recorded.links and label not in self.recorded.links:
             raise TensorOptError(
                 f"the timed links of mesh {mesh.label} were saved without those of messages; explore again"
             )
-        return self.links or CommunicationModel(self.cluster, mesh, self.recorded.links.get(label))
+        return CommunicationModel(self.cluster, mesh, self.recorded.links.get(label))
 
 
 @dataclass(frozen=True)

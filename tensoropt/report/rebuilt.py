@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
-from tensoropt.costs.prices import ClusterCosts, LinkCosts
+from tensoropt.costs.prices import ClusterCosts
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
 from tensoropt.evaluation.evaluate import evaluate_on
@@ -196,18 +196,10 @@ class Rebuilt:
     cluster: Cluster
     settings: Settings
 
-    def costs(
-        self,
-        *,
-        cluster: Cluster | None = None,
-        recorded: Recorded | None = None,
-        communication: LinkCosts | None = None,
-    ) -> RecordedCosts:
-        """Return the costs of its exploration, or those of another cluster with the same meshes, other
-        seconds of workloads and links, or collectives and messages that are priced differently."""
-        return RecordedCosts(
-            recorded or self.recorded, cluster or self.cluster, self.settings, links=communication
-        )
+    def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
+        """Return the costs of its exploration, or those of another cluster with the same meshes, or other
+        seconds of workloads and links."""
+        return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:
         """Return a step, simulated at the exploration's costs or at changed ones, see :meth:`costs`."""

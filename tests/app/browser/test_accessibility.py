@@ -109,7 +109,7 @@ def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., An
     assert download.value.suggested_filename == "plan.json"
     page.keyboard.press("Escape")
     page.wait_for_selector(".files a", state="hidden")
-    assert page.evaluate("document.activeElement.id") == "export-open"
+    page.wait_for_function("document.activeElement.id === 'export-open'")
     reach(page, "#answer a")
     page.keyboard.press("Enter")
     page.wait_for_selector("#details-head strong")

@@ -46,7 +46,7 @@ def test_five_questions_are_answered_without_scrolling(site: Site, opened: Calla
 
 
 def searched(page: Any, part: str) -> None:
-    page.wait_for_function("part => location.search.includes(part)", arg=part)
+    page.wait_for_function("part => `${location.search}&`.includes(part)", arg=part)
 
 
 @pytest.mark.slow

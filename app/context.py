@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
@@ -16,6 +16,9 @@ from .recent import Recent
 from .state import View
 from .views.frontier import FrontierData
 
+if TYPE_CHECKING:
+    from tensoropt.session.told import ToldJob
+
 
 @dataclass
 class Context:
@@ -25,13 +28,19 @@ class Context:
     jobs: JobManager | None = None
     frontiers: Recent = field(default_factory=Recent)
     details: Recent = field(default_factory=lambda: Recent(size=6))
-    owners: Recent = field(default_factory=lambda: Recent(size=3))
+    told: Recent = field(default_factory=lambda: Recent(size=32))
 
     @property
     def manager(self) -> JobManager:
         """The jobs of a dashboard that has them."""
         assert self.jobs is not None
         return self.jobs
+
+    def view_from(self, search: Any) -> View:
+        """Return the view that an address asks for; without an exploration, that of the first one."""
+        view = View.from_query(str(search or ""))
+        first = None if view.exploration else next(iter(self.library.entries()), None)
+        return replace(view, exploration=first.key) if first else view
 
     def exploration(self, view: View) -> Exploration | None:
         """Return the view's exploration; None if the view names none."""
@@ -69,9 +78,19 @@ class Context:
         # The exploration is part of the value here, too.
         return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
-    def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
-        """Return (everything about one point, "") or (None, why there is nothing)."""
-        try:
-            return self.detail(data, point), ""
-        except TensorOptError as error:
-            return None, str(error)
+    def told_job(self, data: FrontierData, point: int, launcher: str) -> ToldJob:
+        """Return the nearest job to a point that a launcher can be told; it is priced, which takes up to
+        minutes, once for all who ask.
+
+        Raises:
+            TensorOptError: there is none; the message says why.
+        """
+        # Here, as it opens the search's modules, which pages do without.
+        from tensoropt.saved import export_job
+
+        shown = data.exploration
+        made: tuple[Any, ToldJob] = self.told.get(
+            (id(shown), point, launcher),
+            lambda: (shown, export_job(shown, launcher, point + 1, nearest=True, progress=False)),
+        )
+        return made[1]

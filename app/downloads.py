@@ -17,7 +17,7 @@ from flask import Response, request
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.export import write_frontier_csv, write_frontiers_csv, write_strategies_csv
 from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
@@ -34,9 +34,8 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
     if view is None:
         return path
     limits = View(
-        budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, currency=view.currency,
-        amount=view.amount,
-    ).to_query()  # fmt: skip
+        budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, amount=view.amount
+    ).to_query()
     return f"{path}&{limits}" if limits else path
 
 
@@ -125,6 +124,21 @@ def register(app: Dash, context: Context) -> None:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(text, mimetype=media, headers=headers)
+
+    @app.server.get("/download/several/<names>")
+    def several(names: str) -> Response:
+        found: dict[str, Exploration] = {}
+        for key in View.from_query(f"beside={quote(names, safe=',')}").beside:
+            try:
+                found[key] = context.library.load(key)
+            except TensorOptError as error:
+                return _words(404, str(error))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file.csv"
+            write_frontiers_csv(found, path)
+            text = path.read_bytes()
+        headers = {"Content-Disposition": 'attachment; filename="frontiers.csv"'}
+        return Response(text, mimetype="text/csv", headers=headers)
 
 
 def _words(status: int, text: str) -> Response:

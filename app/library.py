@@ -11,28 +11,20 @@ hundredth of that. An exploration that cannot be read is listed with its fault a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.cluster_offers import (
-    ClusterCurve,
-    SomeDevices,
-    folders_in,
-    same_step,
-    some_devices,
-)
+from tensoropt.exploration.cluster_offers import SomeDevices, folders_in, same_step, some_devices
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED, Costs, read_costs, read_described
 from tensoropt.exploration.verified import Verified, load_verified
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.settings import settings_fields
 
-from .labels import Labels
 from .recent import Recent
 
 _MOST = 10_000
@@ -49,24 +41,20 @@ class Head:
         cluster: its name.
         step: a key that comparable explorations share (:func:`same_step`).
         kind: the kind of the devices with the least memory.
-        price: the price of a device-hour; None if unknown.
         kinds: the kinds of its cluster's devices, with the fields that a tariff needs.
         settings: what distinguishes two explorations of one model, as pairs of name and words.
         batch: samples per step; None if unknown.
         devices: the number of the cluster's devices.
-        capacity_bytes: the memory of the devices with the least of it.
     """
 
     source: str = ""
     cluster: str = ""
     step: tuple[Any, ...] = ()
     kind: str = ""
-    price: float | None = None
     kinds: tuple[SomeDevices, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     devices: int = 0
-    capacity_bytes: float = 0.0
     fault: str = ""
 
 
@@ -110,14 +98,11 @@ def _head(folder: Path) -> Head:
     if not cluster["kinds"]:
         raise TensorOptError("its cluster has no devices")
     least = min(cluster["kinds"], key=lambda kind: float(kind["memory_bytes"]))
-    prices = [kind.get("price_per_hour") for kind in cluster["kinds"]]
     return Head(
         source=str(model["source"]),
         cluster=str(cluster["name"]),
         step=same_step(str(model["fingerprint"]), settings),
         kind=str(least["name"]),
-        # A cluster with one price missing has none: a sum of what is known would be too low.
-        price=None if None in prices else max(map(float, prices)),
         kinds=some_devices(cluster),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
@@ -127,7 +112,6 @@ def _head(folder: Path) -> Head:
         ),
         batch=_batch(model),
         devices=len(cluster.get("devices", ())),
-        capacity_bytes=float(least["memory_bytes"]),
     )
 
 
@@ -165,26 +149,11 @@ class Entry:
         key: its name in URLs.
         folder: its folder.
         origin: ``ready-made``, ``opened`` or ``job``.
-        newer: its folder with planners beside it, if they were run; that is what pages show.
-        also: the keys of job results that are, or were, shown in its place.
     """
 
     key: str
     folder: Path
     origin: str
-    newer: Path | None = None
-    also: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> Path:
-        """The folder whose exploration pages show."""
-        return self.newer or self.folder
-
-    @property
-    def identity(self) -> str:
-        """The identity that stays the same whichever folder a dashboard was started with: names are kept by
-        it."""
-        return str(self.folder.resolve()) if self.origin == "opened" else self.key
 
 
 class UnknownExplorationError(TensorOptError):
@@ -199,7 +168,6 @@ class Library:
         jobs: returns (job id, folder) of the jobs that left a result.
         ready_made: the folder of the package's own explorations.
         names: returns model source -> what people call it, if that is not in the source (uploads).
-        beside: returns absolute folder -> the folder that is shown in its place.
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -211,16 +179,13 @@ class Library:
         jobs: Callable[[], list[tuple[str, Path]]] = list,
         ready_made: Path = READY_MADE,
         names: Callable[[], Mapping[str, str]] = dict,
-        beside: Callable[[], Mapping[Path, Path]] = dict,
     ):
-        self._names, self._beside = names, beside
+        self._names = names
         fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
         self._fixed = sorted(fixed, key=lambda entry: entry.key != FIRST)
         self._jobs = jobs
         self._opened = opened
         self._index = _Index()
-        self.labels = Labels()
-        """People's names of them; :func:`.server.create_app` keeps these beside the jobs."""
         self._recent = Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
@@ -235,33 +200,16 @@ class Library:
         # The last entry of a key wins: an opened folder hides a shipped exploration of the same name.
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
         order = [e for e in (*opened, *jobs, *self._fixed) if unique[e.key] is e]
-        beside = self._beside()
-        if not beside:
-            return tuple(order)
-        shown = {e: _chain(e.folder, beside) for e in order}
-        elsewhere = {folder.resolve() for chain in shown.values() for folder in chain}
-        key_of = {entry.folder.resolve(): entry.key for entry in jobs}
-
-        def with_newer(entry: Entry) -> Entry:
-            if not (chain := shown[entry]):
-                return entry
-            keys = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
-            return replace(entry, newer=chain[-1], also=tuple(keys))
-
-        return tuple(with_newer(e) for e in order if e.folder.resolve() not in elsewhere)
+        return tuple(order)
 
     def entry(self, key: str) -> Entry:
-        """Return the entry called ``key``, or the one that shows it in its place.
+        """Return the entry called ``key``.
 
         Raises:
             UnknownExplorationError: there is none.
         """
-        entries = self.entries()
-        for entry in entries:
+        for entry in self.entries():
             if entry.key == key:
-                return entry
-        for entry in entries:
-            if key in entry.also:
                 return entry
         raise UnknownExplorationError(
             f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
@@ -270,42 +218,32 @@ class Library:
     def head_of(self, entry: Entry) -> Head:
         """Return the head of an exploration, which says what it is about, without opening it; its fault if it
         cannot be read."""
-        return self._index.head(entry.shown)
+        return self._index.head(entry.folder)
 
     def costs_of(self, entry: Entry) -> Costs:
         """Return the costs of an exploration's points; none if they cannot be read."""
-        return self._index.costs(entry.shown)
+        return self._index.costs(entry.folder)
 
-    def alike(self, key: str) -> dict[Entry, ClusterCurve]:
-        """Return the explorations of the same step that have points, in the library's order, with their
-        plans."""
+    def alike(self, key: str) -> list[Entry]:
+        """Return the other explorations of the same step, in the library's order."""
         step = self.head_of(self.entry(key)).step
-        return self._curves(lambda head: head.step == step)
+        return self._others(key, lambda head: head.step == step)
 
-    def at_other_batches(self, key: str) -> dict[Entry, ClusterCurve]:
-        """Return the explorations of the same model and settings on the same cluster that have points,
-        whatever their batch, in the library's order, with their plans."""
+    def at_other_batches(self, key: str) -> list[Entry]:
+        """Return the other explorations of the same model and settings on the same cluster, whatever their
+        batch, in the library's order."""
         own = self.head_of(self.entry(key))
-        if not own.source or is_onnx(
-            own.source
-        ):  # sizes of a file's inputs may differ in more than the batch
-            return {}
+        # Sizes of an ONNX file's inputs may differ in more than the batch.
+        if not own.source or is_onnx(own.source):
+            return []
         same = own.source, own.step[1:], own.kinds, own.cluster
-        curves = self._curves(
-            lambda head: (head.source, head.step[1:], head.kinds, head.cluster) == same and bool(head.batch)
+        return self._others(
+            key, lambda head: (head.source, head.step[1:], head.kinds, head.cluster) == same and head.batch
         )
-        return {entry: replace(curve, batch=self.head_of(entry).batch) for entry, curve in curves.items()}
 
-    def _curves(self, is_meant: Callable[[Head], bool]) -> dict[Entry, ClusterCurve]:
-        """Return the plans of explorations; of those that have points and can be read."""
-        curves = {}
-        for entry in self.entries():
-            head = self.head_of(entry)
-            if not is_meant(head) or not head.kinds or not len(self.costs_of(entry).needs):
-                continue
-            with suppress(TensorOptError):
-                curves[entry] = replace(ClusterCurve.of(self.load(entry.key)), batch=None)
-        return curves
+    def _others(self, key: str, is_meant: Callable[[Head], Any]) -> list[Entry]:
+        heads = ((entry, self.head_of(entry)) for entry in self.entries() if entry.key != key)
+        return [entry for entry, head in heads if head.kinds and is_meant(head)]
 
     def model_name(self, source: str) -> str:
         """Return a model's display name: its upload's or the zoo's name, or the last part of its file's."""
@@ -317,9 +255,7 @@ class Library:
         Raises:
             UnknownExplorationError, TensorOptError: no such key; the file is damaged.
         """
-        entry = self.entry(key)
-        folders = dict.fromkeys((entry.shown, entry.folder))
-        return tuple(run for folder in folders for run in load_verified(folder))
+        return load_verified(self.entry(key).folder)
 
     def load(self, key: str) -> Exploration:
         """Return the exploration called ``key``.
@@ -327,7 +263,7 @@ class Library:
         Raises:
             UnknownExplorationError, TensorOptError: no such key; its files are damaged.
         """
-        folder = self.entry(key).shown
+        folder = self.entry(key).folder
         try:
             # Part of the cache's key: a folder that is explored again shows its new content.
             stamp = (folder / DESCRIBED).stat().st_mtime_ns
@@ -339,15 +275,6 @@ class Library:
             (folder, stamp), lambda: _checked(load_exploration(folder), folder)
         )
         return exploration
-
-
-def _chain(folder: Path, newer_of: Mapping[Path, Path]) -> list[Path]:
-    """Return the folders that are shown in a folder's place, each in that of the previous one."""
-    folders: list[Path] = []
-    while (newer := newer_of.get(folder.resolve())) is not None and newer not in folders:
-        folders.append(newer)
-        folder = newer
-    return folders
 
 
 def _checked(exploration: Exploration, folder: Path) -> Exploration:

@@ -22,11 +22,11 @@ from typing import Any
 
 from dash import Dash
 from dash.exceptions import DependencyException
-from flask import Flask, Response, request
+from flask import Flask, Response, redirect, request
 
 from .recent import Recent
 from .standalone import plotly
-from .state import PAGES
+from .state import MOVED, PAGES
 
 SUITES = "/_dash-component-suites/"
 """The path of the components' scripts: each has one version, so they never change while the server runs."""
@@ -108,7 +108,7 @@ def prepare(app: Dash) -> threading.Thread:
     return thread
 
 
-LATER = (PLOTLY, f"{SUITES}dash_ag_grid/async-community.js", f"{SUITES}dash/dcc/async-graph.js")
+LATER = (PLOTLY, f"{SUITES}dash/dcc/async-graph.js")
 """Scripts that components load once they are drawn. The first page needs all of them, so they are requested
 at once."""
 
@@ -155,9 +155,8 @@ _NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not fo
 <meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
 <h1>There is no such page</h1>
-<p>The dashboard has six: <a href="/fit">Fit</a>, <a href="/explore">Explore</a>,
-<a href="/frontier">Frontier</a>, <a href="/runs">Runs</a>, <a href="/plan">Plan</a> and
-<a href="/export">Export</a>.</p></html>
+<p>The dashboard has three: <a href="/result">Result</a>, <a href="/new">Plan it</a> and
+<a href="/details">Details</a>.</p></html>
 """
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -206,10 +205,13 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
         return None
 
     @server.before_request
-    def nowhere() -> Response | None:
+    def nowhere() -> Any:
         # Dash answers every address that nothing else takes with its page.
-        rule = request.url_rule.rule if request.url_rule is not None else ""
-        if rule == _CATCH_ALL and request.path.strip("/") not in PAGES:
+        rule, name = request.url_rule.rule if request.url_rule is not None else "", request.path.strip("/")
+        if rule == _CATCH_ALL and name in MOVED:
+            query = request.query_string.decode("ascii", "replace")
+            return redirect(f"/{MOVED[name]}{'?' + query if query else ''}")
+        if rule == _CATCH_ALL and name not in PAGES:
             return Response(_NOWHERE, status=404, mimetype="text/html")
         return None
 

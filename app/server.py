@@ -16,11 +16,8 @@ from tensoropt.version import __version__
 from . import downloads
 from .context import Context
 from .jobs.manager import JobManager
-from .labels import FILE as LABELS
-from .labels import Labels
 from .library import Library
 from .pages import shell
-from .pages.frontier import first_look
 from .pages.parts import note
 from .safety import LOG, SCHEME, Page, deliver, is_loopback, prepare, protect
 
@@ -38,8 +35,6 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         any_host: whether to answer under any host name, for a server that listens beyond this machine.
     """
     context = Context(library, jobs)
-    if jobs is not None:
-        library.labels = Labels(jobs.root / LABELS)
     app = Page(
         "tensoropt_app",
         title=TITLE,
@@ -52,7 +47,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         # Pages are made later; tests/app/test_pages.py holds callbacks to what there is of them.
         suppress_callback_exceptions=True,
     )
-    app.layout = lambda: first_look.fill(shell.layout(context, first_look.page()), context)
+    app.layout = lambda: shell.layout(context)
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
@@ -110,7 +105,7 @@ def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
     Raises:
         TensorOptError: the folder holds no exploration.
     """
-    return Library(folder, jobs.results, names=jobs.uploads.names, beside=jobs.beside)
+    return Library(folder, jobs.results, names=jobs.uploads.names)
 
 
 def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _PORT, say: Any = print) -> str:
@@ -121,7 +116,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _P
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     beyond = not is_loopback(host)
-    jobs = JobManager()
+    jobs = JobManager(own=None if beyond else Path.cwd())
     library = library_with(jobs, folder)
     app = create_app(library, jobs, any_host=beyond)
     try:

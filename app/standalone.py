@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
@@ -24,19 +23,17 @@ from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.version import __version__
 
-from .figures.frontier import frontier_figure
+from .figures.frontier import BUDGET, frontier_figure
 from .figures.palette import DARK, FONT, GRAPH_CONFIG, LIGHT, Palette
 from .figures.traces import Json
 from .state import View
-from .views.answer import answer_to, answer_words
 from .views.frontier import FrontierData
 from .views.point import assumptions, point_card
-from .views.points_table import table_columns, table_rows
+from .views.result import baseline_rows
 from .views.units import digits
 
 _SHOWN_ROWS = 500
 """The most rows of a page's table; its plot has every point."""
-_COUNTS = ("point", "micro", "devices")
 _PLOT, _PAGE = (Path(__file__).with_name(name) for name in ("standalone.html", "page_file.html"))
 _PLOTLY = Path(__file__).parent / "vendored" / "plotly-basic.min.js"
 _carriers: dict[int, str] = {}
@@ -65,17 +62,17 @@ def notebook_plot(exploration: Exploration, picture: str) -> Html:
     Args:
         picture: HTML that is shown where scripts do not run.
     """
-    return _plot(*_answered(exploration), Html(picture), thinned=True, carries=_carries())
+    return _plot(*_answered(exploration), Html(picture), carries=_carries())
 
 
 def figure(exploration: Exploration) -> Json:
     """Return the same plot as data of a Plotly figure."""
-    return _drawn(*_answered(exploration), thinned=False)
+    return _drawn(*_answered(exploration))
 
 
 def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
     data, row = FrontierData.of(exploration), answer(exploration).row
-    return data, View("notebook", point=row, budget_bytes=data.asked_bytes)
+    return data, View("notebook", point=row, whole=True)
 
 
 def _carries() -> bool:
@@ -90,8 +87,8 @@ def _carries() -> bool:
     return _carriers.setdefault(id(shell), cell) == cell
 
 
-def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carries: bool) -> Html:
-    wide, narrow = (_drawn(data, view, thinned=thinned, narrow=narrow) for narrow in (False, True))
+def _plot(data: FrontierData, view: View, picture: Html, *, carries: bool) -> Html:
+    wide, narrow = (_drawn(data, view, narrow=narrow) for narrow in (False, True))
     told = {
         "wide": wide,
         "narrow": {
@@ -108,12 +105,10 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
 
 
-def _drawn(data: FrontierData, view: View, *, thinned: bool, narrow: bool = False) -> Json:
-    drawn = frontier_figure(data, view, "light", thinned=thinned, narrow=narrow)
-    if view.budget_bytes is None:
-        # Here is no budget that could be dragged into the plot.
-        kept = [words for words in drawn["layout"]["annotations"] if not words.get("captureevents")]
-        drawn["layout"]["annotations"] = kept
+def _drawn(data: FrontierData, view: View, *, narrow: bool = False) -> Json:
+    drawn = frontier_figure(data, view, data.answer(view), "light", narrow=narrow)
+    # Here nothing is dragged.
+    drawn["layout"]["annotations"][BUDGET].pop("captureevents")
     return drawn
 
 
@@ -130,25 +125,26 @@ def _colours(palette: Palette) -> list[str]:
 def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
     """Return a page that needs no server: the answer, the plot with the view's point and budget, that point,
     baselines, all points and the assumptions."""
-    view = replace(view, exploration="file", point=view.point or 0)
-    assert view.point is not None
-    found = answer_to(data, view)
-    card = point_card(data, view, view.point, verified)
+    found = data.answer(view)
+    row = data.chosen(view, found)
+    view = replace(view, exploration="file", point=row, whole=True)
+    card = point_card(data, view, row, verified)
     size, time = data.units.memory.name, data.units.time.name
-    columns = {
-        "point": "point", "needs": f"needs, {size}", "time": f"time, {time}",
-        "compute": f"compute, {time}", "network": f"network, {time}",
-        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "by": "found by", "name": "plan",
-    }  # fmt: skip
+    columns = ["point", f"needs, {size}", f"time, {time}", "found by", "plan"]
     # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
     step = max(1, -(-len(data) // _SHOWN_ROWS))
-    listed = sorted({*range(0, len(data), step), view.point})
-    rows = table_rows(table_columns(data, view), listed)
-    for number, row in zip(listed, rows, strict=True):
-        row["by"] = planner_title(data.planner[number])
-    points = [[_cell(row, name) for name in columns] for row in rows]
-    points[listed.index(view.point)][0] += " ◂ chosen"
-    baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in answer_words(data, view).baselines]
+    listed = sorted({*range(0, len(data), step), row})
+    points = [
+        (
+            f"{one + 1:,}{' ◂ chosen' if one == row else ''}",
+            digits(data.units.memory.of(float(data.needs[one]))),
+            digits(data.units.time.of(float(data.time[one]))),
+            planner_title(data.planner[one]),
+            data.exploration.names[one],
+        )
+        for one in listed
+    ]
+    baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in baseline_rows(data, found)]
     return filled(
         _PAGE,
         title=f"{data.model} on {data.exploration.cluster['name']}",
@@ -157,8 +153,8 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         **{f"dark_{name}": colour for name, colour in asdict(DARK).items()},
         made=f"Made by TensorOpt {__version__}.",
         answer=found.sentence(data.units.memory.text, data.units.time.text),
-        plot=_plot(data, view, Html(), thinned=False, carries=True),
-        point=data.exploration.title(view.point),
+        plot=_plot(data, view, Html(), carries=True),
+        point=data.exploration.title(row),
         name=card.name,
         costs=f"{card.memory} per device, {card.time} per step",
         verdict=card.verdict,
@@ -167,13 +163,6 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
             [("baseline", "plan", "memory", "time", "beside the answer"), *baselines], (0, 1, 4)
         ),
         thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
-        points=table_html([list(columns.values()), *points], left=(7, 8, 9)),
+        points=table_html([columns, *points], left=(3, 4)),
         said=facts_rows(assumptions(data, view, verified)),
     )
-
-
-def _cell(row: dict[str, Any], name: str) -> str:
-    value = row[name]
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:,.0f}" if name in _COUNTS else digits(value)

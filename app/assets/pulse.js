@@ -44,8 +44,6 @@
           told = null;
           heard = true;
           patience = LEAST_PATIENCE_MS;
-          // What was done meanwhile is sent now: an event without a step carries all that had no answer.
-          window.dispatchEvent(new Event("tensoropt-back"));
         }
         missed = 0;
         return tell(now.jobs);

@@ -42,9 +42,8 @@
       const place = field.closest("[data-most-bytes]");
       if (!field.hasAttribute("aria-label")) field.setAttribute("aria-label", place.innerText.trim());
     });
-    if (fields.length < document.querySelectorAll("[data-most-bytes]").length) window.setTimeout(name, 500);
   }
-  window.addEventListener("tensoropt-made", name);
+  window.setInterval(name, 1000); // pages come later
 
   document.addEventListener("change", look, true);
   document.addEventListener("drop", look, true);

@@ -51,32 +51,6 @@ DARK = Palette(
 )  # fmt: skip
 
 
-RUN_COLOURS = ("blue", "orange", "green", "pink", "sky", "ink")
-"""The colours of :func:`run_colours`, as people call them."""
-DASHES = ("solid", "dash", "dot", "dashdot")
-_RUN_SYMBOLS = (
-    "circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon",
-)  # fmt: skip
-
-
-def run_colours(colours: Palette) -> tuple[str, ...]:
-    """Return the colours of whole frontiers in one plot: those that stay distinct for every kind of colour
-    blindness."""
-    return (*colours.series[:5], colours.ink)
-
-
-def run_style(number: int) -> tuple[int, str, str]:
-    """Return (place in :func:`run_colours`, dash, symbol) of the frontier with this number.
-
-    Colours cycle first, then dash and symbol change together, then the symbol alone: the first 192 numbers
-    are all different.
-    """
-    rest, colour = divmod(number, len(RUN_COLOURS))
-    cycle, dash = divmod(rest, len(DASHES))
-    # Five has no divisor in common with the number of symbols, so that none repeats with the same dash.
-    return colour, DASHES[dash], _RUN_SYMBOLS[(dash + 5 * cycle) % len(_RUN_SYMBOLS)]
-
-
 def palette(scheme: str) -> Palette:
     """Return the colours of a scheme; light for any name but ``dark``."""
     return DARK if scheme == "dark" else LIGHT

@@ -24,13 +24,6 @@ def scatter(mode: str, x: Iterable[Any], y: Iterable[Any], *, hover: str = "", *
     return {"type": "scatter", "mode": mode, "x": x, "y": y, "showlegend": False, **pointed, **more}
 
 
-def ring(x: Iterable[Any], y: Iterable[Any], words: list[str], colour: str, size: int, **more: Any) -> Json:
-    """Return a ring around a point with a word beside it; nothing where there is no point."""
-    return scatter("markers+text", x, y, text=words, textfont=font(colour)) | {
-        "marker": {"symbol": "circle-open", "size": size, "color": colour, "line": {"width": 2}}, **more
-    }  # fmt: skip
-
-
 def font(colour: str) -> Json:
     """Return the font of words in a plot."""
     return {"color": colour, "size": 12}

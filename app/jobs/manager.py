@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,11 +23,9 @@ from tensoropt.exploration.cluster_offers import folders_in
 from tensoropt.question.question import Question
 
 from ..safety import LOG as LOGGER
-from .beside import shown_instead
 from .estimate import CompletedJob, Estimate, RequestKey, estimate, key_of_words, request_key
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .refill import question_of_job
-from .request import Request, Wanted, written
+from .request import Request, written
 from .uploads import Uploads
 from .worker import data_folder, run
 
@@ -58,14 +56,15 @@ class JobManager:
     Args:
         root: a private folder for jobs and uploads; by default next to the profile store.
         target: the function that runs in the child, for tests.
+        own: the folder whose Python files may be named as models; None for none.
     """
 
-    def __init__(self, root: Path | None = None, target: Callable[..., None] = run):
+    def __init__(self, root: Path | None = None, target: Callable[..., None] = run, own: Path | None = None):
         self.root = root or data_folder()
         self.folder = self.root / "jobs"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
-        self.uploads = Uploads(self.root / "uploads")
+        self.uploads = Uploads(self.root / "uploads", own)
         self.target = target
         # Not fork: the server has threads, whose locks a forked child would inherit as they are.
         self._context = multiprocessing.get_context("spawn")
@@ -122,14 +121,6 @@ class JobManager:
                 folders.append((f"job-{job.id}{part}", folder))
         return folders
 
-    def beside(self) -> Mapping[Path, Path]:
-        """Return, for each exploration's absolute folder, the one with planners that is shown in its
-        place."""
-        with self._lock:
-            done = [job for job in self._jobs.values() if job.state == "done"]
-        done.sort(key=lambda job: job.created, reverse=True)
-        return shown_instead((job.arguments, self.folder / job.id) for job in done)
-
     def log(self, id: str) -> str:
         """Return the end of a job's log; "" for an unknown job."""
         return tail(self.folder / id) if id in self._jobs else ""
@@ -139,10 +130,9 @@ class JobManager:
         running = self._running.get(id)
         return None if running is None else running.points
 
-    def submit(self, request: Wanted) -> Job:
+    def submit(self, request: Request) -> Job:
         """Queue a request. Raises :class:`TensorOptError` if it cannot be written to disk."""
-        question = request.question if isinstance(request, Request) else None
-        return self._queue(request.title, request.measures, question, request.arguments)
+        return self._queue(request.title, request.measures, request.question, request.arguments)
 
     def _queue(
         self, title: str, measures: bool, question: Question | None, words: Callable[[Path], list[str]]
@@ -185,8 +175,8 @@ class JobManager:
         if job is None or job.active:
             return None
         try:
-            question = question_of_job(job)
-        except TensorOptError:  # it does something else, or asks in words that only its own version knew
+            question = Question.of(job.question)
+        except TensorOptError:  # it asks in words that only its own version knew
             return self._queue(job.title, job.measures, None, partial(_moved, job, self.folder / id))
         return self._queue(job.title, job.measures, question, partial(written, question))
 
@@ -217,7 +207,7 @@ class JobManager:
         press."""
         if job.id not in self._keys:
             try:
-                self._keys[job.id] = request_key(job.question or question_of_job(job).data())
+                self._keys[job.id] = request_key(Question.of(job.question).data())
             except (TensorOptError, KeyError, TypeError):  # another version's
                 self._keys[job.id] = key_of_words(job.arguments, str(self.folder / job.id))
         return self._keys[job.id]

@@ -1,147 +1,64 @@
-"""A page's request, checked, as a question."""
+"""A page's form, checked, as a question; and the form filled from a question.
+
+The form has few fields and one for more options, in the command line's own syntax. What is typed there never
+names a file of this machine, and options that do are refused; but a model may be a function of a Python file
+below the folder in which the dashboard was started, while it answers this machine only.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
-from tensoropt.cluster.files import cluster_from
+from tensoropt.cli.arguments import question_option
+from tensoropt.cli.parser import parser
+from tensoropt.cluster import list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.planners import ENTRIES
-from tensoropt.question.model_source import with_sequence
+from tensoropt.question.model_source import default_batch
 from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
-from tensoropt.zoo import list_models
+from tensoropt.zoo import list_models, read_name
 
-from . import fields
-from .fields import RequestError
-from .uploads import ClusterFile
+from .uploads import Uploads
 
-MOST_RANKS = 64
+FIELDS = ("model", "devices", "batch", "sequence", "dtype", "more")
+"""The fields of the form."""
+DTYPES = ("auto", "bfloat16", "float32")
+MOST_DEVICES = 1024
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
 """The files in a job's folder with a cluster and constraints that have no name, for its command line."""
-_NO_CLUSTERS: Mapping[str, ClusterFile] = {}
+_LONGEST = 2000
+_OWN_FIELDS = ("dtype", "constraints")
+OPTIONS = (
+    *(setting.flag for setting in settings_fields() if setting.name not in _OWN_FIELDS),
+    *(f"no-{setting.flag}" for setting in settings_fields() if isinstance(setting.default, bool)),
+    *("seed", "planners", "devices", "also-on", "dim", "output", "loss", "headroom", "lora", "anew"),
+)  # fmt: skip
+"""The options of ``explore`` that the field for more takes."""
+_PYTHON = (
+    "a dashboard that others can reach runs no Python files; name the function on the command line: "
+    "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
+)
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """A cluster as the form shows it.
+class RequestError(TensorOptError):
+    """The form cannot be started.
 
     Attributes:
-        name: the preset or ``local``; the other fields may have been edited.
-        kind, per_node, nodes: the devices.
-        inside, between: the links by name; "" if there is nothing to link.
-        price: the price of a device-hour; None if unknown.
+        field: the field that is wrong.
     """
 
-    name: str
-    kind: str
-    per_node: int
-    nodes: int
-    inside: str
-    between: str
-    price: float | None = None
-
-    @classmethod
-    def of(cls, name: str) -> Hardware:
-        """Return a preset as it is."""
-        cluster = load_cluster(name)
-        nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
-        links = {level.name: level.link.name for level in cluster.levels}
-        between = links.pop("node", "")
-        return cls(
-            name=name,
-            kind=cluster.device.name,
-            per_node=cluster.device_count // nodes,
-            nodes=nodes,
-            inside=next(reversed(links.values()), ""),
-            between=between,
-            price=cluster.device.price_per_hour,
-        )
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is ranks of this machine, which are measured."""
-        return self.name == "local"
-
-    @property
-    def title(self) -> str:
-        """The request's title: the preset, and what was changed about it."""
-        if self.is_local:
-            return f"cpu:{self.per_node}"
-        plain = Hardware.of(self.name)
-        parts = [self.name]
-        if (self.kind, self.per_node) != (plain.kind, plain.per_node):
-            parts.append(f"{self.per_node} × {self.kind}")
-        if self.nodes != plain.nodes:
-            parts.append(f"{self.nodes} nodes")
-        links = {"inside": (self.inside, plain.inside), "between nodes": (self.between, plain.between)}
-        parts += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
-        if self.price != plain.price and self.price is not None:
-            parts.append(f"at {self.price:g} per device-hour")
-        return ", ".join(parts)
-
-    def asked(self) -> str | dict[str, Any]:
-        """Return the cluster of a question: its name, or the description of an edited one.
-
-        Raises:
-            RequestError, ClusterError: the edited cluster is invalid.
-        """
-        if self.is_local:
-            return f"cpu:{self.per_node}"
-        plain = Hardware.of(self.name)
-        if self == plain:
-            return self.name
-        # A preset of one node may have a form for several (`dgx-h100x4`): a name is better than a file.
-        scaled = f"{self.name}x{self.nodes}"
-        alike = (self.kind, self.per_node, self.inside, self.price) == (
-            plain.kind, plain.per_node, plain.inside, plain.price,
-        )  # fmt: skip
-        if alike and f"{self.name}xN" in list_clusters() and plain.nodes == 1:
-            whole = Hardware.of(scaled)
-            if self.between in ("", whole.between):
-                return scaled
-        return self.described()
-
-    def described(self) -> dict[str, Any]:
-        """Return its description in the format of a cluster file."""
-        if self.nodes * self.per_node > fields.MOST_DEVICES:
-            raise RequestError(
-                f"{self.nodes} nodes of {self.per_node} are more than {fields.MOST_DEVICES} devices; "
-                "take fewer"
-            )
-        device: dict[str, Any] = {"kind": self.kind, "count": self.per_node}
-        if self.price is not None:
-            device["price_per_hour"] = self.price
-        links = {"intra_node": self.inside, "inter_node": self.between}
-        described = {
-            "name": f"{self.nodes * self.per_node} x {self.kind}",
-            "devices": [device],
-            "nodes": self.nodes,
-            "links": {name: link for name, link in links.items() if link},
-        }
-        cluster_from(described, name="edited")
-        return described
-
-
-class Wanted(Protocol):
-    """Something a job can do: its title, whether it times this machine, its command line."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def measures(self) -> bool: ...
-
-    def arguments(self, folder: Path) -> list[str]:
-        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
-        ...
+    def __init__(self, field: str, words: str):
+        super().__init__(words)
+        self.field = field
 
 
 @dataclass(frozen=True)
@@ -150,7 +67,7 @@ class Request:
 
     Attributes:
         label: people's name for the model.
-        place: people's name for the cluster.
+        place: people's name for the devices.
         measures: whether this machine's own ranks are timed, so that nothing else should run meanwhile.
     """
 
@@ -161,7 +78,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """The job's title: the model, the cluster, and every setting that is not at its default."""
+        """The job's title: the model, the devices, and every setting that is not at its default."""
         question = self.question
         parts = [f"{self.label} on {self.place}"]
         if question.devices:
@@ -199,138 +116,218 @@ def written(question: Question, folder: Path) -> list[str]:
     return question.words(str(folder), str(cluster), str(constraints))
 
 
-def planners_from(value: Any) -> tuple[str, ...]:
-    """Return the names of planners.
+def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
+    """Return the request in the form's fields.
 
     Raises:
-        RequestError: a name is not on the list.
+        RequestError: a field is missing or impossible; it says which.
     """
-    names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
-    unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in ENTRIES]
-    if unknown:
-        raise RequestError(f"there is no planner called {', '.join(unknown)}; choose from the list")
-    return tuple(dict.fromkeys(names))
+    text = {name: str(form.get(name) or "").strip() for name in FIELDS}
+    source, label = model_source(text["model"], uploads)
+    place = text["devices"]
+    cluster = cluster_of(place, uploads)
+    more = _options(text["more"])
+    words = ["explore", source, "--cluster", "cpu:1", "--out", "out"]  # which the form's own replace
+    words += [w for name in ("batch", "sequence") if text[name] for w in (f"--{name}", text[name])]
+    words += ["--dtype", text["dtype"]] if text["dtype"] not in ("", "auto") else []
+    for name in ("batch", "sequence"):
+        if text[name].startswith("-"):
+            raise RequestError(name, f"the {name}: give a whole number")
+    try:
+        question: Question = question_option(parser().parse_args([*words, *more]))
+    except TensorOptError as error:
+        raise RequestError(_field(str(error)), str(error)) from None
+    _check_divides(question, source)
+    _check_planners(question)
+    for name in question.also_on:
+        cluster_of(name, uploads, field="more")
+    local = isinstance(cluster, str) and bool(re.match(r"(local|cpu)\b", cluster))
+    return Request(question.model_copy(update={"cluster": cluster}), label, place, local)
 
 
-def hardware_from(
-    form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS
-) -> Hardware | ClusterFile:
-    """Return the cluster in the form; ``clusters``: uploaded ones by token.
-
-    Raises:
-        RequestError: a field is missing or impossible.
-    """
-    name = form.get("cluster")
-    if isinstance(name, str) and name in clusters:
-        return clusters[name]
-    if name == "local":
-        return Hardware("local", "CPU", fields.count(form.get("per_node"), "ranks", MOST_RANKS), 1, "", "")
-    if name not in list_clusters():
-        raise RequestError("choose a cluster from the list")
-    kind = form.get("kind")
-    if kind not in list_devices() and kind != Hardware.of(str(name)).kind:
-        raise RequestError("choose a device kind from the list")
-    for field in ("inside", "between"):
-        if form.get(field) and form[field] not in list_links():
-            raise RequestError("choose links from the list")
-    return Hardware(
-        name=str(name),
-        kind=str(kind),
-        per_node=fields.count(form.get("per_node"), "devices per node", fields.MOST_DEVICES),
-        nodes=fields.count(form.get("nodes"), "nodes", fields.MOST_DEVICES),
-        inside=str(form.get("inside") or ""),
-        between=str(form.get("between") or ""),
-        price=fields.price_from(form.get("price")),
+def _field(fault: str) -> str:
+    """Return the field that a fault of the command line is about."""
+    return next(
+        (name for name in ("batch", "sequence") if f"--{name} " in fault or f"--{name}:" in fault), "more"
     )
 
 
-def request_from(
-    form: Mapping[str, Any],
-    uploads: Mapping[str, tuple[Path, str]],
-    clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS,
-) -> Request:
-    """Return the request in the form's fields.
+def _check_planners(question: Question) -> None:
+    from tensoropt.planners.registry import ENTRIES  # here, as it opens all of them
+
+    for name in question.planners:
+        if name != "all" and name not in ENTRIES:
+            raise RequestError("more", f"no planner is called '{name[:40]}'; there are {', '.join(ENTRIES)}")
+
+
+def _check_divides(question: Question, source: str) -> None:
+    counts = question.settings.micro_batches
+    if isinstance(counts, str) or question.batches:
+        return
+    batch = question.batch or (default_batch(source) if source.startswith("zoo:") else 0)
+    for count in counts:
+        if batch % count:
+            raise RequestError(
+                "more", f"{count} micro-batches do not divide the batch of {batch}; use a divisor"
+            )
+
+
+def model_source(text: str, uploads: Uploads) -> tuple[str, str]:
+    """Return a model's source for ``explore``, and what people call it.
+
+    Raises:
+        RequestError: nothing here has that name.
+    """
+    for path, label in reversed(list(uploads.known().values())):
+        if label == text:
+            return str(path), label
+    named = text.removeprefix("zoo:")
+    if named.partition("?")[0] in {model.name for model in list_models()}:
+        try:
+            read_name(named)
+        except TensorOptError as error:
+            raise RequestError("model", str(error)) from None
+        return f"zoo:{named}", named
+    if re.fullmatch(r"(hf:)?[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII) and not text.endswith(".py"):
+        return f"hf:{text.removeprefix('hf:')}", text.removeprefix("hf:")
+    if ".py" in text or re.fullmatch(r"[\w.]+:\w+", text):
+        return _own_function(text, uploads.own)
+    raise RequestError(
+        "model", "choose a model of the list, ORGANISATION/MODEL of the Hugging Face Hub, or drop a file"
+    )
+
+
+def _own_function(text: str, folder: Path | None) -> tuple[str, str]:
+    """Return a Python function of this machine as a source, and what people call it. It is run: so only files
+    below the folder in which the dashboard was started, and that nobody else can change."""
+    match = re.fullmatch(r"([^:?]+\.py):(\w+(?:\?.*)?)", text)
+    if match is None or folder is None:
+        raise RequestError("model", _PYTHON if folder is None else "write file.py:function")
+    path = (folder / match.group(1)).resolve()
+    if not path.is_relative_to(folder):
+        raise RequestError("model", f"only files below {folder}, where the dashboard was started, are run")
+    if not path.is_file():
+        raise RequestError("model", f"there is no file {path} on the machine of the dashboard")
+    state = path.stat()
+    if state.st_mode & stat.S_IWOTH or state.st_uid != os.geteuid():
+        raise RequestError("model", f"{path} is not run: others than you can change it")
+    return f"{path}:{match.group(2)}", f"{path.relative_to(folder)}:{match.group(2)}"
+
+
+def cluster_of(text: str, uploads: Uploads, field: str = "devices") -> str | dict[str, Any]:
+    """Return the cluster of a question: a name, or the content of a file that was uploaded.
+
+    Raises:
+        RequestError: nothing has that name, or it has too many devices.
+    """
+    for file in reversed(list(uploads.clusters().values())):
+        if file.label == text:
+            return dict(file.description)
+    name = text
+    if match := re.fullmatch(r"(\d{1,4})\s*[x×]\s*(\S+)", text):
+        name = devices_text(int(match.group(1)), match.group(2))
+        if not name:
+            raise RequestError(
+                field,
+                f"'{match.group(2)}' is no kind of device whose speed is known here; the search needs one, "
+                "as in 8xRTX-4090, or a file that describes the devices",
+            )
+    base = re.sub(r"(x\d{1,4})?(\[\d{1,4}\])?$", "", name)
+    # What is typed must never become the path of a file.
+    if base not in list_clusters() and not re.fullmatch(r"(local|cpu)(:\d{1,3})?", name):
+        raise RequestError(field, "choose devices of the list, such as dgx-h100x2, 8xRTX-4090 or cpu:2")
+    try:
+        count = load_cluster(name).device_count
+    except TensorOptError as error:
+        raise RequestError(field, str(error)) from None
+    if count > MOST_DEVICES:
+        raise RequestError(field, f"{count:,} devices; at most {MOST_DEVICES:,} are taken here")
+    return name
+
+
+def devices_text(count: int, kind: str) -> str:
+    """Return the preset with so many devices of a kind: ``rtx-4090x2``, ``dgx-h100[4]``; "" if none has."""
+    for name in list_clusters():
+        if name.endswith("xN") or (cluster := load_cluster(name)).device.name.lower() != kind.lower():
+            continue
+        each = cluster.device_count
+        if count <= each:
+            return name if count == each else f"{name}[{count}]"
+        if count % each == 0 and f"{name}xN" in list_clusters():
+            return f"{name}x{count // each}"
+    return ""
+
+
+def _options(text: str) -> list[str]:
+    """Return the words of the field for more options.
+
+    Raises:
+        RequestError: they are none, or not for a page.
+    """
+    if len(text) > _LONGEST or not text.isprintable():
+        raise RequestError(
+            "more", f"at most {_LONGEST:,} printable characters; use the command line for more"
+        )
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise RequestError("more", f"a quote is not closed ({error})") from None
+    choices = {setting.flag: setting.choices for setting in settings_fields() if setting.choices}
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        if not word.startswith("-") or re.fullmatch(r"-[\d.]+\S*", word):
+            continue
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in OPTIONS:
+            raise RequestError(
+                "more", f"'{word[:40]}' is not taken here; there are {', '.join(OPTIONS[:8])} ..."
+            )
+        if name in choices and (value if equals else after) not in choices[name]:
+            raise RequestError("more", f"--{name} is one of {', '.join(choices[name])}")
+    return words
+
+
+def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the form's fields for a question, as a person would have typed them, and the options that the
+    form does not take.
 
     Args:
-        uploads: token -> (file, name for people) of uploaded models.
-        clusters: token -> uploaded cluster.
+        named: the name of its cluster, if that alone gives it once more.
 
     Raises:
-        RequestError: a field is missing or impossible; the message says which.
+        RequestError: the form cannot express it; the message says why.
     """
-    hardware = hardware_from(form, clusters)
-    settings = fields.settings(form)
-    values: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
-    model = form.get("model")
-    if isinstance(model, str) and model in uploads:
-        path, label = uploads[model]
-        source = str(path)
-        values |= _of_file(form, training=settings.mode == "train")
-    else:
-        name = str(model).removeprefix("zoo:")
-        usual = {m.name: m.batch for m in list_models()}
-        if name not in usual:
-            raise RequestError("choose a model from the list, or upload an ONNX file")
-        source = f"zoo:{fields.options(name, form.get('options'))}"
-        if (length := fields.sequence(form.get("sequence"))) is not None:
-            try:
-                source = with_sequence(source, length)
-            except TensorOptError as error:
-                raise RequestError(f"the sequence: {error}") from error
-        label = source.removeprefix("zoo:")
-        values |= fields.batches(form.get("batch"))
-        if "batches" not in values:  # of several those that are not divided are refused one by one
-            fields.divides(settings.micro_batches, values.get("batch") or usual[name])
-    planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
-    if planners and devices:
-        raise RequestError(
-            "planners run beside one number of devices; leave either them or the numbers of devices empty"
-        )
-    also_on = _clusters_from(form.get("also_on"), but=str(form.get("cluster") or ""))
-    if values.get("batches") and (planners or devices or also_on):
-        raise RequestError(
-            "several batches are explored on one cluster with all its devices and without planners; leave "
-            "these empty, or give one batch"
-        )
-    if also_on and (planners or devices):
-        raise RequestError(
-            "several clusters are explored without planners and with all their devices; leave the further "
-            "clusters, or these, empty"
-        )
-    if planners and settings.memory_bytes is not None:
-        values["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
-    question = Question(
-        model=source, cluster=hardware.asked(), settings=settings, planners=planners, devices=devices,
-        also_on=also_on, **values,
+    model = question.model.removeprefix("zoo:")
+    for path, label in uploads.known().values():
+        model = label if str(path) == question.model else model
+    if model == question.model and not model.startswith("hf:"):
+        if ".py:" not in model:
+            raise RequestError("model", f"{Path(model).name}: upload it again")
+        model = _own_function(model, uploads.own)[1]
+    named = named or (question.cluster if isinstance(question.cluster, str) else "")
+    if not named:
+        described = dict(question.cluster) if isinstance(question.cluster, Mapping) else {}
+        label = re.sub(r"[^\w.\- ]", "_", str(described.get("name", "")))[:60] or "cluster"
+        kept = uploads.keep_description(described, f"{label}.json")
+        named = uploads.clusters()[kept].label
+    # A length that is the last option has a field of its own.
+    name, sequence = model, ""
+    if match := re.fullmatch(r"(.+)[?&](?:sequence|steps)=(\d+)", model):
+        name, sequence = match.groups()
+    settings = replace(question.settings, dtype="auto", constraints=None)
+    bare = question.model_copy(
+        update={
+            "cluster": "x", "batch": None, "batches": "", "settings": settings, "constraints_file": "",
+            "beside": (), "planner_options": (),
+        }
     )  # fmt: skip
-    return Request(question, label, hardware.title, hardware.is_local)
-
-
-def _clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
-    """Return the names of presets, without the one that is explored anyway.
-
-    Raises:
-        RequestError: a name is not on the list.
-    """
-    names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
-    unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in list_clusters()]
-    if unknown:
-        raise RequestError(f"there is no cluster called {', '.join(unknown)}; choose from the list")
-    return tuple(dict.fromkeys(name for name in names if name != but))
-
-
-LOSSES = ("auto", "cross_entropy", "mean", "mse")
-
-
-def _of_file(form: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-    """Return the options for what an uploaded file leaves open."""
-    dims = dict(dim.rsplit("=", 1) for dim in fields.dims(form.get("dims")))
-    outputs = fields.words(form.get("outputs"))
-    for tensor in outputs:
-        if not re.fullmatch(r"[\w./:]{1,120}", tensor) or tensor.startswith("-"):
-            raise RequestError(f"'{tensor[:80]}' is not the name of a tensor of the file")
-    loss = form.get("loss") or "auto"
-    if loss not in LOSSES:
-        raise RequestError(f"the loss is one of {', '.join(LOSSES)}")
-    sizes = {name: int(size) for name, size in dims.items()}
-    return {"dims": sizes, "outputs": outputs, "loss": loss if training and loss != "auto" else None}
+    given = {"--constraints": question.settings.constraints, "--beside": question.beside}
+    left_out = tuple(option for option, value in given.items() if value)
+    fields = {
+        "model": name,
+        "devices": named,
+        "batch": write_counts(question.batches) if question.batch is None else str(question.batch),
+        "sequence": sequence,
+        "dtype": question.settings.dtype,
+        "more": shlex.join(bare.words("out")[4:-2]),
+    }
+    return fields, left_out

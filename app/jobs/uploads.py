@@ -23,64 +23,45 @@ from tensoropt.files import parse_typed
 from tensoropt.question.onnx_dims import open_dims
 
 from ..safety import MAX_UPLOAD_BYTES
-from . import fields
-from .fields import RequestError
 
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_BYTES = 64 * 2**10
 """The most bytes of a cluster file; a larger one is named on the command line."""
 
 
+_MOST_DEVICES = 1024
+
+
+class UploadError(TensorOptError):
+    """A file is not accepted; the message says why."""
+
+
 @dataclass(frozen=True)
 class ClusterFile:
-    """A cluster from a file, as the form shows it; its fields cannot be edited there.
+    """A cluster from a file.
 
     Attributes:
         label: its owner's name for the file.
         description: the content of the file.
-        kinds: the names of its device kinds.
     """
 
     label: str
     description: Mapping[str, Any]
-    kinds: tuple[str, ...]
-    per_node: int
-    nodes: int
-    price: float | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is ranks of this machine, which a file never is."""
-        return False
-
-    @property
-    def title(self) -> str:
-        """The file's title, as shown to people."""
-        return self.label
-
-    @property
-    def words(self) -> str:
-        """The file's content in words."""
-        return f"{self.per_node * self.nodes} × {' and '.join(self.kinds)}, as {self.label} describes them."
-
-    def asked(self) -> dict[str, Any]:
-        """Return the cluster of a question."""
-        return dict(self.description)
 
 
 def read_description(data: bytes, label: str) -> dict[str, Any]:
     """Return the values in a cluster file.
 
     Raises:
-        RequestError: it is neither YAML nor JSON, or uses features that could make a small file large.
+        UploadError: it is neither YAML nor JSON, or uses features that could make a small file large.
     """
     try:
         content = parse_typed(data.decode("utf-8-sig"))
     except ValueError as error:
         reason = " ".join(str(error).split())[:200]
-        raise RequestError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
+        raise UploadError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
     if not isinstance(content, dict):
-        raise RequestError(
+        raise UploadError(
             f"'{label}' describes no cluster; write for example devices: [{{kind: H100-80GB, count: 8}}]"
         )
     return content
@@ -90,28 +71,25 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
     """Return the cluster that the content of a file describes.
 
     Raises:
-        RequestError: it describes none; the message says what is wrong.
+        UploadError: it describes none; the message says what is wrong.
     """
-    if any(number > fields.MOST_DEVICES for number in _counts(description)):
-        raise RequestError(f"'{label}' has more than {fields.MOST_DEVICES:,} devices; take fewer")
+    if any(number > _MOST_DEVICES for number in _counts(description)):
+        raise UploadError(f"'{label}' has more than {_MOST_DEVICES:,} devices; take fewer")
     content = dict(description)
     try:
         # In its own folder every job's file has the same name; people know the cluster by theirs.
         content.setdefault("name", label.rpartition(".")[0] or label)
         cluster = load_cluster(content)
     except TensorOptError as error:
-        raise RequestError(f"'{label}': {str(error)[:400]}") from None
+        raise UploadError(f"'{label}': {str(error)[:400]}") from None
     # A nesting that none of the checks above foresees is still only a wrong file.
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise RequestError(f"'{label}' describes no cluster ({type(error).__name__})") from None
-    if cluster.device_count > fields.MOST_DEVICES:
-        raise RequestError(
-            f"'{label}' has {cluster.device_count:,} devices; at most {fields.MOST_DEVICES:,} are taken"
+        raise UploadError(f"'{label}' describes no cluster ({type(error).__name__})") from None
+    if cluster.device_count > _MOST_DEVICES:
+        raise UploadError(
+            f"'{label}' has {cluster.device_count:,} devices; at most {_MOST_DEVICES:,} are taken"
         )
-    nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
-    kinds = tuple(dict.fromkeys(device.name for device in cluster.devices))
-    price = cluster.device.price_per_hour if len(kinds) == 1 else None
-    return ClusterFile(label, content, kinds, cluster.device_count // nodes, nodes, price)
+    return ClusterFile(label, content)
 
 
 def _counts(value: Any) -> Iterator[int]:
@@ -129,15 +107,15 @@ def _counts(value: Any) -> Iterator[int]:
 MOST_TOGETHER_BYTES = 8 * 2**30
 
 
-class UploadError(TensorOptError):
-    """A file is not accepted; the message says why."""
-
-
 class Uploads:
-    """Files under ``folder``, by token; only a job's own process reads their content."""
+    """Files under ``folder``, by token; only a job's own process reads their content.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Args:
+        own: the folder whose Python files may be named as models; None for none.
+    """
+
+    def __init__(self, folder: Path, own: Path | None = None):
+        self.folder, self.own = folder, own
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
@@ -146,8 +124,9 @@ class Uploads:
         files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
-            path = self.folder / f"{token}.onnx"
-            if path.is_file() and re.fullmatch(r"upload-[0-9a-f]{16}", token):
+            config = token.startswith("config-")
+            path = self.folder / token / "config.json" if config else self.folder / f"{token}.onnx"
+            if path.is_file() and re.fullmatch(r"(upload|config)-[0-9a-f]{16}", token):
                 try:
                     files[token] = (path, str(json.loads(note.read_text(encoding="utf-8"))["label"]))
                 except (OSError, ValueError, KeyError, TypeError):
@@ -180,6 +159,32 @@ class Uploads:
             raise UploadError(f"'{label}' cannot be read as ONNX ({error}); export it again") from None
         _write(self.folder / f"{token}.json", json.dumps({"label": label, "dims": dims}).encode())
         return token
+
+    def keep_any(self, contents: object, name: object) -> tuple[str, str]:
+        """Store an ONNX file, a model's ``config.json`` or a cluster file; return which of the form's fields
+        it is for, and what people call it.
+
+        Raises:
+            TensorOptError: it is none of these, or empty, too large, or damaged.
+        """
+        label = label_of(name)
+        if label.lower().endswith(".onnx"):
+            self.keep(contents, name)
+            return "model", label
+        if label.lower().endswith(".json"):
+            data = read_description(decoded(contents, label, MOST_BYTES, "write something into it"), label)
+            if "model_type" in data or "architectures" in data:
+                return "model", self._keep_config(data, label)
+        self.keep_cluster(contents, name)
+        return "devices", label
+
+    def _keep_config(self, data: Mapping[str, Any], label: str) -> str:
+        token = f"config-{secrets.token_hex(8)}"
+        folder = self.folder / token
+        folder.mkdir(mode=0o700)
+        _write(folder / "config.json", json.dumps(data).encode())
+        _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())
+        return label
 
     def open_dims(self, token: str) -> list[str]:
         """Return the names of the dims that an uploaded model leaves open; none for an unknown one."""

@@ -74,17 +74,14 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
 
 
 def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int]:
-    """Return (text, exit code) of what a job does: the question in its folder, planners beside an
-    exploration, or the command line of an earlier version's job."""
+    """Return (text, exit code) of what a job does: the question in its folder, or the command
+    line of an earlier version's job."""
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
     from tensoropt.question.question import Question
 
-    from .beside import beside_of, run_planners
     from .record import read_job
 
-    if beside_of(arguments) is not None:
-        return run_planners(arguments, progress), 0
     job = read_job(folder)
     if job is None or job.question is None:
         options = parser().parse_args(arguments)

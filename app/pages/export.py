@@ -1,68 +1,118 @@
-"""The export page: files to take along and commands to copy."""
+"""The drawer *Export*: launchers' configs, files to take along, and commands to copy."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dash import html
+import dash_mantine_components as dmc
+from dash import ALL, ctx, html, no_update, set_props
+
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.recommended import a_config_says
+from tensoropt.launchers import LAUNCHERS
 
 from ..context import Context
 from ..downloads import address
-from ..state import View
 from ..views.export import commands, files, place
 from ..views.frontier import FrontierData
-from ..views.point import point_card
-from .parts import copyable, empty, facts, halves, heading, hint, panel, shown_point, stack
+from ..views.result import two_digits
+from .parts import aria, button, copyable, hint, note
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
 
-def layout() -> Any:
-    sentence = (
-        "Files of the selected point to take along, and the commands that do the same without this page."
-    )
-    return html.Div([heading("Export", sentence), html.Div(id="export-body")])
+def drawer() -> Any:
+    """Return the drawer, closed and empty."""
+    return dmc.Drawer(
+        html.Div(id="export-body"), id="export", opened=False, position="right", size="min(680px, 100%)",
+        title="Export", closeButtonProps={"aria-label": "Close"},
+    )  # fmt: skip
 
 
-def body(context: Context, data: FrontierData, view: View) -> Any:
-    """Return the selected point's files and commands."""
-    assert view.point is not None
+@CALLBACKS.answer(sets="export.opened export-body.children", when="export-open.n_clicks", given="url.search")
+def _open(context: Context, clicks: Any, search: Any) -> Any:
+    view = context.view_from(search)
+    data = context.frontier(view)
+    if not clicks or data is None:
+        return no_update, no_update
+    if view.beside:
+        names = ",".join((view.exploration, *view.beside))
+        link = html.A("frontiers.csv", href=f"/download/several/{names}", download="frontiers.csv")
+        return True, [html.P([link, ": every point of the selected explorations, one row each."])]
+    return True, body(context, data, view, data.chosen(view))
+
+
+def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]:
+    """Return the chosen plan's configs, files and commands."""
     entry = context.library.entry(view.exploration)
-    card = point_card(data, view, view.point, context.verified(view)[0])
     links = [
         html.Li(
             [
-                html.A(file.name, href=address(entry.key, file.what, view.point, view), download=file.name),
+                html.A(file.name, href=address(entry.key, file.what, row, view), download=file.name),
                 html.Span(file.text, className="muted"),
             ]
         )
         for file in files(data)
     ]
     lines: list[Any] = [hint(place(data, entry))]
-    for number, command in enumerate(commands(data, entry, view.point)):
+    for number, command in enumerate(commands(data, entry, row)):
         lines += [html.H3(command.title), copyable(command.line, command.title, f"command-{number}")]
-    plan = data.exploration.plan(view.point).to_json()
-    return halves(
-        stack(
-            panel(
-                html.P(card.name, className="plan-name"),
-                html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
-                html.Ul(links, className="files"),
-                title=card.title,
-            ),
-            panel(*lines, title="Commands"),
-        ),
-        stack(
-            panel(facts(card.facts), title="What it is"),
-            panel(copyable(plan, "the plan", "plan-text"), title="plan.json", names="plan-text"),
-        ),
+    told = [
+        html.Div(
+            [
+                html.Strong(name), " ", button("write its config", {"launcher": name}),
+                html.Div(id={"told": name}, **aria(live="polite")),
+            ],
+            className="launcher",
+        )
+        for name in LAUNCHERS
+    ]  # fmt: skip
+    says = a_config_says(data.exploration.names[row])
+    words = (
+        "A launcher's config can say this plan."
+        if says
+        else "No launcher's config can say this plan: the nearest that it can is written, with its price."
     )
+    return [
+        html.P(data.exploration.names[row], className="plan-name"),
+        html.P(f"{data.units.memory.text(data.needs[row])} per device, {two_digits(data.time[row])} a step."),
+        html.H2("Files"),
+        html.Ul(links, className="files"),
+        html.H2("A launcher's config"),
+        html.P(f"{words} It is priced first, which takes seconds to two minutes."),
+        *told,
+        html.H2("Commands"),
+        *lines,
+    ]
 
 
-@CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
-def _show(context: Context, pick: Any) -> Any:
-    data, view = shown_point(context, pick, "export", "export")
-    if data is None:
-        return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
-    return body(context, data, view)
+@CALLBACKS.answer(
+    sets="told-last.data", when=[({"launcher": ALL}, "n_clicks")], given="url.search"
+)  # fmt: skip
+def _tell(context: Context, _: Any, search: Any) -> Any:
+    """Write a launcher's config of the chosen plan, or of the nearest that it can be told."""
+    asked = ctx.triggered_id
+    view = context.view_from(search)
+    data = context.frontier(view)
+    if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered) or data is None:
+        return no_update
+    launcher = str(asked.get("launcher"))
+    try:
+        told = context.told_job(data, data.chosen(view), launcher)
+    except TensorOptError as error:
+        words: Any = note(f"✕ {error}", "warn")
+    else:
+        name = data.exploration.names[data.chosen(view)]
+        said = (
+            "✓ It can be told this plan"
+            if told.is_the_point
+            else f"✕ It cannot be told {name}: {told.reason}"
+        )
+        nearest = "" if told.is_the_point else " The nearest that it can is below."
+        words = [
+            note(f"{said}.{nearest} {told.sentence()}.", "info" if told.is_the_point else "warn"),
+            copyable(told.text.rstrip("\n"), f"{launcher}'s config", f"told-{launcher}"),
+        ]
+    set_props({"told": launcher}, {"children": words})
+    return launcher

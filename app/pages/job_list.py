@@ -1,4 +1,4 @@
-"""The part of the explore page with the jobs: what they do, and what can be done with them.
+"""The part of the page *Plan it* with the jobs: what they do, and what can be done with them.
 
 A card is made once. Afterwards only those of its parts that say something new are sent, so that what a person
 opened, selected or reached with the keyboard stays as it is while the job continues.
@@ -64,7 +64,7 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
         return no_update, no_update if active == before else active
     job = ended[0]
     keys = _keys_of(job.id, context)
-    more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={keys[-1]}")] if keys else []
+    more: list[Any] = [dcc.Link("open the result", href=f"/result?x={keys[-1]}")] if keys else []
     words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
     box = row(html.Span(words), *more, names="tight", key=job.id)
     kind = "info" if job.state == "done" else "warn"
@@ -79,7 +79,7 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
 )
 def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     """Offer to bring back the job that was forgotten last."""
-    gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
+    gone = context.jobs.forgotten() if context.jobs is not None and page == "new" else []
     now = [job.id for job in gone]
     if now == (shown or []):
         return no_update, no_update
@@ -98,10 +98,10 @@ def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
 )
 def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     """Show the cards, or what is new in them."""
-    if page != "explore":
+    if page != "new":
         return no_update, no_update
     if context.jobs is None or not (cards := _cards(context.jobs, context)):
-        nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
+        nothing = empty("No jobs yet", "Choose a model and devices, then press Plan it.")
         return (no_update, no_update) if shown == {} else (nothing, {})
     now = {card.id: _signs(card, log) for card, log in cards}
     earlier = shown if isinstance(shown, Mapping) else {}
@@ -141,16 +141,15 @@ _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 """The actions by the button that asks for them."""
 
 
-def _left(context: Context) -> list[tuple[str, str]]:
-    """Return (key of what a job left, key by which that is shown), newest first."""
+def _left(context: Context) -> list[str]:
+    """Return the keys of what jobs left, newest first."""
     results = context.jobs.results() if context.jobs is not None else []
-    shown = {key: entry.key for entry in context.library.entries() for key in entry.also} if results else {}
-    return [(key, shown.get(key, key)) for key, _ in results]
+    return [key for key, _ in results]
 
 
 def _keys_of(id: str, context: Context) -> tuple[str, ...]:
     """Return the keys by which what a job left is shown."""
-    return tuple(shown for key, shown in _left(context) if key.startswith(f"job-{id}"))
+    return tuple(key for key in _left(context) if key.startswith(f"job-{id}"))
 
 
 def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
@@ -158,7 +157,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     now, left = time.time(), _left(context)
     cards = []
     for job in manager.jobs()[:_SHOWN_JOBS]:
-        keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
+        keys = tuple(key for key in left if key.startswith(f"job-{job.id}"))
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))
@@ -187,14 +186,14 @@ def _state(card: JobCard, _: str) -> Any:
 def _buttons(card: JobCard, _: str) -> Any:
     buttons: list[Any] = []
     if card.results:
-        words = "open the frontier" if len(card.results) == 1 else f"open {len(card.results)} frontiers"
-        buttons.append(dcc.Link(words, href=f"/frontier?x={card.results[-1]}", className="open"))
+        words = "open the result" if len(card.results) == 1 else f"open {len(card.results)} results"
+        buttons.append(dcc.Link(words, href=f"/result?x={card.results[-1]}", className="open"))
     if card.active:
         return [*buttons, _button("cancel", card.id)]
     words = "run again" if card.state == "done" else "try again"
     buttons.append(_button("again", card.id, words))
     if card.can_refill:
-        buttons.append(_button("change", card.id, "change and run"))
+        buttons.append(dcc.Link("change", href=f"/new?from=job-{card.id}", className="open"))
     return [*buttons, _button("forget", card.id)]
 
 

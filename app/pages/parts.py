@@ -4,33 +4,21 @@ store."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import dcc, html, no_update
-from dash.exceptions import PreventUpdate
+from dash import dcc, html
 
 from tensoropt.plan.facts_table import Fact
-from tensoropt.plan.plan_names import planner_title
-from tensoropt.planners import ENTRIES
 from tensoropt.terms import TERMS
 
-from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
-from ..state import View
-from ..views.frontier import FrontierData
-from ..views.point import PointCard, differences
 
 
 def aria(**attributes: str) -> dict[str, Any]:
     """Return ARIA attributes under the hyphenated names that Dash takes, which Python does not allow."""
     return {f"aria-{name}": value for name, value in attributes.items()}
-
-
-CLEAR: Any = {"aria-label": "clear"}
-"""The attributes of the button that empties a select."""
 
 
 def stores(*names: str) -> list[Any]:
@@ -56,14 +44,6 @@ def halves(*children: Any) -> html.Div:
 def grow() -> html.Span:
     """Return what takes the room that a row has left."""
     return html.Span(className="grow")
-
-
-def heading(title: str, sentence: str = "") -> Any:
-    """Return a page's heading, with the sentence that says what the page is; without one, for screen readers
-    alone."""
-    if not sentence:
-        return html.H1(title, className="unseen")
-    return html.Header([html.H1(title, className="page-title"), hint(sentence)], className="above")
 
 
 def hint(*content: Any, **more: Any) -> html.P:
@@ -111,28 +91,11 @@ def button(text: str, id: Any, label: str = "") -> Any:
     return dmc.Button(text, id=id, size="compact-xs", variant="default", **named)
 
 
-def buttons(prefix: str, *described: tuple[str, str, str]) -> list[Any]:
-    """Return small buttons, of each (the end of its id, its text, what it does)."""
-    return [button(text, f"{prefix}-{name}", label) for name, text, label in described]
-
-
-def search(id: str, placeholder: str, label: str, w: int, **more: Any) -> Any:
-    """Return a field that searches while one types."""
-    return dmc.TextInput(
-        id=id, placeholder=placeholder, size="xs", w=w, **({"debounce": 200} | more), **aria(label=label)
-    )
-
-
 def plot(id: str, height: int, **config: Any) -> dcc.Graph:
     """Return the place of a plot, empty."""
     clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, **clear}}
     return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
-
-
-def keyboard_plot(graph: dcc.Graph, id: str, label: str) -> html.Div:
-    """Return a plot that arrow keys move in."""
-    return html.Div(graph, id=id, tabIndex=0, role="application", **aria(label=label))
 
 
 def upload(
@@ -196,7 +159,6 @@ def grid(
     return dag.AgGrid(
         id=id,
         columnDefs=list(columns),
-        rowData=[],
         getRowId=f"params.data.{key}",
         columnSize=None,
         defaultColDef={"sortable": True, "resizable": True, **(column or {})},
@@ -225,34 +187,6 @@ ONE_ROW = {"mode": "singleRow", "checkboxes": False, "enableClickSelection": Tru
 """The selection of a table in which a click selects a row."""
 D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
 """The function that writes a figure in a format of d3; blank if there is none."""
-
-
-def _planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Return published planners for a select; those that are known to refuse say why and cannot be chosen."""
-    whys = refusals or {}
-    return [
-        {
-            "value": name,
-            "label": f"{planner_title(name)} ({whys[name]})" if whys.get(name) else planner_title(name),
-            "disabled": bool(whys.get(name)),
-        }
-        for name in ENTRIES
-    ]
-
-
-def offered(refusals: Mapping[str, str], chosen: Any) -> tuple[Any, Any]:
-    """Return what a choice of planners offers, and those of the chosen that will not refuse if some will."""
-    left = [name for name in chosen or [] if not refusals.get(name)]
-    return _planner_options(refusals), no_update if left == (chosen or []) else left
-
-
-def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
-    """Return a choice of published planners."""
-    options = _planner_options()
-    return dmc.MultiSelect(
-        id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
-        placeholder="choose", hidePickedOptions=True,
-    )  # fmt: skip
 
 
 def number_field(id: Any, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
@@ -293,6 +227,13 @@ def facts(rows: Iterable[Fact]) -> html.Dl:
     return html.Dl(cells, className="facts", **aria(live="off"))
 
 
+def facts_of(pairs: Iterable[tuple[str, str]]) -> html.Dl:
+    """Return names and words, aligned."""
+    return html.Dl(
+        [cell for name, words in pairs for cell in (html.Dt(name), html.Dd(words))], className="facts"
+    )
+
+
 def empty(title: str, *sentences: Any) -> html.Div:
     """Return the words for where there is nothing to show, with what to do about it."""
     return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
@@ -325,73 +266,13 @@ def plain_table(
 ) -> html.Table:
     """Return a small table; columns in ``numbers`` are aligned to the right."""
     right = dict.fromkeys(numbers, "num")
+    titles = [html.Th(h, className=right.get(i, ""), scope="col") for i, h in enumerate(head)]
     return html.Table(
         [
-            html.Thead(
-                html.Tr([html.Th(h, className=right.get(i, ""), scope="col") for i, h in enumerate(head)])
-            ),
+            html.Thead(html.Tr(titles)) if any(head) else None,
             html.Tbody(
                 [html.Tr([html.Td(c, className=right.get(i, "")) for i, c in enumerate(r)]) for r in rows]
             ),
         ],
         className="plain",
     )
-
-
-def big(card: PointCard, words: Any, *, wide: bool = False) -> Any:
-    """Return memory and time in large type, then whether it fits and what dominates: beside them, or
-    below."""
-    figures = [
-        html.Div([html.Span(explained("memory per device")), html.Strong(card.memory)]),
-        html.Div([html.Span(explained("time per step")), html.Strong(card.time)]),
-    ]
-    said = [html.P(card.verdict, className=f"verdict {card.mark}"), hint(words)]
-    if wide:
-        return html.Div([*figures, html.Div(said, className="said")], className="big wide")
-    return html.Div([html.Div(figures, className="big"), *said])
-
-
-def difference_table(data: FrontierData, view: View) -> Any:
-    """Return the compared point beside the selected one, differences only; None without two points."""
-    if view.other is None or view.point is None:
-        return None
-    rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
-    if not rows:
-        return hint("Both points have the same figures.")
-    head = ["", data.label(view.other), data.label(view.point), "change"]
-    return scrolled("Two points", plain_table(head, rows, numbers=(1, 2, 3)), names="compare")
-
-
-_DEFAULTS = asdict(View())
-
-
-def stored(view: View) -> dict[str, Any]:
-    """Return a view for the store ``state``; the browser leaves what equals the defaults out of the URL."""
-    return {"view": view.to_data(), "defaults": _DEFAULTS}
-
-
-def view_of(data: Any) -> View:
-    """Return the view in the store ``state`` or ``pick``."""
-    return View.from_data(data.get("view", data)) if isinstance(data, Mapping) else View()
-
-
-def shown_point(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData | None, View]:
-    """Return the frontier and the view for page ``name``; None while another is shown, or without such a
-    point."""
-    view = view_of(pick)
-    data = context.frontier(view) if page == name else None
-    if data is None or view.point is None or view.point >= len(data):
-        return None, view
-    return data, view
-
-
-def point_shown(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData, View, int]:
-    """Return the frontier, the view and its point for page ``name``.
-
-    Raises:
-        PreventUpdate: another page is shown, or there is no such point: nothing on the page changes.
-    """
-    data, view = shown_point(context, pick, page, name)
-    if data is None or view.point is None:
-        raise PreventUpdate
-    return data, view, view.point

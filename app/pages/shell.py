@@ -1,16 +1,21 @@
-"""The frame of every page: the header, the choice of exploration, the theme, and the state in the URL."""
+"""The frame of every page: the header, the choice of explorations, the theme. The address is the state: what
+a person does writes it, and pages follow it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html, no_update
+from flask import has_request_context, request
 
 from ..context import Context
-from ..state import PAGES
-from . import explore, export, fit, frontier, plan, runs
+from ..figures.palette import Scheme
+from ..state import MOVED, PAGES
+from ..views.explorations import choices
+from . import details, new, result
 from .parts import aria, button, stores
 from .wiring import Callbacks
 
@@ -21,61 +26,43 @@ _DARK_SCALE = (
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-PARTS = ("frame", "listing", "controls", "selection", "pick")
-"""Stores of the state by what depends on it: the plot, the words about the whole frontier, controls, what
-moves in the plot (:func:`.frontier.look.selection`), and everything."""
-
-
-LATER = ("fit", "explore", "plan")
-"""Pages with much content, whose controls are of no use to others: they are made once the first picture is
-drawn, or when they are requested."""
-
-
+_TITLES = {"result": "Result", "new": "Plan it", "details": "Details"}
 _STORES = (
-    "state", "frame", "listing", "controls", "renewed", "selection", "pick", "page", "plan-pick",
-    "export-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
-    "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
-    "fit-asked",
+    "page", "narrow", "scheme", "titled", "goto", "gone", "made", "finished", "told", "heard", "waited",
+    "active-jobs", "written", "shown",
 )  # fmt: skip
 """The data that every page keeps in the browser."""
+SCHEME_COOKIE, NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
+"""What ``assets/scheme.js`` says before the layout is asked for."""
 
 
-def layout(context: Context, first: str = "") -> Any:
-    """Return the document, which contains all pages and shows one of them.
+def layout(context: Context) -> Any:
+    """Return the document with the first page's content, so that the first picture waits for no callback.
 
-    Args:
-        context: the state that callbacks share.
-        first: the page that is shown first, if known: other pages of :data:`LATER` have no content yet.
+    The address is the one from which the layout was requested; other pages are made when they are opened.
     """
-    kept = [
-        dcc.Location(id="url", refresh=False),
-        *stores(*_STORES),
-        dcc.Store(id="made", data=[name for name in LATER if first in ("", name)]),
-        dcc.Store(id="chosen-scheme", storage_type="local"),
-    ]
-    pages = {
-        name: None if name in LATER and first not in ("", name) else body(name, context) for name in PAGES
-    }
-    return dmc.MantineProvider(
+    page, search, scheme, narrow = _asked()
+    made = {name: _body(name, context) if name == page else None for name in PAGES}
+    tree = dmc.MantineProvider(
         [
-            *kept,
+            dcc.Location(id="url", refresh=False),
+            *stores(*_STORES),
+            dcc.Store(id="chosen-scheme", storage_type="local"),
             html.A("Skip to content", href="#content", className="skip"),
-            _header(),
+            _header(context),
             _connection(context),
             html.Div(
                 [html.Div(id="notice", role="status"), button("Close", "notice-close")], className="notice"
             ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
-                [html.Div(content, id=f"page-{name}", className="page") for name, content in pages.items()],
+                [html.Div(content, id=f"page-{name}", className="page") for name, content in made.items()],
                 id="content",
                 tabIndex=-1,
             ),
-            # Drawn in the header; behind the content for the keyboard, which is on its way to the answer.
-            dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
         ],
         id="mantine",
-        forceColorScheme="light",
+        forceColorScheme=scheme or "light",
         theme={
             "colors": {"dark": list(_DARK_SCALE)},
             "primaryColor": "blue",
@@ -84,18 +71,33 @@ def layout(context: Context, first: str = "") -> Any:
             "defaultRadius": "sm",
         },
     )
+    tree["made"].data = [page] if page else []
+    if page == "result" and scheme:
+        for name, properties in result.content(context, search, scheme, narrow=narrow).items():
+            for title, value in properties.items():
+                if value is not no_update:
+                    setattr(tree[name], title, value)
+    return tree
 
 
-def body(name: str, context: Context) -> Any:
-    """Return the content of a page."""
+def _asked() -> tuple[str, str, str, bool]:
+    """Return the page, the query, the scheme and whether the window is narrow, where a browser asks for the
+    layout; else nothing."""
+    if not has_request_context() or not request.referrer:
+        return "result", "", "", False
+    address = urlsplit(request.referrer)
+    name = address.path.strip("/")
+    page = name if name in PAGES else MOVED.get(name, "result")
+    scheme = request.cookies.get(SCHEME_COOKIE, "")
+    known = scheme if scheme in get_args(Scheme) else ""
+    return page, address.query, known, request.cookies.get(NARROW_COOKIE) == "1"
+
+
+def _body(name: str, context: Context) -> Any:
     made: dict[str, Callable[[], Any]] = {
-        "fit": lambda: fit.layout(context),
-        "explore": lambda: explore.layout(context),
-        "frontier": lambda: frontier.layout(context),
-        "runs": runs.layout,
-        "plan": plan.layout,
-        "export": export.layout,
-    }
+        "result": lambda: result.layout(context), "new": lambda: new.layout(context),
+        "details": details.layout,
+    }  # fmt: skip
     return made[name]()
 
 
@@ -107,21 +109,28 @@ def _connection(context: Context) -> html.Div:
     )
 
 
-def _header() -> html.Header:
+def _header(context: Context) -> html.Header:
     links = [
-        dcc.Link(name.capitalize(), href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
-        for name in PAGES
+        dcc.Link(title, href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
+        for name, title in _TITLES.items()
     ]
+    listed = choices(context.library)
+    wide: Any = {"comboboxProps": {"width": 480, "position": "bottom-end"}, "size": "sm"}
     return html.Header(
         [
             html.Span("TensorOpt", className="brand"),
             html.Nav(links, **aria(label="Pages")),
             dmc.Select(
-                id="exploration", data=[], searchable=True, clearSearchOnFocus=True, allowDeselect=False,
-                placeholder="no exploration yet", nothingFoundMessage="nothing by that name", size="sm",
-                className="which", comboboxProps={"width": 420, "position": "bottom-end"},
-                **aria(label="Exploration"),
+                id="exploration", data=listed, searchable=True, clearSearchOnFocus=True, allowDeselect=False,
+                placeholder="no exploration yet", nothingFoundMessage="nothing by that name",
+                className="which", **wide, **aria(label="Exploration"),
             ),
+            dmc.MultiSelect(
+                id="beside", data=listed, value=[], searchable=True, clearable=True,
+                clearButtonProps={"aria-label": "clear"}, placeholder="compare with", hidePickedOptions=True,
+                className="beside", **wide, **aria(label="Explorations to compare with"),
+            ),
+            dmc.Button("Dark", id="scheme-button", variant="default", size="sm"),
         ],
         className="top",
     )  # fmt: skip
@@ -134,7 +143,12 @@ CALLBACKS.in_browser(
     given="chosen-scheme.data",
     at_start=True,
 )
-CALLBACKS.in_browser("tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
+CALLBACKS.in_browser(
+    "tensoropt.page",
+    sets=["page.data", "narrow.data", *(f"nav-{name}.href" for name in PAGES)],
+    when="url.pathname url.search",
+    at_start=True,
+)
 CALLBACKS.in_browser("pulse.heard", sets="waited.data", when="heard.data")
 CALLBACKS.in_browser(
     "tensoropt.title",
@@ -143,40 +157,41 @@ CALLBACKS.in_browser(
     at_start=True,
 )
 CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
-CALLBACKS.in_browser("tensoropt.answered", sets="queued.data", when="answered.data")
+CALLBACKS.in_browser("tensoropt.follow", sets="gone.data", when="goto.data")
 CALLBACKS.in_browser(
-    "tensoropt.split",
-    sets=[f"{name}.data" for name in PARTS],
-    when="state.data renewed.data",
-    given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
-    at_start=True,
-)
-CALLBACKS.in_browser("tensoropt.shown", sets="plan-pick.data export-pick.data", when="page.data pick.data")
-CALLBACKS.in_browser(
-    "tensoropt.write",
-    sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
-    when="state.data runs-view.data",
-    given="page.data",
-    at_start=True,
-)
-CALLBACKS.in_browser(
-    "tensoropt.making", sets="waiting.data", when="page.data drawn.data", given="made.data", at_start=True
+    "tensoropt.picked", sets="written.data", when="exploration.value beside.value", given="shown.data"
 )
 
-CALLBACKS.in_browser("tensoropt.made", sets="looked.data", when="made.data", at_start=True)
+
+@CALLBACKS.answer(sets="exploration.data beside.data", when="finished.data")
+def _list_explorations(context: Context, *_: Any) -> Any:
+    return (listed := choices(context.library)), listed
 
 
 @CALLBACKS.answer(
-    sets=[*(f"page-{name}.children" for name in LATER), "made.data"], when="making.data", given="made.data"
+    sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
-def _make(context: Context, _: Any, made: Any) -> Any:
-    """Make the pages that have no content yet."""
+def _shown(context: Context, search: Any, _: Any) -> Any:
+    """Show in the header which explorations an address names."""
+    view = context.view_from(search)
+    return view.exploration or None, list(view.beside), [view.exploration, view.beside]
+
+
+@CALLBACKS.answer(
+    sets=["page-result.children", "page-new.children", "page-details.children", "made.data"],
+    when="page.data",
+    given="made.data",
+    at_start=True,
+)
+def _make(context: Context, page: Any, made: Any) -> Any:
+    """Make a page when it is opened first."""
     kept = made if isinstance(made, list) else []
-    return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
+    if page not in PAGES or page in kept:
+        return (no_update,) * 4
+    return *(_body(name, context) if name == page else no_update for name in PAGES), [*kept, page]
 
 
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks of all pages; those that run in the browser come first."""
-    pages = (frontier, runs, plan, export, fit, explore)
-    for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
+    for callbacks in (CALLBACKS, *(page.CALLBACKS for page in (result, new, details))):
         callbacks.register(app, context)

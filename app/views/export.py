@@ -23,7 +23,7 @@ class File:
 
 FILES = (
     File("plan.json", "the selected point as a plan that runs", "plan.json"),
-    File("frontier.csv", "every point, one row each", "frontier.csv"),
+    File("frontier.csv", "this frontier: every point, one row each", "frontier.csv"),
     File("strategies.csv", "every point's operators and how each is split", "strategies.csv"),
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),
@@ -58,4 +58,4 @@ def place(data: FrontierData, entry: Entry) -> str:
 def command_folder(entry: Entry) -> str:
     """Return what commands call an exploration's folder."""
     # The package's own folder is not a place to write to.
-    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.shown.resolve())
+    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder.resolve())

@@ -1,58 +1,51 @@
-"""The page *Fit* as data: what its form asks, and the question of a search for the same step."""
+"""What usual strategies need of the devices in the form, by arithmetic, before anything is searched."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from tensoropt.cluster import list_devices
+from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.errors import TensorOptError
 from tensoropt.estimate.fit import Fit, fit
 from tensoropt.estimate.known import Known, known_by_name, known_model
-from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
-from tensoropt.units import read_whole
 
-_MEMORY = ("16GiB", "24GiB", "40GiB", "48GiB", "80GiB")
-"""Memory of cards, for a device that is not in the list."""
-FORM = ("model", "device", "count", "batch", "sequence", "micro", "optimizer", "dtype")
-"""The fields of the form."""
+from ..jobs.request import cluster_of, model_source
+from ..jobs.uploads import Uploads
+
+_OPTIMIZER = re.compile(r"--optimizer[ =](\w+)")
 
 
-def device_names() -> list[str]:
-    """Return the devices that the form offers."""
-    return [*(name for name in list_devices() if not name.startswith("CPU")), *_MEMORY]
-
-
-# A name of the Hugging Face Hub may take a download; a slider asks again at every step.
+# A name of the Hugging Face Hub may take a download; a field asks again at every change.
 @lru_cache(maxsize=64)
 def _named(name: str) -> Known:
     return known_by_name(name)
 
 
-def fit_of(form: Mapping[str, Any], config: Any = None) -> Fit:
+def fit_of(form: Mapping[str, Any], uploads: Uploads) -> Fit:
     """Return the answer to a filled form.
 
-    Args:
-        config: the content of an uploaded ``config.json``, which replaces the model's name.
-
     Raises:
-        TensorOptError: a field cannot be used; the message says why.
+        TensorOptError: a field cannot be used, or there is no estimate; the message says why.
     """
-    text = {name: str(form.get(name) or "").strip() for name in FORM}
-    known = known_model(config) if isinstance(config, Mapping) else _named(text["model"])
-    wholes = {name: read_whole(text[name]) for name in ("count", "batch", "sequence", "micro") if text[name]}
+    text = {name: str(value or "").strip() for name, value in form.items()}
+    source, label = model_source(text["model"], uploads)
+    if source.endswith(".onnx") or ".py:" in source:
+        raise TensorOptError("a file of your own is not estimated before the search")
+    known = known_model(Path(source)) if source.endswith("config.json") else _named(label)
+    # A kind of card that only its memory is known of is enough here.
+    devices: str | Cluster = text["devices"]
+    if not re.fullmatch(r"\d{1,4}x[\w.-]+", text["devices"]):
+        devices = load_cluster(cluster_of(text["devices"], uploads))
+    batch = re.match(r"\d+", text["batch"])
+    sequence = re.fullmatch(r"\d+", text["sequence"])
+    optimizer = _OPTIMIZER.search(text["more"])
     return fit(
-        known, f"{wholes.get('count', 1)}x{text['device']}", batch=wholes.get("batch"),
-        sequence=wholes.get("sequence") if known.sequence else None,
-        micro_batches=wholes.get("micro", 1), optimizer=text["optimizer"], dtype=text["dtype"],
+        known, devices, batch=int(batch.group()) if batch else None,
+        sequence=int(sequence.group()) if sequence and known.sequence else None,
+        optimizer=optimizer.group(1) if optimizer else "adam",
+        dtype="bfloat16" if text["dtype"] in ("", "auto") else text["dtype"],
     )  # fmt: skip
-
-
-def search_of(found: Fit) -> Question:
-    """Return the question of a search for the same step."""
-    step = found.step
-    settings = Settings(optimizer=step.optimizer, dtype=step.dtype)
-    return Question(
-        model=found.search_source, cluster=found.cluster.name, batch=step.batch, settings=settings
-    )

@@ -11,7 +11,6 @@ from typing import Any
 from ..jobs.estimate import Estimate
 from ..jobs.manager import Growing
 from ..jobs.record import Job
-from ..jobs.refill import can_refill
 from .units import digits, plural, time_unit, unit_for
 
 STATE_WORDS = {
@@ -112,10 +111,10 @@ def job_card(
         state=job.state,
         words=" · ".join(filter(None, (words, when, found))),
         error=job.error,
-        command=job.line if can_refill(job) else "",
+        command=job.line if job.question is not None else "",
         results=results,
         active=job.active,
-        can_refill=can_refill(job),
+        can_refill=job.question is not None,
         share=stage.done / stage.total if stage is not None and stage.total else 0.0,
         at_work=_at_work(job) if job.state == "running" else "",
         growing=growing,
@@ -125,7 +124,7 @@ def job_card(
 def _at_work(job: Job) -> str:
     """Return what a job does, and in which stage; in a sweep, of which part that is."""
     if not job.stages:
-        return "starting"
+        return "opening PyTorch"
     stage = job.stages[-1]
     words = f"{stage.what or 'starting'} ({stage.name})"
     sweeps = (s for s in job.stages if s.name in _SWEEPS and s.done < s.total)
@@ -144,34 +143,24 @@ def duration(seconds: float) -> str:
 
 
 def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
-    """Return the zoo by size, and the uploads, as grouped options of a select."""
+    """Return uploads and the zoo by size, as grouped options of a field."""
     from tensoropt.zoo import list_models
 
-    groups: dict[str, list[dict[str, str]]] = {"Uploaded": []}
-    for token, (_, label) in reversed(list(uploads.items())):
-        groups["Uploaded"].append({"value": token, "label": label})
+    groups: dict[str, list[str]] = {"Uploaded": list(dict.fromkeys(label for _, label in uploads.values()))}
     for entry in list_models():
         group = "Zoo, laptop size" if entry.size == "laptop" else "Zoo, the papers' size"
-        groups.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
+        groups.setdefault(group, []).append(entry.name)
     return [{"group": group, "items": items} for group, items in groups.items() if items]
 
 
-def presets() -> list[str]:
-    """Return the presets that stand for one cluster each."""
+def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return uploaded cluster files, this machine, and the presets, as grouped options of a field."""
     from tensoropt.cluster import list_clusters
 
-    return [name for name in list_clusters() if not name.endswith("xN")]
-
-
-def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return this machine, uploaded cluster files by token, and the presets, as grouped options of a
-    select."""
-    uploaded = [{"value": token, "label": file.label} for token, file in reversed(list(uploads.items()))]
-    named = [{"value": name, "label": name} for name in presets()]
     groups = (
-        ("Here", [{"value": "local", "label": "local: CPU ranks of this machine"}]),
-        ("Uploaded", uploaded),
-        ("Presets", named),
+        ("Uploaded", list(dict.fromkeys(file.label for file in uploads.values()))),
+        ("CPU ranks of this machine", ["local"]),
+        ("Presets", [name for name in list_clusters() if not name.endswith("xN")]),
     )
     return [{"group": group, "items": items} for group, items in groups if items]
 

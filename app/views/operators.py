@@ -1,8 +1,4 @@
-"""The operators of a plan as data: how each is split, what it takes, and how two plans differ.
-
-The table of operators has heads, rows, and rows below them. The module also has the details of one point's
-plan (:mod:`tensoropt.report.detail`), as pictures need them.
-"""
+"""The operators of a plan as data: how each is split, and what it takes; heads, rows, and rows below them."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.report.step_parts import Share
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
-from tensoropt.simulate.recording import MEMORY_KINDS
 
 from .point import KIND_TITLES, beside_tensors
 from .units import Units
@@ -218,59 +213,6 @@ def _module_of(keys: Sequence[str]) -> str:
     return keys[0].rpartition(".")[0] if keys else ""
 
 
-def changed_operators(
-    exploration: Exploration, row: int, other: int
-) -> tuple[tuple[str, str, str, str], ...]:
-    """Return (operator, module, what it splits in the other plan, in this one) for operators whose splits
-    differ.
-
-    The comparison is of what is split into how many parts, not of the axes: plans over two meshes may be the
-    same.
-    """
-    first = {o.group: o for o in operator_rows(exploration, other)}
-    second = {o.group: o for o in operator_rows(exploration, row)}
-    return tuple(
-        (name, o.module, first[name].axes if name in first else "—", o.axes)
-        for name, o in second.items()
-        if name not in first or first[name].axes != o.axes
-    )
-
-
-def _recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
-    """Return the blocks that a plan recomputes in backward, in the model's order."""
-    return exploration.plan(row).recomputed
-
-
-def recomputation_difference(exploration: Exploration, row: int, other: int) -> tuple[tuple[str, str], ...]:
-    """Return (which plans, which blocks) of recomputation: in both, or in one only; empty if there is
-    none."""
-    mine, theirs = _recomputed_blocks(exploration, row), _recomputed_blocks(exploration, other)
-    parts = (
-        ("in both", [b for b in mine if b in theirs]),
-        ("only there", [b for b in theirs if b not in mine]),
-        ("only here", [b for b in mine if b not in theirs]),
-    )
-    return tuple((title, blocks_words(blocks)) for title, blocks in parts if blocks)
-
-
-def blocks_words(blocks: Sequence[str]) -> str:
-    """Return ``h.0–3, h.7``: consecutive blocks are named by their ends."""
-    runs: list[tuple[str, int, int]] = []
-    words = []
-    for block in blocks:
-        head, _, number = block.rpartition(".")
-        if not number.isdigit():
-            words.append(block)
-        elif runs and runs[-1][0] == head and runs[-1][2] == int(number) - 1:
-            runs[-1] = (head, runs[-1][1], int(number))
-        else:
-            runs.append((head, int(number), int(number)))
-    for head, low, high in runs:
-        name = f"{head}.{low}" if head else str(low)
-        words.append(name if low == high else f"{name}–{high}")
-    return ", ".join(words)
-
-
 _Json = dict[str, Any]
 
 
@@ -328,9 +270,3 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
         }
         for share in shares
     ]
-
-
-def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:
-    """Return (moments in seconds, bytes by kind at each) of a step's memory."""
-    kinds = {kind: [getattr(at, kind) for at in detail.memory_curve] for kind in MEMORY_KINDS}
-    return [at.time_s for at in detail.memory_curve], kinds

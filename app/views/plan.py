@@ -1,4 +1,4 @@
-"""The plan page as data: memory by kind, the step's time, owners of the memory at one moment."""
+"""The page *Details* as data: memory by kind and by owner at the peak, what the step goes into."""
 
 from __future__ import annotations
 
@@ -6,75 +6,43 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
 from tensoropt.plan.kinds import devices_words
-from tensoropt.report.owners import MomentOwners, PointOwners
+from tensoropt.report.owners import PointOwners
 from tensoropt.report.step_parts import part_rows
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.units import format_bytes
 
 from ..state import View
 from .frontier import FrontierData
 from .point import KIND_TITLES, PROCESS, sizes_of
+from .result import two_digits
 from .units import Units, percent, plural
 
 _NO_OPERATOR = "no single operator"
+_MOST_OWNERS = 15
 
 
-def moment(owners: PointOwners, wanted: int | None, step: int = 0) -> MomentOwners:
-    """Return the owners at a point of the curve, ``step`` points on; at the peak if none is requested.
-
-    A point that does not exist (of another plan, or from an older page) also means the peak.
-    """
-    try:
-        at = owners.at(wanted)
-    except TensorOptError:
-        at = owners.at()
-    if step:
-        at = owners.at(min(max(at.number + step, 0), len(owners.curve) - 1))
-    return at
-
-
-def until(row: OwnerRow, units: Units) -> str:
-    """Say until when it is alive, and what ends it."""
-    if row.until_s is None:
-        return "stays"
-    return f"{units.time.text(row.until_s)}: {row.until}"
-
-
-def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
-    """Return a row per owner, the most bytes first, each in the unit that fits it."""
+def owner_rows(owners: PointOwners) -> list[list[str]]:
+    """Return (operator, size, share, what it is) of the largest owners of the memory at the peak."""
+    at = owners.at()
     whole = at.at.total or 1.0
     return [
-        {
-            "id": str(number),
-            "group": row.operator,
-            "operator": row.operator or _NO_OPERATOR,
-            "tensor": row.tensor if row.tensor != row.operator else "",
-            "what": row.what,
-            "kind": KIND_TITLES[row.kind],
-            "bytes": row.bytes,
-            "size": format_bytes(row.bytes),
-            "share": percent(row.bytes / whole),
-            "until": until(row, units),
-        }
-        for number, row in enumerate(at.rows)
+        [
+            row.operator or _NO_OPERATOR,
+            format_bytes(row.bytes),
+            percent(row.bytes / whole),
+            f"{KIND_TITLES[row.kind]}: {row.what}",
+        ]
+        for row in at.rows[:_MOST_OWNERS]
     ]
 
 
-def total_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
-    """Return the row below: the sum of all of them, which is the height of the curve there."""
-    size = sum(row.bytes for row in at.rows)
-    words = {"bytes": size, "size": units.memory.text(size), "share": percent(1.0)}
-    return [{"id": "total", "operator": "total", **words}]
-
-
-def moment_words(owners: PointOwners, at: MomentOwners, units: Units) -> str:
-    """Return ``Peak, at 24.5 ms: 1.46 GiB of 462 owners``."""
-    where = "Peak, at" if at.number == owners.peak else "At"
+def owners_words(owners: PointOwners, units: Units) -> str:
+    """Return ``Peak at 24.5 ms: 1.46 GiB of 462 owners; the largest:``."""
+    at = owners.at()
     size, time = units.memory.text(at.at.total), units.time.text(at.at.time_s)
-    return f"{where} {time}: {size}, {plural(len(at.rows), 'owner')}"
+    return f"Peak at {time}: {size} of {plural(len(at.rows), 'owner')}; the largest:"
 
 
 @dataclass(frozen=True)
@@ -157,23 +125,22 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     """Return one step of one device: compute, communication that is waited for, idle time; it says what is
     hidden."""
     point = data.exploration.all_points[row]
-    unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
     titles = _STEP_TITLES | ({"idle": point.kind.host_wait} if point.host_bound else {})
     segments = tuple(
-        Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
+        Segment(kind, titles[kind], value / total, two_digits(value), percent(value / total))
         for kind, value in parts.items()
     )
-    words = f"{unit.text(total)} per step"
-    words += f"; {unit.text(hidden)} of communication hide behind compute" if hides(point) else ""
+    words = f"{two_digits(total)} per step"
+    words += f"; {two_digits(hidden)} of communication hide behind compute" if hides(point) else ""
     if point.host_s:
         bound = " (host-bound)" if point.host_bound else ""
-        words += f"; issuing it takes the host {unit.text(point.host_s)}{bound}"
+        words += f"; issuing it takes the host {two_digits(point.host_s)}{bound}"
     words += "."
     return Bar(segments, words)
 
 
-def step_rows(detail: Any, units: Units) -> list[list[str]]:
+def step_rows(detail: Any) -> list[list[str]]:
     """Return (title, time, share) of the parts of the step, with the links that are waited for."""
-    return [[title, units.time.text(s), percent(share)] for title, s, share in part_rows(detail.parts)]
+    return [[title, two_digits(s), percent(share)] for title, s, share in part_rows(detail.parts)]

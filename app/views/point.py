@@ -1,4 +1,4 @@
-"""A point in words and figures, and two points side by side.
+"""A point in words and figures.
 
 Points whose plans were run have predictions next to measurements. The basis of the figures is shown too:
 settings, defaults, sources, and what was left out.
@@ -6,7 +6,7 @@ settings, defaults, sources, and what was left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notes import notes_of
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
-from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER, Point
 from tensoropt.question.settings import settings_fields
 from tensoropt.report.ran import ran_words
@@ -29,11 +28,12 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.units import with_article
 
 from ..state import View
-from .frontier import FrontierData, amount_in, price_of, tariff_of
-from .units import digits, percent, signed, unit_for
+from .frontier import FrontierData, tariff_of
+from .result import amount_in
+from .units import digits, percent, unit_for
 
 _MOST_LISTED = 4
-NOT_YET = "not verified yet; the last command of the Export page does it"
+NOT_YET = "not verified yet; the last command of Export does it"
 
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
@@ -51,7 +51,7 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
     rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
     runs = [(row, run) for row, run in rows if run is not None]
     lines = [
-        f"{data.label(row)}: {verified_words(run, data)} ({run.checked_on})"
+        f"{data.title(row)}: {verified_words(run, data)} ({run.checked_on})"
         for row, run in runs[:_MOST_LISTED]
     ]
     if len(runs) > _MOST_LISTED:
@@ -66,7 +66,7 @@ NOTE, ORIGIN = "note", "origin"
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Return labels and values, in the order in which people ask.
+    """Return labels and values: first on what figures rest and what is kept free, then what was asked.
 
     Args:
         verified: what is known about plans that were run.
@@ -75,27 +75,37 @@ def assumptions(
     exploration = data.exploration
     settings = exploration.settings
     whole = unit_for(data.capacity_bytes)
-    price = price_of(data, view)
+    price = _price(data, view)
     facts = [
-        Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
-        Fact("batch", _batch_words(exploration)),
-        Fact(
-            "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
-        ),
-        Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
-        *settings_facts(exploration),
-        Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", timing_words(exploration)),
         *(
             Fact("predicted / measured", line)
             for line in ((fault,) if fault else verified_lines(data, verified))
         ),
+        Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
+        Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
+        Fact("batch", _batch_words(exploration)),
+        Fact(
+            "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
+        ),
+        *settings_facts(exploration),
+        Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
     ]
     if settings.get("constraints"):
-        facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
+        facts.append(Fact("constraints", "as given; constraints.json in Export has them"))
     facts += [Fact(NOTE, text) for text in (*noted(exploration), *notes_of(exploration, missing=True))]
     facts += [Fact(ORIGIN, text) for text in notes_of(exploration, missing=False)]
     return tuple(facts)
+
+
+def _price(data: FrontierData, view: View) -> float | None:
+    """Return money per device-hour: what the page says, otherwise the cluster's own (the dearest kind),
+    otherwise None."""
+    if view.price is not None:
+        return view.price
+    prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
+    # A cluster with one price missing has none: a sum of what is known would be too low.
+    return None if None in prices or not prices else max(map(float, prices))
 
 
 def settings_facts(exploration: Exploration) -> list[Fact]:
@@ -155,8 +165,6 @@ SHOWN = (
     "figures", PROVEN,
 )  # fmt: skip
 """The facts on the card, in order."""
-TITLES = {"communication_s": "communication"}
-"""The titles, in the table of two points, of figures with a shorter label in a column."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +194,6 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     """Return the card of one point, with what running its plan showed if it was run."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
-    mark, verdict = _verdict_words(data, view, row)
-    limit = _limit_words(data, view)
-    marks = [word if word == "knee" else word + limit for word, at in data.special(view).items() if at == row]
     facts = data.facts(row)
     ran = of_point(data, row, verified)
     said = [
@@ -197,44 +202,26 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         *([Fact("verified", verified_words(ran, data))] if ran is not None else []),
     ]
     return PointCard(
-        title=data.title(row) + (f" · {', '.join(marks)}" if marks else ""),
+        title=data.title(row),
         name=data.exploration.names[row],
         memory=unit.text(data.needs[row]),
         time=time.text(point.time_s),
-        mark=mark,
-        verdict=verdict,
+        mark=data.mark(view, row),
+        verdict=verdict_words(data, view, row),
         dominant=dominant_words(data.exploration, row),
         facts=tuple(said),
     )
 
 
-def _limit_words(data: FrontierData, view: View) -> str:
-    """Return `` within 24 GiB``: among what a point is the fastest or the leanest."""
-    units, limits = data.units, (view.budget_bytes, view.target_s)
-    words = (unit.limit(at) for unit, at in zip((units.memory, units.time), limits, strict=True) if at)
-    return "".join(f" within {limit}" for limit in words)
-
-
-def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[str, str]:
-    """Return whether a plan fits the budget, and what the device leaves, as a mark and in words about the one
-    that counts."""
-    unit, room, budget = data.units.memory, data.room_bytes(view), view.budget_bytes
-    fit, capacity = data.exploration.fit(row, room), data.capacity_bytes
-    needs, card = fit.needed_bytes, with_article(data.device)
-    if fit.verdict == FAILS:
-        over = unit.text(needs - room)
-        if room == budget:
-            return "over", f"Needs {over} more than your {unit.limit(room)}."
-        size = unit_for(room).limit(room)
-        left = (
-            f"its {size}" if room == capacity else f"the {size} that {percent(view.headroom)} headroom leaves"
-        )
-        return "over", f"Does not fit {card}: needs {over} more than {left}."
-    mark, fits = ("tight", "Just fits") if fit.verdict == TIGHT else ("fits", "Fits")
-    if room == budget:
-        return mark, f"{fits} your {unit.limit(room)} ({percent(needs / room)})."
-    whole = unit_for(capacity).limit(capacity)
-    return mark, f"{fits} {card} ({percent(needs / capacity)} of its {whole})."
+def verdict_words(data: FrontierData, view: View, row: int) -> str:
+    """Return whether a plan fits the view's budget, or what the device has, in a sentence."""
+    unit, room = data.units.memory, data.room_bytes(view)
+    needs, verdict = float(data.needs[row]), data.verdict(view, row)
+    size = unit_for(room).limit(room)
+    of = f"{with_article(data.device)} of {size}" if room == data.capacity_bytes else f"the budget of {size}"
+    if verdict == FAILS:
+        return f"Does not fit {of}: needs {unit.text(needs - room)} more."
+    return f"{'Just fits' if verdict == TIGHT else 'Fits'} {of} ({percent(needs / room)})."
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
@@ -277,50 +264,3 @@ _MOSTLY = {
     IDLE: "the device mostly waits for others",
 }
 """Words for what most of a step consists of."""
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """One figure of two points; ``change`` is empty if there is nothing to subtract."""
-
-    label: str
-    first: str
-    second: str
-    change: str
-
-
-def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, ...]:
-    """Return what differs between the selected point and the one it is compared with; equal figures are left
-    out."""
-    a, b = data.exploration.all_points[row], data.exploration.all_points[other]
-    unit, time = data.units.memory.text, data.units.time.text
-    times = ((name, KEPT[name].label) for name in ("time_s", "compute_s", "communication_s", "exposed_s"))
-    rows = [
-        _changed("needs", data.needs[row], data.needs[other], unit),
-        _changed("memory", a.memory_bytes, b.memory_bytes, unit),
-        *(
-            _changed(TITLES.get(name, label), getattr(a, name), getattr(b, name), time)
-            for name, label in times
-        ),
-    ]
-    rows += [
-        _Difference("host", a.kind.host or time(a.host_s), b.kind.host or time(b.host_s), "")
-        if a.kind.host or b.kind.host
-        else _changed("host", a.host_s, b.host_s, time),
-        *(_changed(KIND_TITLES[kind], size, sizes_of(b)[kind], unit) for kind, size in sizes_of(a).items()),
-    ]
-    for figure in LISTED:
-        if figure.name in a.figures and figure.name in b.figures:
-            rows.append(
-                _changed(figure.label, a.figures[figure.name], b.figures[figure.name], figure.unit.words)
-            )
-    first, second = data.facts(row), data.facts(other)
-    for name in ("plan", "mesh", "micro-batches", "devices", "planner"):
-        rows.append(_Difference(name, str(first[name].value), str(second[name].value), ""))
-    return tuple(d for d in rows if d.first != d.second)
-
-
-def _changed(label: str, first: float, second: float, text: Callable[[float], str]) -> _Difference:
-    change = second - first
-    relative = f" ({signed(change, percent(abs(change) / first))})" if first else ""
-    return _Difference(label, text(first), text(second), signed(change, text(abs(change))) + relative)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from onnx_app import model_file
 from samples_app import of_model
-from tensoropt_app.jobs.refill import refill
+from tensoropt_app.jobs.request import form_of, request_from
 from tensoropt_app.jobs.uploads import Uploads
 from tensoropt_app.library import Entry
-from tensoropt_app.views.export import command_folder, commands, place
+from tensoropt_app.views.export import commands, place
 from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.cli.parser import main
-from tensoropt.errors import TensorOptError
+from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import load_exploration
 from tensoropt.report.commands import Command, explore_line, question_of
 
@@ -80,35 +80,20 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     assert plan["predicted"]["time_s"] == data.exploration.points[row].time_s
 
 
-NET = """
-import torch
-
-def build(batch=8):
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    return model, (torch.zeros(batch, 16),), {}, lambda y: y.mean()
-"""
-
-
-def test_the_line_in_place_of_a_form_that_cannot_name_the_model_runs(
-    explored: tuple[FrontierData, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
+    explored: tuple[FrontierData, Entry], tmp_path: Path
 ) -> None:
-    """A Python model on an uploaded cluster, with constraints: the line names files that are there."""
-    data, entry = explored
-    (tmp_path / "nets.py").write_text(NET)
-    found = data.exploration
-    found = replace(found, model=found.model.model_copy(update={"source": "nets.py:build", "onnx": None}))
-    line = explore_line(found, "out/again", command_folder(entry))
-    with pytest.raises(TensorOptError, match="on the command line only") as refusal:
-        refill(question_of(found), Uploads(tmp_path / "my uploads"), line)
-    program, *words = shlex.split(str(refusal.value).partition("change it there: ")[2])
-    assert program == "tensoropt"
-    elsewhere = tmp_path / "else where"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    assert main(words) == 0
-    again = load_exploration(elsewhere / "out" / "again")
-    assert again.cluster == found.cluster
-    assert again.settings == found.settings
+    """All but the constraints, which are named as left out."""
+    data, _ = explored
+    uploads = Uploads(tmp_path / "my uploads")
+    (uploads.folder / "upload-0123456789abcdef.json").write_text('{"label": "net.onnx"}')
+    asked = question_of(data.exploration)
+    fields, left_out = form_of(asked, uploads)
+    assert (fields["model"], fields["devices"], left_out) == ("net.onnx", "edited.json", ("--constraints",))
+    again = request_from(fields, uploads).question
+    assert load_cluster(again.cluster).fingerprint == load_cluster(asked.cluster).fingerprint
+    same = {"cluster": "x", "settings": replace(asked.settings, constraints=None), "constraints_file": ""}
+    assert again.model_copy(update={"cluster": "x"}) == asked.model_copy(update=same)
 
 
 @pytest.mark.parametrize("there", [True, False])

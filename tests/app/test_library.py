@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from samples_app import exploration, of_model, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
-from tensoropt_app.state import View
+from tensoropt_app.views.explorations import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
-from tensoropt_app.views.profile import devices_by_memory
-from tensoropt_app.views.runs import choices, runs_of, title_of
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer
@@ -49,7 +47,7 @@ def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
 
 
 def test_the_shipped_ones_show_what_more_devices_would_gain() -> None:
-    assert devices_by_memory(Library(), View(exploration="gpt2-dgx-h100")) is not None
+    assert [entry.key for entry in Library().alike("gpt2-dgx-h100")] == ["gpt2-dgx-h100-half"]
 
 
 SHIPPED = [path.name for path in sorted(READY_MADE.iterdir())]
@@ -122,7 +120,7 @@ def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         exploration().save(tmp_path / name)
     labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
-    assert "gpt2-tiny on dgx-h100 (a)" in labels
+    assert "gpt2-tiny on 8 × H100-80GB (a)" in labels
     assert len(set(labels)) == len(labels)
 
 
@@ -136,9 +134,9 @@ def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
         replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
     labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
     assert labels[:3] == [
-        "gpt2-tiny on dgx-h100 · epsilon 0.001 · dtype float32",
-        "gpt2-tiny on dgx-h100 · epsilon 0.001 · dtype bfloat16",
-        "gpt2-tiny on dgx-h100 · epsilon 0.1 · dtype bfloat16",
+        "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype float32",
+        "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype bfloat16",
+        "gpt2-tiny on 8 × H100-80GB · epsilon 0.1 · dtype bfloat16",
     ]
 
 
@@ -147,14 +145,14 @@ def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path
     exploration().save(tmp_path / "a")
     replace(exploration(), comparison=rows).save(tmp_path / "b")
     labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
-    assert labels[1] == "gpt2-tiny on dgx-h100 · beside zero, megatron"
+    assert labels[1] == "gpt2-tiny on 8 × H100-80GB · beside zero, megatron"
 
 
 def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
     source = str(tmp_path / "uploads" / "upload-1.onnx")
     of_model(exploration(), source=source).save(tmp_path / "a")
     library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
-    assert title_of(library, library.entry("opened-a")) == "mine.onnx on dgx-h100"
+    assert title_of(library, library.entry("opened-a")) == "mine.onnx on 8 × H100-80GB"
     assert Library(tmp_path).model_name(source) == "upload-1.onnx"
 
 
@@ -193,13 +191,12 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     monkeypatch.setattr(unpacked, "__defaults__", (MOST_BYTES, "explore again"))
     library = Library(tmp_path)
     labels = [item["label"] for group in choices(library) for item in group["items"]]
-    assert "gpt2-tiny on dgx-h100 (good)" in labels
+    assert "gpt2-tiny on 8 × H100-80GB (good)" in labels
     if damage is not _bomb:  # whose list entry reads nothing of it
         assert "bad (cannot be read)" in labels
     with pytest.raises(TensorOptError, match=rf"bad.*{'is not read' if damage is _bomb else 'damaged'}"):
         library.load("opened-bad")
-    table = devices_by_memory(library, View(exploration="opened-good"))
-    assert {"2 × H100-80GB", "4 × H100-80GB"} <= {row.label for row in table.rows}
+    assert "opened-better" in [entry.key for entry in library.alike("opened-good")]
 
 
 def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +214,11 @@ def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)
-        assert all(run.points for run in runs_of(library))
+        for entry in library.entries():
+            library.costs_of(entry)
     assert not opened
     assert len(read) == len(library.entries())
-    table = devices_by_memory(library, View(exploration="opened-run00"))
-    assert len(table.rows) == 12
-    exploration(spaces=[space((40,))]).save(tmp_path / "run05")
-    table = devices_by_memory(library, View(exploration="opened-run00"))
-    assert table.rows[-1].label == "40 × H100-80GB"
+    assert len(library.alike("opened-run00")) == 11
 
 
 def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:

@@ -9,16 +9,25 @@ from typing import Any
 import pytest
 from dash import Dash
 from dash.development.base_component import Component
+from tensoropt_app.context import Context
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
-from tensoropt_app.pages.shell import LATER
+from tensoropt_app.pages import details, new, result
 from tensoropt_app.server import create_app
-from tensoropt_app.state import PAGES
+from tensoropt_app.state import MOVED, PAGES
+
+MADE_LATER = {"points"}
+"""The table of points, which a button asks for."""
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Dash:
-    return create_app(Library(), JobManager(tmp_path_factory.mktemp("home")))
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> JobManager:
+    return JobManager(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def app(jobs: JobManager) -> Dash:
+    return create_app(Library(), jobs)
 
 
 def ids_of(content: Any) -> set[str]:
@@ -36,28 +45,40 @@ def named(dependency: str) -> set[str]:
     return set(re.findall(r"(?:^|\.\.\.?)([\w-]+)\.\w+", dependency))
 
 
-def test_callbacks_speak_of_components_that_there_are(app: Dash) -> None:
+def test_callbacks_speak_of_components_that_there_are(app: Dash, jobs: JobManager) -> None:
     """Dash itself is told not to ask, since pages are made later."""
-    there = ids_of(app.layout())
+    context = Context(Library(), jobs)
+    there = ids_of([app.layout(), result.layout(context), new.layout(context), details.layout()])
     for callback in app._callback_list:
         read = {i["id"] for i in (*callback["inputs"], *callback["state"]) if not i["id"].startswith("{")}
-        assert named(callback["output"]) | read <= there, callback["output"]
+        assert named(callback["output"]) | read <= there | MADE_LATER, callback["output"]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_first_page_is_there_and_others_come_later(app: Dash, page: str) -> None:
+@pytest.mark.parametrize("page", [*PAGES, *MOVED])
+def test_the_page_that_is_asked_for_is_there_and_others_come_later(app: Dash, page: str) -> None:
     client = app.server.test_client()
     layout = client.get("/_dash-layout", headers={"Referer": f"http://localhost/{page}"}).text
-    marks = {"explore": '"start"', "plan": '"plan-curve"', "frontier": '"graph"', "runs": '"runs-table"'}
-    for name, mark in marks.items():
-        assert (f'"id":{mark}' in layout) == (name == page or name not in LATER)
+    for name, mark in (("result", '"graph"'), ("new", '"start"'), ("details", '"details-head"')):
+        assert (f'"id":{mark}' in layout) == (MOVED.get(page, page) == name)
 
 
-def test_without_an_address_all_are_there(app: Dash) -> None:
-    assert '"id":"plan-curve"' in app.server.test_client().get("/_dash-layout").text
+def test_the_first_picture_waits_for_no_callback(app: Dash) -> None:
+    client = app.server.test_client()
+    client.set_cookie("tensoropt-scheme", "dark")
+    layout = client.get("/_dash-layout", headers={"Referer": "http://localhost/result"}).text
+    assert "verdict-big" in layout
+    assert '"chosen"' in layout
 
 
-def test_the_browser_knows_which_pages_come_later() -> None:
+def test_the_browser_knows_the_pages() -> None:
     script = (Path(__file__).parents[2] / "app" / "assets" / "tensoropt.js").read_text()
-    (names,) = re.findall(r"const LATER = \[(.*?)\]", script)
-    assert tuple(re.findall(r'"(\w+)"', names)) == LATER
+    (names,) = re.findall(r"const PAGES = \[(.*?)\]", script)
+    assert tuple(re.findall(r'"(\w+)"', names)) == PAGES
+    (moved,) = re.findall(r"const MOVED = \{(.*?)\}", script)
+    assert dict(re.findall(r'(\w+): "(\w+)"', moved)) == MOVED
+
+
+def test_scripts_are_short() -> None:
+    """What is computed in the browser is seen by no test without one."""
+    assets = (Path(__file__).parents[2] / "app" / "assets").glob("*.js")
+    assert sum(len(file.read_text().splitlines()) for file in assets) <= 500

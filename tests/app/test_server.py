@@ -51,6 +51,16 @@ def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClie
     assert len(strategies) == 1 + 8 * 4
 
 
+def test_several_explorations_are_one_table(client: FlaskClient) -> None:
+    rows = list(csv.DictReader(io.StringIO(client.get("/download/several/opened-a,gpt2-dgx-h100").text)))
+    one = list(csv.DictReader(io.StringIO(client.get("/download/opened-a/frontier.csv").text)))
+    other = list(csv.DictReader(io.StringIO(client.get("/download/gpt2-dgx-h100/frontier.csv").text)))
+    assert len(rows) == len(one) + len(other)
+    for alone, line in zip((*one, *other), rows, strict=True):
+        assert {name: line[name] for name in alone if name in line}.items() <= alone.items()
+    assert client.get("/download/several/opened-a,..%2F..").status_code == 404
+
+
 def test_the_standalone_page_takes_point_and_limits_from_its_address(client: FlaskClient) -> None:
     text = client.get("/download/opened-a/frontier.html?point=3&budget=45GiB").text
     assert "gpt2-tiny on dgx-h100" in text
@@ -89,14 +99,20 @@ def test_pages_may_load_from_this_server_only(client: FlaskClient) -> None:
     assert "http" not in policy
 
 
-@pytest.mark.parametrize("path", ["/", "/explore", "/frontier/", "/plan", "/export?x=opened-a"])
+@pytest.mark.parametrize("path", ["/", "/result", "/new/", "/details?x=opened-a"])
 def test_pages_are_found(client: FlaskClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
     assert "react-entry-point" in answer.text
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/frontier/a", "/assets/", "/_dash-component-suites/../"])
+@pytest.mark.parametrize(("old", "now"), [("frontier", "result"), ("plan", "details"), ("fit", "new")])
+def test_links_to_earlier_pages_are_followed(client: FlaskClient, old: str, now: str) -> None:
+    answer = client.get(f"/{old}?x=opened-a&point=3")
+    assert (answer.status_code, answer.headers["Location"]) == (302, f"/{now}?x=opened-a&point=3")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/result/a", "/assets/", "/_dash-component-suites/../"])
 def test_an_address_of_nothing_is_not_found(client: FlaskClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
@@ -159,7 +175,7 @@ def test_callbacks_with_any_values_leave_the_server_standing(dash: Any, client: 
             answer = client.post(UPDATE, json=request)
             assert answer.status_code in (200, 204), (output, value, answer.data[:300])
             called += 1
-    assert called > 40
+    assert called > 60
     assert client.get("/").status_code == 200
 
 

@@ -18,10 +18,9 @@ OUT = Path(__file__).parents[2] / "app" / "screenshots"
 SIZE = {"width": 1280, "height": 800}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 SHOTS = {
-    "frontier": ("frontier", "", "#card-title"),
-    "plan": ("plan", "", "#operators .ag-row"),
-    "export": ("export", "", "#command-0"),
-    "explore": ("explore", "", "#start"),
+    "result": ("result", "", "#what-if td"),
+    "new": ("new", "", "#fit-table td"),
+    "details": ("details", "", "#operators .ag-row"),
 }
 """Name -> page, the URL's query, and what must be there before the picture is taken."""
 WAIT_MS = 2500
@@ -54,7 +53,7 @@ def _shoot(browser: Any, address: str, name: str, scheme: str) -> None:
     path, query, ready = SHOTS[name]
     page = browser.new_page(viewport=SIZE, color_scheme=scheme)
     page.goto(f"{address}{path}?{query}")
-    page.wait_for_selector(ready, timeout=120_000)
+    page.wait_for_selector(ready, state="attached", timeout=120_000)
     # Figures are drawn after their place is there; how long that takes is an assumption.
     page.wait_for_timeout(WAIT_MS)
     page.screenshot(path=OUT / f"{name}-{scheme}.png")

@@ -183,21 +183,22 @@ assert Fact("patience", "7") in settings_facts(found)
 from tensoropt.report.commands import explore_line
 assert "--patience 7" in explore_line(found, "x")
 
-from tensoropt_app.jobs.fields import faults
-from tensoropt_app.jobs.refill import refill
-from tensoropt_app.jobs.request import request_from
+from tensoropt_app.jobs.request import form_of, request_from
 from tensoropt_app.jobs.uploads import Uploads
-from tensoropt_app.pages.explore import _options
-from tensoropt_app.pages.explore_callbacks import FORM
 from pathlib import Path
-assert FORM["patience"] == "patience"
-assert 'id=\\'patience\\'' in str(_options()) and "how long to try" in str(_options())
-fields = refill(question, Uploads(Path(sys.argv[4]))).fields
-assert fields["patience"] == "7"
-request = request_from(fields, {})
+uploads = Uploads(Path(sys.argv[4]))
+fields, _ = form_of(question, uploads)
+assert fields["more"] == "--patience 7"
+request = request_from(fields, uploads)
 assert request.question == question
 assert request.title == "mlp on dgx-h100 · patience 7"
-assert "not a whole number" in faults({**fields, "patience": "long"})["patience"]
+from tensoropt.errors import TensorOptError
+try:
+    request_from({**fields, "more": "--patience long"}, uploads)
+except TensorOptError as error:
+    assert "--patience" in str(error)
+else:
+    raise AssertionError("a text is taken for a number")
 """
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import workers_app
-from samples_app import exploration, long_exploration, point
+from samples_app import exploration, long_exploration
 from site_app import Site, running
 from tensoropt_app.jobs.worker import run
 
@@ -74,17 +74,10 @@ def axe() -> str:
 
 @pytest.fixture(scope="session")
 def explorations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small exploration, one of 20,000 points, and one whose marks of planners lie close together."""
+    """A small exploration, and one of 20,000 points."""
     folder = tmp_path_factory.mktemp("explorations")
     exploration().save(folder / "small")
     long_exploration(LONG).save(folder / "long")
-    # As ZeRO's and data parallelism's do.
-    marks = [(74, 0.21, "zero"), (78, 0.22, "data_parallel"), (35, 0.55, "megatron"), (79, 0.35, "optcnn")]
-    others = [
-        point(size * 2**30, time_s, planner=planner, choice=(1, i % 3, i, 1))
-        for i, (size, time_s, planner) in enumerate(marks)
-    ]
-    exploration(others=others).save(folder / "close")
     return folder
 
 

@@ -35,21 +35,22 @@ def test_a_dead_server_is_said_and_found_again(browser: Any, explorations: Path,
     try:
         page.set_default_timeout(60_000)
         page.add_init_script(HASTE.replace("HASTE", "4"))
-        page.goto(f"http://127.0.0.1:{server.server_port}/frontier?x=opened-small&point=5")
-        page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
+        page.goto(f"http://127.0.0.1:{server.server_port}/result?x=opened-small&point=5")
+        page.wait_for_selector("#answer:has-text('needs 50.0 of 80 GiB')")
         with page.expect_response("**/alive"):
             pass
         assert page.is_hidden("#connection")
         port = server.server_port
         ended(server, jobs)
         page.wait_for_selector("#connection:has-text('does not answer')")
-        page.click("#pick-leanest")  # nobody hears it now
+        page.focus("#plot")
+        page.keyboard.press("Home")  # nobody hears it now
         page.wait_for_timeout(300)
         server, jobs = started(explorations, tmp_path, port)
         page.wait_for_selector("#connection", state="hidden")
-        page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
-        page.click("#pick-fastest")
-        page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+        page.focus("#plot")
+        page.keyboard.press("End")
+        page.wait_for_selector("#answer:has-text('needs 80.0 of 80 GiB')")
     finally:
         another_person(page)
         page.close()

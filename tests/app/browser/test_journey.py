@@ -1,4 +1,4 @@
-"""From a job to a plan on disk, as a person goes through it; and what goes wrong on the way."""
+"""From a model to a plan on disk, as a person goes through it; and what goes wrong on the way."""
 
 from __future__ import annotations
 
@@ -11,131 +11,130 @@ import psutil
 import pytest
 import workers_app
 from onnx_app import model_file
+from site_app import running
+from tensoropt_app.jobs.worker import run
 
 from tensoropt.plan.plan import load_plan
 
 
-def on_h100(page: Any) -> None:
-    page.wait_for_selector("#start")
-    # The preset that the form begins with is filled in.
-    page.wait_for_function("document.querySelector('#kind')?.value === 'RTX-4090'")
-    page.click("#cluster")
-    page.get_by_role("option", name="dgx-h100", exact=True).click()
-    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+def form(page: Any, **fields: str) -> None:
+    """Fill the form of the page Plan it, once it is there."""
+    page.wait_for_selector("#fit-table td")
+    fill(page, **{"model": "mlp", "devices": "dgx-h100[2]", "sequence": "", **fields})
 
 
-def form(page: Any, model: str = "mlp", **fields: str) -> None:
-    on_h100(page)
-    page.fill("#model", model)
-    page.get_by_role("option", name=model, exact=True).click()
-    if fields:
-        page.click("#more > summary")
+def fill(page: Any, **fields: str) -> None:
+    """Fill fields, and wait until the page has heard of them, which it does once one has typed."""
     for control, value in fields.items():
-        page.fill(f"#{control.replace('_', '-')}", value)
+        page.fill(f"#{control}", value)
+    page.keyboard.press("Tab")
+    page.wait_for_timeout(1500)
+
+
+def downloaded(page: Any, name: str, folder: Path) -> Path:
+    with page.expect_download() as download:
+        page.click(f".files a:text-is('{name}')")
+    download.value.save_as(folder / name)
+    return folder / name
 
 
 def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
-    page = opened(real.url("explore"))
-    form(page, per_node="2", max_points="40", micro_batches="1")
-    page.wait_for_selector("text=2 × H100-80GB, priced from data sheets.")
+    page = opened(real.url("new"))
+    form(page, more="--max-points 40 --micro-batches 1")
+    page.wait_for_selector("#devices-said:has-text('2 x H100-80GB')")
     page.click("#start")
-    page.wait_for_selector(".job:has-text('mlp on dgx-h100') .at-work", timeout=120_000)
-    page.wait_for_selector(".job .state-done", timeout=240_000)
-    page.click("text=open the frontier")
+    page.click(".job:has-text('mlp on dgx-h100[2]') >> text=open the result", timeout=240_000)
 
-    page.wait_for_selector("#card-title")
-    page.click("#pick-fastest")
-    page.wait_for_selector("#card-title:text-matches('fastest')")
-    fastest = page.inner_text("#card-title")
-    page.locator("#budget [role=slider]").focus()
-    page.keyboard.press("Home")  # the least budget of the slider lies below every plan
-    page.wait_for_selector("text=/No plan fits .*; the smallest needs/")
-    for _ in range(6):
-        at = page.evaluate("location.search")
-        page.keyboard.press("ArrowRight")
-        page.wait_for_function("at => location.search !== at", arg=at)
-    page.wait_for_selector("text=/No plan fits/", state="detached")
-    # The fastest within the budget is another one.
-    page.wait_for_function("title => document.querySelector('#card-title').innerText !== title", arg=fastest)
-    assert "budget=" in page.url
+    page.wait_for_selector("#answer .verdict-big:has-text('Fits')")
+    page.wait_for_selector("#choices td:has-text('recommended')")
+    page.wait_for_selector("#what-if td:has-text('4 × H100-80GB')")
+    page.focus("#plot")
+    page.keyboard.press("Home")
+    page.wait_for_function("location.search.includes('point=1')")
+    page.wait_for_selector("#choices tr:has(a.chosen)")
+    needs = page.inner_text("#answer .figures span >> nth=1")
 
-    page.click("#nav-plan")
-    page.wait_for_selector("#plan-headline .big")
-    # The grid shows its rows once it is scrolled to.
-    page.wait_for_selector("#operators .ag-row", state="attached")
-    page.locator("#operators").scroll_into_view_if_needed()
-    page.wait_for_selector("#operators .ag-row")
-    memory = page.inner_text("#plan-headline .big strong >> nth=0")
-
-    page.click("#nav-export")
-    page.wait_for_selector("#command-1")
-    assert "--point" in page.inner_text("#command-1")
-    for name in ("plan.json", "frontier.csv"):
-        with page.expect_download() as download:
-            page.click(f".files a:text-is('{name}')")
-        download.value.save_as(tmp_path / name)
-    plan = load_plan(tmp_path / "plan.json")
+    page.click("#export-open")
+    page.wait_for_selector("#command-1:has-text('--point 1 ')")
+    plan = load_plan(downloaded(page, "plan.json", tmp_path))
     assert plan.devices == 2
-    with open(tmp_path / "frontier.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert round(plan.predicted.memory_bytes) in {int(row["memory_bytes"]) for row in rows}
-
-    again = opened(page.url.replace("/export", "/plan"))
-    again.wait_for_selector("#plan-headline .big")
-    assert again.inner_text("#plan-headline .big strong >> nth=0") == memory
+    with open(downloaded(page, "frontier.csv", tmp_path), newline="") as file:
+        first = next(csv.DictReader(file))
+    assert round(plan.predicted.memory_bytes) == int(first["memory_bytes"])
+    page.keyboard.press("Escape")
+    page.click("#answer a:has-text('Details')")
+    page.wait_for_selector("#details-head strong:has-text('per device')")
+    page.wait_for_selector("#operators .ag-row", state="attached", timeout=120_000)
+    assert needs.split()[1] in page.inner_text("#details-head")
 
 
 @pytest.mark.slow
 def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "garbage.onnx").write_bytes(bytes(range(256)) * 40)
     model_file(tmp_path / "small.onnx")
-    page = opened(real.url("explore"))
-    on_h100(page)
+    page = opened(real.url("new"))
+    form(page)
+    page.set_input_files("#upload input[type=file]", tmp_path / "garbage.onnx")
+    page.wait_for_selector("text='garbage.onnx' cannot be read as ONNX", timeout=60_000)
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
-    page.fill("#open-dims input", "8")
-    page.wait_for_selector("#batch", state="hidden")
-    page.click("#more > summary")
-    for control, value in (("per-node", "2"), ("micro-batches", "1")):
-        page.fill(f"#{control}", value)
+    page.wait_for_selector("#model-said:has-text('--dim batch=8')")
     page.click("#start")
-    page.click(".job:has-text('small.onnx') >> text=open the frontier", timeout=240_000)
-    wanted = "small.onnx on 2 x H100-80GB"
-    page.wait_for_function("title => document.querySelector('#exploration')?.value === title", arg=wanted)
-    page.click("#nav-export")
+    page.wait_for_selector("#start-said:has-text('Not started: give sizes')")
+    fill(page, more="--dim batch=8 --micro-batches 1")
+    page.click("#start")
+    page.click(".job:has-text('small.onnx') >> text=open the result", timeout=240_000)
+    page.wait_for_selector("#bar-words:has-text('small.onnx')")
+    page.click("#export-open")
     page.wait_for_selector("#command-0:has-text('--dim batch=8')")
-    page.wait_for_selector(".files a:text-is('cluster.json')")
+    page.click(".launcher:has-text('accelerate') button")
+    page.wait_for_selector(".launcher:has-text('accelerate') .note", timeout=240_000)
+
+
+NET = """
+import torch
+
+def build(batch=8, width=16):
+    model = torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    return model, (torch.zeros(batch, width),), {}, lambda y: y.mean()
+"""
 
 
 @pytest.mark.slow
-def test_fewer_devices_and_planners_beside(real: Any, opened: Callable[..., Any]) -> None:
-    page = opened(real.url("explore"))
-    form(page, micro_batches="1", max_points="20", devices="1,2")
-    page.click("#start")
-    page.click("text=open 2 frontiers", timeout=240_000)
-    page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")
-    page.click("#profile tr:has-text('2 × H100-80GB') a >> nth=-1")
-    page.wait_for_selector("#profile td strong:has-text('2 × H100-80GB')")
-    entries = len(real.library.entries())
-    page.click("#beside-start")
-    # What they found joins the exploration that was looked at: no second one of nearly the same name.
-    page.wait_for_selector("#beside-said:has-text('in the table and the plot')", timeout=240_000)
-    page.wait_for_selector("#planner-table td:has-text('ZeRO')")
-    assert len(real.library.entries()) == entries
-    # It splits attention heads, which this model does not have: that is said where its plan would be.
-    page.wait_for_selector("#planner-table tr:has-text('Megatron') td:has-text('no plan')")
-    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[6].x.length > 0")
+def test_a_function_of_an_own_file_is_explored(
+    explorations: Path, opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    own = tmp_path / "project"
+    own.mkdir()
+    (own / "train.py").write_text(NET)
+    with running(tmp_path / "home", explorations, run, own) as site:
+        page = opened(site.url("new"))
+        form(page, model="elsewhere.py:build")
+        page.wait_for_selector(f"text=there is no file {own}/elsewhere.py")
+        fill(page, model="train.py:build?width=24", batch="16", more="--micro-batches 1")
+        page.wait_for_selector("#fit-answer:has-text('not estimated before the search')")
+        page.click("#start")
+        page.click(".job >> text=open the result", timeout=240_000)
+        page.wait_for_selector("#answer .verdict-big")
+        page.click("#bar-words a:has-text('change')")
+        page.wait_for_function("document.querySelector('#model').value === 'train.py:build?width=24'")
 
 
 @pytest.mark.slow
 def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
     endless: Any, opened: Callable[..., Any]
 ) -> None:
-    page = opened(endless.url("explore"))
-    form(page)
+    page = opened(endless.url("new"))
+    form(page, more="--optimizer best")
+    page.wait_for_selector("text=--optimizer is one of sgd")
+    fill(page, more="")
+    page.wait_for_selector("text=--optimizer is one of sgd", state="detached")
     page.click("#start")
     page.wait_for_selector("text=mesh 2x4 (search)")
     (job,) = endless.jobs.jobs()
     child = psutil.Process(int((endless.jobs.folder / job.id / workers_app.PIDS).read_text()))
+    page.reload()  # jobs go on
+    page.wait_for_selector("text=mesh 2x4 (search)")
     page.click(".job button:has-text('cancel')")
     page.wait_for_selector(".job .state-cancelled")
     psutil.wait_procs([child], timeout=60)

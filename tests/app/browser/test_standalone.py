@@ -14,8 +14,6 @@ from tensoropt_app.views.frontier import FrontierData
 
 from .conftest import Watch
 
-DATA = Path(__file__).parents[3] / "app" / "data"
-
 GROUND = "getComputedStyle(document.querySelector('.main-svg')).backgroundColor"
 
 
@@ -45,13 +43,11 @@ def opened(browser: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_is_drawn_at_any_width_and_follows_the_scheme(opened: Any, width: int) -> None:
+def test_the_page_is_drawn_on_a_phone_and_follows_the_scheme(opened: Any) -> None:
     html = standalone.frontier_page(FrontierData.of(exploration(), "gpt2"), View(point=2))
-    page = opened(html, "dark", width)
+    page = opened(html, "dark", 390)
     page.wait_for_selector(".main-svg .point")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate(GROUND) == rgb(DARK.surface)
     page.emulate_media(color_scheme="light")
     page.wait_for_function(f"{GROUND} === '{rgb(LIGHT.surface)}'")

@@ -65,3 +65,17 @@ def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     store.keep(url(b"x" * 8), "a.onnx")
     with pytest.raises(UploadError, match="delete some"):
         store.keep(url(b"x" * 8), "b.onnx")
+
+
+def test_a_file_goes_to_the_field_that_it_is_for(tmp_path: Path) -> None:
+    store = Uploads(tmp_path)
+    config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}'
+    assert store.keep_any(url(config), "config.json") == ("model", "config.json")
+    assert store.keep_any(url(b"abc"), "net.onnx") == ("model", "net.onnx")
+    cluster = '{"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}'
+    assert store.keep_any(url(cluster), "two.json") == ("devices", "two.json")
+    (path, _) = next(file for file in store.known().values() if file[1] == "config.json")
+    assert path.name == "config.json"
+    for name in ("model.pt", "train.py"):
+        with pytest.raises(UploadError, match="only files that end in"):
+            store.keep_any(url(b"abc"), name)

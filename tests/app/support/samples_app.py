@@ -107,12 +107,9 @@ def data_url(content: str | bytes) -> str:
 
 
 FORM: dict[str, Any] = {
-    "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
-    "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train",
-    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "auto",
-    "recompute": "auto", "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
+    "model": "gpt2-tiny", "devices": "dgx-h100", "batch": "", "sequence": "", "dtype": "auto", "more": "",
 }  # fmt: skip
-"""What the explore page sends as it is when nothing was changed."""
+"""What the page Plan it sends of its fields."""
 CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 """How a model of tokens is called: 1,024 of them a step."""
 

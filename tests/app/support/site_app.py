@@ -24,7 +24,7 @@ class Site:
     jobs: JobManager
     library: Library
 
-    def url(self, page: str = "frontier", query: str = "") -> str:
+    def url(self, page: str = "result", query: str = "") -> str:
         return f"{self.address}{page}{'?' + query if query else ''}"
 
     def release(self) -> None:
@@ -44,8 +44,8 @@ class Site:
 
 
 @contextmanager
-def running(home: Path, folder: Path, target: Any) -> Iterator[Site]:
-    jobs = JobManager(home, target)
+def running(home: Path, folder: Path, target: Any, own: Path | None = None) -> Iterator[Site]:
+    jobs = JobManager(home, target, own)
     library = library_with(jobs, folder)
     server = listen(create_app(library, jobs), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

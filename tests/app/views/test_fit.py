@@ -1,81 +1,83 @@
-"""The form of the page Fit: its answer, and the search for the same step."""
+"""What usual strategies need, beside the form."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tensoropt_app.figures.fit import fit_figure
-from tensoropt_app.jobs.refill import refill
+from samples_app import data_url
 from tensoropt_app.jobs.uploads import Uploads
-from tensoropt_app.views.fit import device_names, fit_of, search_of
+from tensoropt_app.pages.new import table
+from tensoropt_app.views.fit import fit_of
 
 import tensoropt
 from tensoropt.errors import TensorOptError
-from tensoropt.estimate.strategies import RECOMPUTE
+from tensoropt.units import format_bytes
 
 FORM: dict[str, Any] = {
-    "model": "llama3-8b", "device": "H100-80GB", "count": "8", "batch": "8", "sequence": "2048", "micro": "1",
-    "optimizer": "adam", "dtype": "bfloat16",
+    "model": "llama3-8b", "devices": "dgx-h100", "batch": "8", "sequence": "2048", "dtype": "auto",
+    "more": "",
 }  # fmt: skip
 
 
-def test_the_page_answers_what_python_answers() -> None:
-    found = fit_of(FORM)
+@pytest.fixture
+def uploads(tmp_path: Path) -> Uploads:
+    return Uploads(tmp_path)
+
+
+def test_the_page_answers_what_python_answers(uploads: Uploads) -> None:
     asked = tensoropt.fit("llama3-8b", "8xH100-80GB", batch=8, sequence=2048)
-    assert found.to_data() == asked.to_data()
+    for devices in ("8xH100-80GB", "dgx-h100"):
+        found = fit_of({**FORM, "devices": devices}, uploads)
+        assert found.to_data()["strategies"] == asked.to_data()["strategies"]
+    sgd = fit_of({**FORM, "devices": "2x24GiB", "more": "--optimizer sgd --max-points 20"}, uploads)
     assert (
-        found.fit_command()
-        == "tensoropt fit llama3-8b --cluster dgx-h100 --batch 8 --sequence 2048 --dtype bfloat16"
-    )
-    small = fit_of({**FORM, "device": "24GiB", "count": "2", "optimizer": "sgd"})
-    assert small.fit_command().endswith(
-        "--cluster 2x24GiB --batch 8 --sequence 2048 --optimizer sgd --dtype bfloat16"
+        sgd.to_data()
+        == tensoropt.fit("llama3-8b", "2x24GiB", batch=8, sequence=2048, optimizer="sgd").to_data()
     )
 
 
-def test_empty_fields_are_the_models_own_and_a_model_without_tokens_has_no_sequence() -> None:
-    empty = fit_of({**FORM, "batch": "", "sequence": None, "micro": ""}).step
-    assert (empty.batch, empty.sequence, empty.micro_batches) == (8, 8192, 1)
-    assert fit_of({**FORM, "model": "vgg16"}).step.sequence == 0
+def test_empty_fields_are_the_models_own_and_a_model_without_tokens_has_no_sequence(uploads: Uploads) -> None:
+    empty = fit_of({**FORM, "batch": "", "sequence": ""}, uploads).step
+    assert (empty.batch, empty.sequence) == (8, 8192)
+    assert fit_of({**FORM, "model": "vgg16"}, uploads).step.sequence == 0
 
 
 @pytest.mark.parametrize(
     ("field", "typed", "words"),
     [
-        ("model", "", "neither a model"),
-        ("model", "/etc/passwd", "neither a model"),
-        ("model", "../config.json", "neither a model"),
-        ("count", "0", "at least 1"),
-        ("count", "many", "not a whole number"),
+        ("model", "", "choose a model"),
+        ("model", "/etc/passwd", "choose a model"),
+        ("model", "../config.json", "choose a model"),
+        ("devices", "0xH100-80GB", "at least 1"),
+        ("devices", "/etc/passwd", "choose devices"),
+        ("devices", "8x/etc/passwd", "no kind of device"),
+        ("devices", "", "choose devices"),
         ("batch", "0", "between 1"),
-        ("device", None, "unknown cluster"),
     ],
 )
-def test_what_is_typed_wrong_is_said(field: str, typed: Any, words: str) -> None:
+def test_what_is_typed_wrong_is_said(uploads: Uploads, field: str, typed: str, words: str) -> None:
     with pytest.raises(TensorOptError, match=words):
-        fit_of({**FORM, field: typed})
+        fit_of({**FORM, field: typed}, uploads)
 
 
-def test_every_device_of_the_form_is_one() -> None:
-    for name in device_names():
-        assert fit_of({**FORM, "device": name, "count": "2"}).cluster.device_count == 2
+def test_devices_of_a_file_are_those_of_the_file(uploads: Uploads) -> None:
+    text = "devices: [{kind: RTX-4090, count: 2}]\nlinks: {intra_node: PCIe4}\n"
+    field, label = uploads.keep_any(data_url(text), "mine.yaml")
+    assert field == "devices"
+    assert fit_of({**FORM, "devices": label}, uploads).cluster.device_count == 2
 
 
-def test_the_search_fills_the_explore_form_with_the_same_step(tmp_path: Any) -> None:
-    filled = refill(search_of(fit_of({**FORM, "count": "4"})), Uploads(tmp_path)).fields
-    assert filled["model"] == "zoo:llama3-8b"
-    assert (filled["options"], filled["sequence"]) == ("", "2048")
-    assert (filled["cluster"], filled["per_node"], filled["batch"]) == ("dgx-h100", "4", "8")
-    assert (filled["dtype"], filled["process_memory"]) == ("bfloat16", "yes")
-    assert not fit_of({**FORM, "device": "24GiB"}).search_source
-
-
-def test_bars_add_up_to_the_table() -> None:
-    found = fit_of(FORM)
-    rows = [row for row in found.rows if row.strategy.recompute == RECOMPUTE[0]]
-    drawn = fit_figure(found, rows, "light")
-    for place, row in enumerate(rows):
-        assert sum(t["x"][place] for t in drawn["data"]) == pytest.approx(row.memory_bytes / 2**30)
-    (line,) = drawn["layout"]["shapes"]
-    assert line["x0"] == 80
+def test_a_strategy_is_shown_where_it_fits_first_else_where_it_needs_least(uploads: Uploads) -> None:
+    found = fit_of(FORM, uploads)
+    rows = table(found).children[1].children
+    assert len(rows) == len({row.strategy.title for row in found.rows})
+    for cells in ([cell.children for cell in row.children] for row in rows):
+        title, _, again = cells[0].partition(", ")
+        own = [row for row in found.rows if row.strategy.title == title]
+        (shown,) = [row for row in own if format_bytes(row.memory_bytes) == cells[1]][:1]
+        fitting = [row for row in own if row.fits]
+        assert shown is (fitting[0] if fitting else min(own, key=lambda row: row.memory_bytes))
+        assert cells[2].children == shown.verdict
+        assert (again == "recomputed") == (shown.strategy.recompute != own[0].strategy.recompute)

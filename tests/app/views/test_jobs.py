@@ -31,7 +31,7 @@ def test_a_sweep_says_of_which_part_that_is() -> None:
     sweep = Stage("clusters", 1, 3, "dgx-a100")
     card = job_card(replace(JOB, stages=(sweep, *STAGES)), 20.0)
     assert card.at_work == "dgx-a100, 2 of 3: mesh 8 (search)"
-    assert job_card(replace(JOB, stages=()), 20.0).at_work == "starting"
+    assert job_card(replace(JOB, stages=()), 20.0).at_work == "opening PyTorch"
 
 
 def test_points_at_work_are_sketched() -> None:

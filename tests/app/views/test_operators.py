@@ -5,23 +5,19 @@ The table of a plan's operators as the page gets it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from samples_app import GIB, exploration, placed, point, space
+from samples_app import GIB, exploration, placed
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import (
     OperatorRow,
     axes_words,
     beside_rows,
-    blocks_words,
     bottom_rows,
-    changed_operators,
     columns_of,
     operator_rows,
     option_words,
-    recomputation_difference,
     table_rows,
 )
 
@@ -115,18 +111,10 @@ def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
     assert rows["mlp"].module == "model.mlp"
 
 
-def test_two_plans_differ_where_operators_are_split_otherwise() -> None:
-    found = exploration([point(GIB, 1.0), point(2 * GIB, 0.5, choice=(1, 1, 0, 1))])
-    assert changed_operators(found, 1, 0) == (
-        ("attention", "model.attention", "output features ×8", "batch ×8"),
-    )
-
-
 def test_a_placed_plan_names_devices_instead_of_axes() -> None:
     found = placed()
     row = len(found.points)
     assert [o.axes for o in operator_rows(found, row)] == ["device 0", "device 1"] * 2
-    assert len(changed_operators(found, row, 0)) == 4
 
 
 def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
@@ -139,25 +127,6 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says() -> Non
     assert tuple(shown) == devices
     mark = found.all_points[row]
     assert headline == Share(mark.kind.headline, mark.memory_bytes, mark.compute_s, mark.communication_s)
-
-
-def test_plans_over_two_meshes_are_compared_by_what_they_split() -> None:
-    """Both split the batch eight ways: the names of the axes are no difference."""
-    found = exploration([point(GIB, 1.0), point(2 * GIB, 0.5, space=1)], (space((8,)), space((2, 4))))
-    assert changed_operators(found, 1, 0) == ()
-    other = replace(found, points=(found.points[0], found.points[1].changed(choice=(1, 1, 0, 1))))
-    assert [row[0] for row in changed_operators(other, 1, 0)] == ["attention"]
-
-
-def test_the_blocks_that_only_one_plan_recomputes_are_listed() -> None:
-    blocks = {"attention": "h.0", "mlp": "h.1"}
-    of = replace(space(), regions=blocks)
-    found = exploration(
-        [point(GIB, 1.0, choice=(1, 5, 3, 1)), point(2 * GIB, 0.5, choice=(1, 5, 0, 1))], (of,)
-    )
-    assert recomputation_difference(found, 1, 0) == (("in both", "h.0"), ("only there", "h.1"))
-    assert recomputation_difference(exploration(), 1, 0) == ()
-    assert blocks_words(["model.h.0", "model.h.1", "model.h.2", "model.h.7"]) == "model.h.0–2, model.h.7"
 
 
 def test_what_is_split_and_stored_is_said_in_words() -> None:

@@ -12,12 +12,9 @@ from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.plan import (
     device_bars,
     memory_bar,
-    moment,
-    moment_words,
-    owner_cells,
+    owner_rows,
+    owners_words,
     step_bar,
-    total_cells,
-    until,
 )
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.units import Unit, Units
@@ -43,46 +40,18 @@ def owners() -> PointOwners:
     return PointOwners(curve, ROWS.__getitem__)
 
 
-def test_the_peak_comes_first_and_steps_stay_within_the_step(owners):
-    assert moment(owners, None).number == 1
-    assert moment(owners, 2).number == 2
-    assert moment(owners, 2, 1).number == 2
-    assert moment(owners, 0, -1).number == 0
-    assert moment(owners, None, -1).number == 0
-    # A page that is older than the plan asks for what is not there.
-    assert moment(owners, 99).number == 1
-
-
-def test_rows_come_by_bytes_and_the_total_is_the_height_of_the_curve(owners):
-    at = moment(owners, None)
-    cells = owner_cells(at, UNITS)
-    assert [(c["operator"], c["size"], c["share"]) for c in cells] == [
-        ("linear", "3 MiB", "75 %"),
-        ("linear", "1 MiB", "25 %"),
+def test_owners_come_by_bytes_of_the_peak(owners: PointOwners) -> None:
+    assert owners_words(owners, UNITS) == "Peak at 1.00 ms: 4.00 MiB of 2 owners; the largest:"
+    assert owner_rows(owners) == [
+        ["linear", "3 MiB", "75 %", "kept activations: activation"],
+        ["linear", "1 MiB", "25 %", "parameters: parameter"],
     ]
-    assert [(c["tensor"], c["kind"]) for c in cells] == [("", "kept activations"), ("weight", "parameters")]
-    (total,) = total_cells(at, UNITS)
-    assert total["bytes"] == at.at.total
-    assert total["size"] == "4.00 MiB"
 
 
-def test_what_ends_says_when_and_what_stays_says_so():
-    assert until(WEIGHT, UNITS) == "stays"
-    assert until(HIDDEN, UNITS) == "4.00 ms: backward linear"
-
-
-def test_what_belongs_to_no_operator_leads_to_none(owners):
-    cells = owner_cells(moment(owners, 2), UNITS)
-    assert (cells[1]["group"], cells[1]["operator"], cells[1]["tensor"]) == (
-        "",
-        "no single operator",
-        "messages",
-    )
-
-
-def test_words_say_when_how_much_and_of_how_many(owners):
-    assert moment_words(owners, moment(owners, None), UNITS) == "Peak, at 1.00 ms: 4.00 MiB, 2 owners"
-    assert moment_words(owners, moment(owners, 0), UNITS) == "At 0 ms: 1.00 MiB, 1 owner"
+def test_what_belongs_to_no_operator_says_so() -> None:
+    curve = (MemoryAt(0.0, 0, 0, 0, 0, 1024.0),)
+    (row,) = owner_rows(PointOwners(curve, [[MESSAGE]].__getitem__))
+    assert row == ["no single operator", "1 KiB", "100 %", "buffers in flight: to come"]
 
 
 DATA = FrontierData.of(exploration())
@@ -103,10 +72,10 @@ def test_a_plan_larger_than_the_device_says_by_how_much() -> None:
 
 
 def test_the_step_is_compute_waiting_and_idle() -> None:
-    assert [s.size for s in step_bar(DATA, 0).segments] == ["533 ms", "267 ms", "0 ms"]
+    assert [s.size for s in step_bar(DATA, 0).segments] == ["530 ms", "270 ms", "0 s"]
     parts = {"compute_s": 0.5, "exposed_s": 0.2, "hidden_s": 0.05, "idle_s": 0.1}
     bar = step_bar(FrontierData.of(exploration([point(GIB, 0.8, **parts)])), 0)
-    assert "50.0 ms of communication hide behind compute" in bar.summary
+    assert "50 ms of communication hide behind compute" in bar.summary
     assert sum(s.share for s in bar.segments) == pytest.approx(1.0)
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from samples_app import GIB, exploration
-from tensoropt_app.pages.frontier.look import missed
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.point import NOT_YET, assumptions, point_card, verified_lines, verified_words
+from tensoropt_app.views.point import (
+    NOT_YET,
+    assumptions,
+    of_point,
+    point_card,
+    verified_lines,
+    verified_words,
+)
 
 from tensoropt.exploration.verified import Verified
+from tensoropt.report.ran import miss_sentences
 
 POINTS = [point.changed(choice=(i % 3, i // 3, 0, 1)) for i, point in enumerate(exploration().points)]
 DATA = FrontierData.of(exploration(POINTS))
@@ -27,6 +34,11 @@ def found(**changes: Any) -> Verified:
     return Verified(**{**fields, **changes})
 
 
+def missed(one: Verified) -> list[str]:
+    """What the page Details has in a box of its own."""
+    return list(miss_sentences(one, DATA.exploration.cluster))
+
+
 def test_both_figures_are_shown_with_their_difference() -> None:
     assert verified_words(found(), DATA) == (
         "33.0 GiB tracked (30.0 GiB predicted, +10 %); 540 ms measured (600 ms predicted, −10 %); "
@@ -40,13 +52,12 @@ def test_a_miss_is_said_by_its_size() -> None:
                                  (0.2, "−80 %, far off)", 1)):  # fmt: skip
         one = found(time_measured_s=float(DATA.time[2]) * factor)
         assert words in verified_words(one, DATA)
-        notes = missed(DATA, 2, (one,))
-        assert len(notes) == boxes
-        for box in notes:
-            assert "note-warn" in box.className
-            assert "far off" in box.children
-            assert f"{factor:.2g} times what was predicted" in box.children
-    assert missed(DATA, 3, (found(time_measured_s=9.0),)) == []
+        sentences = missed(one)
+        assert len(sentences) == boxes
+        for said in sentences:
+            assert "far off" in said
+            assert f"{factor:.2g} times what was predicted" in said
+    assert of_point(DATA, 3, (found(time_measured_s=9.0),)) is None
 
 
 def test_fake_ranks_have_no_time() -> None:
@@ -63,7 +74,7 @@ def test_the_assumptions_name_the_points_that_ran() -> None:
     assert verified_lines(DATA, ()) == (NOT_YET,)
     said = [f.words for f in assumptions(DATA, View(), (found(),)) if f.name == "predicted / measured"]
     assert len(said) == 1
-    assert said[0].startswith("point 3: 33.0 GiB tracked")
+    assert said[0].startswith("Point 3 of 8: 33.0 GiB tracked")
     damaged = assumptions(DATA, View(), (), "verified.json is damaged")
     assert "verified.json is damaged" in [f.words for f in damaged]
 

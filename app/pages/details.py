@@ -1,0 +1,217 @@
+"""The page *Details*: what one step of the chosen plan is spent on, and whose its memory is. What is saved
+comes first; what is simulated again follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.report.faster import what_is_faster
+from tensoropt.report.owners import point_owners
+from tensoropt.report.ran import miss_sentences
+from tensoropt.units import share_words
+
+from ..context import Context
+from ..downloads import address
+from ..views.frontier import FrontierData
+from ..views.operators import beside_rows, bottom_rows, columns_of, operator_rows, table_rows
+from ..views.plan import Bar, device_bars, memory_bar, owner_rows, owners_words, step_bar, step_rows
+from ..views.point import of_point, point_card
+from ..views.result import two_digits
+from . import parts
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
+_FIGURE = (
+    "params.value == null ? '' : params.value === 0 ? '0' : "
+    "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
+)
+"""Three figures; values close to zero are not written out to their eighth digit."""
+_COMING = "Simulated again, operator by operator: seconds, up to half a minute for a large model."
+
+
+def layout() -> Any:
+    return html.Div(
+        [
+            html.H1("Details", className="unseen"),
+            *parts.stores("details-shown", "details-rest"),
+            html.Div(id="details-empty"),
+            parts.stack(
+                parts.panel(html.Div(id="details-head")),
+                parts.halves(
+                    parts.panel(html.Div(id="details-memory"), title="Memory of one device"),
+                    parts.panel(html.Div(id="details-step"), title="One step"),
+                ),
+                html.Div(id="details-more"),
+                html.Div(id="details-faster"),
+                id="details-body",
+            ),
+        ]
+    )
+
+
+@CALLBACKS.answer(
+    sets="details-empty.children details-body.style details-head.children details-memory.children "
+    "details-step.children details-more.children details-shown.data",
+    when="url.search page.data made.data",
+    given="details-shown.data",
+    at_start=True,
+)
+def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> Any:
+    """Show what is saved about the chosen plan."""
+    if page != "details" or "details" not in (made or []) or shown == search:
+        return (no_update,) * 7
+    view = context.view_from(search)
+    data = context.frontier(view)
+    if data is None:
+        text = parts.empty("No plan to show yet", dcc.Link("Plan it first", href="/new"))
+        return text, parts.visible(False), *(None,) * 4, search
+    row = data.chosen(view)
+    verified = context.verified(view)[0]
+    card, ran = point_card(data, view, row, verified), of_point(data, row, verified)
+    missed = [] if ran is None else miss_sentences(ran, data.exploration.cluster)
+    head = [
+        html.P(card.name, className="plan-name"),
+        html.P(
+            [
+                html.Strong(f"{card.memory} per device"),
+                ", ",
+                html.Strong(f"{two_digits(data.time[row])} a step"),
+            ]
+        ),
+        html.P(card.verdict, className=f"verdict {card.mark}"),
+        parts.hint(f"{card.title}. {card.dominant}"),
+        *(parts.note(words, "warn") for words in missed),
+        html.Details([html.Summary("All figures"), parts.facts(card.facts)]),
+    ]
+    memory = [*_bar(memory_bar(data, view, row)), *_devices(data, row)]
+    return None, {}, head, memory, _bar(step_bar(data, row)), parts.hint(_COMING), search
+
+
+@CALLBACKS.answer(
+    sets="+details-more.children details-rest.data", when="details-shown.data", given="url.search"
+)
+def _rest(context: Context, shown: Any, search: Any) -> Any:
+    """Show what takes the step to be simulated again."""
+    view = context.view_from(search)
+    data = context.frontier(view)
+    if data is None or shown is None:
+        return no_update, no_update
+    row = data.chosen(view)
+    try:
+        detail: Any = context.detail(data, row)
+    except TensorOptError as error:
+        words = f"What the step goes into, and what single operators cost, is not shown: {error}"
+        return [parts.note(words, "warn"), _operators(data, row, None)], search
+    trace = html.A(
+        "The timeline of the step, for ui.perfetto.dev",
+        href=address(view.exploration, "trace.json", row), download="trace.json",
+    )  # fmt: skip
+    goes = [
+        parts.plain_table(["", "", "share"], step_rows(detail), numbers=(1, 2)),
+        html.P(trace),
+    ]
+    whose = _owners(data, row)
+    return [
+        parts.halves(
+            parts.panel(*goes, title="What the step goes into"),
+            parts.panel(*whose, title="Whose memory, at the peak"),
+        ),
+        _operators(data, row, detail),
+    ], search
+
+
+@CALLBACKS.answer(
+    sets="details-faster.children", when="details-rest.data details-shown.data", given="url.search"
+)
+def _faster(context: Context, rest: Any, shown: Any, search: Any) -> Any:
+    """Show, last of all, what the step would take at other prices."""
+    data = context.frontier(view := context.view_from(search))
+    if data is None or rest != shown:
+        return None
+    row = data.chosen(view)
+    try:
+        found = what_is_faster(data.exploration, row)
+    except TensorOptError:
+        return None
+    rows = [
+        [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
+        for one in found
+    ]
+    words = parts.hint("The same plan; a search at these prices may find a better one.")
+    if not rows:
+        words = parts.hint("Neither faster links nor kernels nor a faster host shorten it.")
+    table = parts.plain_table(["", "a step", ""], rows, numbers=(1, 2)) if rows else None
+    return parts.panel(table, words, title="Why not faster: the step with")
+
+
+def _owners(data: FrontierData, row: int) -> list[Any]:
+    try:
+        owners = point_owners(data.exploration, row)
+    except TensorOptError as error:
+        return [parts.hint(str(error))]
+    table = parts.plain_table(["operator", "", "share", "what"], owner_rows(owners), numbers=(1, 2))
+    return [
+        parts.hint(owners_words(owners, data.units)),
+        parts.scrolled("Owners", table),
+        parts.hint(owners.note),
+    ]
+
+
+def _bar(bar: Bar) -> list[Any]:
+    """Return a stacked bar with its figures below it."""
+    cells = [
+        html.Span(
+            className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
+        )
+        for s in bar.segments
+        if s.share > 0
+    ]
+    rows = [
+        [html.Span([html.Span(className=f"swatch seg-{s.kind}"), s.title]), s.size, s.part]
+        for s in bar.segments
+    ]
+    return [
+        html.P(bar.summary, className="bar-summary"),
+        html.Div(cells, className="bar", role="img", **parts.aria(label=bar.summary)),
+        parts.plain_table(["", "", "share"], rows, numbers=(1, 2)),
+    ]
+
+
+def _devices(data: FrontierData, row: int) -> list[Any]:
+    """Return the most that each device holds, if they differ."""
+    rows = [[s.title, s.size] for s in device_bars(data, row)]
+    table = parts.plain_table(["", ""], rows, numbers=(1,))
+    return [html.H3("Most that a device holds, in tensors"), table] if rows else []
+
+
+def _operators(data: FrontierData, row: int, detail: Any) -> Any:
+    def number(field: str, name: str, width: int, tip: str) -> dict[str, Any]:
+        return parts.numbers(field, name, width, _FIGURE, headerTooltip=tip)
+
+    # No column grows with the window: the grid (35.3) then never shows its rows where there is no room to
+    # grow into, as on every window below 1,200 px.
+    columns = [
+        {"field": "group", "headerName": "operator", "width": 190, "pinned": "left", "filter": True},
+        {"field": "module", "headerName": "module", "width": 240, "tooltipField": "module", "filter": True},
+        {"field": "axes", "headerName": "split by", "width": 238, "tooltipField": "axes", "filter": True},
+        {"field": "options", "headerName": "stored in shards", "width": 150, "tooltipField": "options"},
+        number("memory", "memory", 112, "parameters, gradients, optimizer state"),
+        number("compute", "compute", 112, "forward and backward, without recomputation and copies"),
+        number("copies", "copies", 112, "copies and additions that bring something to where it is used"),
+        number("communication", "communication", 156, "waited for or hidden"),
+        number("kept", "keeps", 108, "for backward, of one micro-batch"),
+        {"field": "source", "headerName": "figures", "width": 110},
+    ]
+    rows = operator_rows(data.exploration, row, detail)
+    below = bottom_rows(beside_rows(data.exploration, row, detail), data.units)
+    options = {"rowHeight": 30, "headerHeight": 34, "pinnedBottomRowData": below}
+    kind = data.exploration.all_points[row].kind
+    said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
+    table = parts.grid(
+        "operators", columns_of(columns, rows, data.units), 480, options, key="group",
+        rowData=table_rows(rows, data.units),
+    )  # fmt: skip
+    return parts.panel(table, parts.hint(said) if said else None, title="Operators")

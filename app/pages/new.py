@@ -1,0 +1,264 @@
+"""The page *Plan it*: a model, devices, what usual strategies need of them at once, and the searches that
+were started."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import dash_mantine_components as dmc
+from dash import html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.estimate.fit import Fit
+from tensoropt.question.question import Question
+from tensoropt.question.settings import settings_fields
+from tensoropt.report.commands import cluster_is_named, question_of
+from tensoropt.units import format_bytes
+
+from ..context import Context
+from ..jobs.request import DTYPES, FIELDS, OPTIONS, RequestError, devices_text, form_of, request_from
+from ..safety import MAX_UPLOAD_BYTES
+from ..views.fit import fit_of
+from ..views.jobs import clusters, duration, estimate_words, model_words, models
+from . import job_list, parts
+from .parts import note
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks(job_list.CALLBACKS)
+_FIRST = {"model": "llama3-8b", "devices": "rtx-4090x2", "batch": "16", "sequence": "2048"}
+"""What the form begins with."""
+
+
+def layout(context: Context) -> Any:
+    if context.jobs is None:
+        return parts.panel(html.P("This dashboard only shows explorations; it was started without jobs."))
+    jobs = parts.panel(job_list.layout(), title="Searches", names="jobs-panel")
+    return html.Div(
+        [
+            html.H1("Plan it", className="unseen"),
+            html.Div([_form(context), parts.stack(_usual(), jobs)], className="new-columns"),
+        ]
+    )
+
+
+def _form(context: Context) -> Any:
+    uploads = context.manager.uploads
+    text: Any = {"debounce": 400}
+    return parts.panel(
+        parts.spoken("filled-said"),
+        dmc.Autocomplete(
+            id="model", label="Model", value=_FIRST["model"], data=models(uploads.known()), **text,
+            description="of the list, ORGANISATION/MODEL of the Hugging Face Hub, or a file"
+            + (f"; or file.py:function below {uploads.own} here" if uploads.own else ""),
+        ),
+        parts.hint(id="model-said"),
+        dmc.Autocomplete(
+            id="devices", label="Devices", value=_FIRST["devices"], data=clusters(uploads.clusters()), **text,
+            description="a preset, also dgx-h100x4 or dgx-h100[2]; 8xRTX-4090; or a file",
+        ),
+        parts.hint(id="devices-said"),
+        parts.row(
+            parts.number_field("batch", "Batch, samples", value=_FIRST["batch"], placeholder="8; 8,16; auto",
+                               w=118, **text),
+            parts.number_field("sequence", "Sequence, tokens", value=_FIRST["sequence"],
+                               placeholder="the model's", w=132, **text),
+            dmc.Select(id="dtype", label="Computes in", data=list(DTYPES), value=DTYPES[0],
+                       allowDeselect=False, w=112),
+            names="fields",
+        ),
+        dmc.TextInput(
+            id="more", label="More options", placeholder="--micro-batches 1,2 --max-points 100", **text,
+            description="as the command line has them",
+        ),
+        html.Details(
+            [
+                html.Summary("Which options there are"),
+                parts.facts_of((f"--{s.flag}", s.help) for s in settings_fields() if s.flag in OPTIONS),
+                parts.hint("Also: ", ", ".join(f"--{name}" for name in OPTIONS if name in _OTHERS)),
+            ]
+        ),
+        parts.upload(
+            "upload", "upload-place", "a model (ONNX, config.json) or devices (YAML, JSON)",
+            (".onnx", ".json", ".yaml", ".yml"), MAX_UPLOAD_BYTES,
+            said="upload-said", remedy="export or write it again",
+        ),
+        parts.spoken("upload-said"),
+        parts.row(
+            dmc.Button("Plan it", id="start", size="md"),
+            html.Div(id="estimate", className="muted small grow"),
+            names="start-bar",
+        ),
+        parts.spoken("start-said"),
+    )  # fmt: skip
+
+
+_OTHERS = ("seed", "planners", "devices", "also-on", "dim", "output", "loss", "headroom", "lora")
+
+
+def _usual() -> Any:
+    return parts.panel(
+        html.P(id="fit-answer", className="fit-answer", **parts.aria(live="polite")),
+        parts.scrolled("Usual strategies", id="fit-table"),
+        html.Details([html.Summary("What is assumed"), html.Ul(id="fit-assumed", className="notes")]),
+        title="What usual strategies need, by arithmetic",
+    )
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets=[*(f"+{name}.value" for name in FIELDS), "model.data", "devices.data", "filled-said.children"],
+    when="url.search made.data",
+    given="page.data",
+    at_start=True,
+)
+def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
+    """Fill the form from the search or the exploration that the address names; nothing is started."""
+    asked = dict(parse_qsl(str(search or "").lstrip("?"))) if page == "new" else {}
+    origin, uploads = asked.get("from", ""), context.manager.uploads
+    none = (no_update,) * (len(FIELDS) + 2)
+    if not origin or "new" not in (made or []):
+        return *none, no_update
+    try:
+        title, fields, left_out = _earlier(context, origin)
+    except TensorOptError as error:
+        return *none, note(str(error), "error")
+    if "batch" in asked:
+        fields["batch"] = asked["batch"]
+    words = f"Filled from {title}. Change what should be different, then press Plan it."
+    if left_out:
+        words += f" {', '.join(left_out)}: left out, for the command line only."
+    if asked.get("devices", "").isdecimal():
+        more = _more_devices(context, origin, int(asked["devices"]))
+        fields["devices"] = more or fields["devices"]
+        words += "" if more else f" No preset has {asked['devices']} of these devices: drop a file of them."
+    said = note(words, "warn" if left_out else "info")
+    values = (fields[name] for name in FIELDS)
+    return *values, models(uploads.known()), clusters(uploads.clusters()), said
+
+
+def _earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Return (what it is called, the form's fields, what is left out) of a job or an exploration.
+
+    Raises:
+        TensorOptError: there is none, or the form cannot express it.
+    """
+    uploads = context.manager.uploads
+    job = context.manager.job(origin.removeprefix("job-"))
+    if job is not None and job.question is not None:
+        return f"'{job.title}'", *form_of(Question.of(job.question), uploads)
+    exploration = context.library.load(origin)
+    name = str(exploration.cluster["name"]) if cluster_is_named(exploration) else ""
+    title = context.library.model_name(exploration.model.source)
+    fields, left_out = form_of(question_of(exploration), uploads, name)
+    return f"{title} on {exploration.cluster['name']}", fields, left_out
+
+
+def _more_devices(context: Context, origin: str, count: int) -> str:
+    kinds = {str(kind["name"]) for kind in context.library.load(origin).cluster["kinds"]}
+    return devices_text(count, kinds.pop()) if len(kinds) == 1 else ""
+
+
+_SAID = (
+    *(f"{name}.error" for name in FIELDS if name != "dtype"),
+    *("model-said.children", "devices-said.children", "fit-answer.children", "fit-table.children"),
+    *("fit-assumed.children", "estimate.children"),
+)
+
+
+@CALLBACKS.answer(jobs=True, sets=_SAID, when=[f"{name}.value" for name in FIELDS], at_start=True)
+def _look(context: Context, *values: Any) -> Any:
+    """Say beside each field what is wrong with it, what usual strategies need, and how long the search
+    takes, as one types."""
+    form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
+    errors: dict[str, str | None] = dict.fromkeys(FIELDS)
+    estimate, devices = "", ""
+    try:
+        request = request_from(form, uploads)
+        estimate = estimate_words(context.manager.estimate(request))
+    except RequestError as error:
+        errors[error.field] = str(error)
+    found: Fit | str
+    try:
+        found = fit_of(form, uploads)
+        devices = f"{found.cluster.counts}, {format_bytes(found.cluster.memory_bytes)} each."
+    except TensorOptError as error:
+        wrong = errors["model"] or errors["devices"]
+        found = "" if wrong else f"No estimate before the search: {error}."
+    fits = not isinstance(found, str)
+    words = model_words(f"zoo:{str(form['model'] or '').removeprefix('zoo:').partition('?')[0]}")[0]
+    token = next((t for t, (_, label) in uploads.known().items() if label == form["model"]), "")
+    if dims := uploads.open_dims(token) if token else []:
+        words = f"The file leaves {', '.join(dims)} open; give sizes in more options: --dim {dims[0]}=8"
+    return (
+        *(errors[name] for name in FIELDS if name != "dtype"), words, devices,
+        found.sentence() if isinstance(found, Fit) else found,
+        table(found) if isinstance(found, Fit) else None,
+        list(map(html.Li, found.assumptions())) if isinstance(found, Fit) else no_update,
+        estimate if fits or estimate else "",
+    )  # fmt: skip
+
+
+def table(found: Fit) -> Any:
+    """Return each usual strategy as it is written first that fits, or where it needs least: what it needs,
+    whether it fits, and the largest sizes that would."""
+    titles = ["", "needs", "", "largest batch", *["longest sequence"] * bool(found.step.sequence)]
+    cells = []
+    for title in dict.fromkeys(row.strategy.title for row in found.rows):
+        rows = [row for row in found.rows if row.strategy.title == title]
+        fitting = [row for row in rows if row.fits]
+        row = fitting[0] if fitting else min(rows, key=lambda one: one.memory_bytes)
+        again = "" if row.strategy.recompute == rows[0].strategy.recompute else ", recomputed"
+        mark = "" if row.refusal else "over" if not row.fits else "tight" if row.tight else "fits"
+        largest = [row.largest_batch, *([row.largest_sequence] if found.step.sequence else [])]
+        cells.append([
+            f"{title}{again}", "—" if row.refusal else format_bytes(row.memory_bytes),
+            html.Span(row.verdict, className=f"verdict {mark}" if mark else ""),
+            *("—" if size is None else f"{size:,}" for size in largest),
+        ])  # fmt: skip
+    return parts.plain_table(titles, cells, numbers=(1, 3, 4))
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="+model.data +devices.data +model.value +devices.value upload-said.children",
+    when="upload.contents",
+    given="upload.filename",
+)
+def _upload(context: Context, contents: Any, name: Any) -> Any:
+    """Keep a file, and fill the field that it is for."""
+    if contents is None:
+        return (no_update,) * 5
+    uploads = context.manager.uploads
+    try:
+        field, label = uploads.keep_any(contents, name)
+    except TensorOptError as error:
+        return *(no_update,) * 4, note(str(error), "error")
+    values = (label if field == wanted else no_update for wanted in ("model", "devices"))
+    return models(uploads.known()), clusters(uploads.clusters()), *values, note(f"{label} is here.")
+
+
+@CALLBACKS.answer(
+    jobs=True, sets="start-said.children", when="start.n_clicks", given=[f"{name}.value" for name in FIELDS]
+)
+def _start(context: Context, clicks: Any, *values: Any) -> Any:
+    if not clicks:
+        return no_update
+    uploads = context.manager.uploads
+    try:
+        request = request_from(dict(zip(FIELDS, values, strict=True)), uploads)
+        token = next((t for t, (_, label) in uploads.known().items() if label == request.label), "")
+        missing = (
+            [dim for dim in uploads.open_dims(token) if dim not in request.question.dims] if token else []
+        )
+        if missing:
+            raise RequestError("more", f"give sizes in more options: --dim {missing[0]}=8")
+        job = context.manager.submit(request)
+    except TensorOptError as error:
+        return note(f"Not started: {error}", "error")
+    words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+    if (took := context.manager.took(job)) is not None:
+        words += f"The same took {duration(took)} last time. "
+    # On a narrow screen the list stands below the form.
+    link = html.A("Show it", href=f"#job-{job.id}")
+    return html.Div([words, link], className="note note-info", role="status")

@@ -1,0 +1,54 @@
+"""The list of jobs under a person's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from site_app import Site
+from tensoropt_app.jobs.request import Request
+
+from tensoropt.question.question import Question
+
+REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
+
+
+@pytest.mark.slow
+def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
+    for _ in range(2):
+        ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("new"))
+    page.wait_for_selector(".job .at-work")
+    page.click(".job summary >> nth=0")
+    page.focus(".job details .log >> nth=0")
+    page.evaluate("for (const e of document.querySelectorAll('.job, .job details, .log')) e.mine = true")
+    for _ in range(2):
+        log = page.inner_text(".job details .log >> nth=0")
+        page.wait_for_function(
+            "t => document.querySelector('.job details .log').innerText !== t", arg=log, timeout=20_000
+        )
+    assert page.evaluate("document.querySelector('.job details').open")
+    assert page.evaluate("[...document.querySelectorAll('.job, .job details, .log')].every(e => e.mine)")
+    assert page.evaluate("document.activeElement.className") == "log"
+    ticking.jobs.submit(REQUEST)  # a new card comes before them
+    page.wait_for_function("document.querySelectorAll('.job').length === 3")
+    assert page.evaluate("document.querySelectorAll('.job details')[1].open")
+    assert page.evaluate("document.activeElement.className") == "log"
+    for job in ticking.jobs.jobs():
+        ticking.jobs.cancel(job.id)
+    page.wait_for_function("document.querySelectorAll('.job .state-cancelled').length === 3")
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_is_told_on_every_page(held: Site, opened: Callable[..., Any]) -> None:
+    page = opened(held.url(query="x=opened-small&point=1"), haste=4)
+    page.wait_for_selector("#answer .verdict-big")
+    with page.expect_request_finished(lambda r: '"output":"..notice.children' in (r.post_data or "")):
+        job = held.jobs.submit(REQUEST)
+    held.release()
+    page.wait_for_selector("#notice:has-text('mlp on dgx-h100: done.')")
+    page.click("#notice >> text=open the result")
+    page.wait_for_function(f"location.search.includes('job-{job.id}')")
+    page.click("#notice-close")
+    page.wait_for_selector("#notice .note", state="detached")

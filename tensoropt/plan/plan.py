@@ -35,7 +35,7 @@ from tensoropt.plan.figures import worded
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.question.model_source import OnnxOptions
-from tensoropt.units import counted_if_any
+from tensoropt.units import counted, counted_if_any
 
 
 def check_plan(plan: Plan) -> None:
@@ -580,7 +580,7 @@ class Plan(_Recomputing):
         return (
             f"Plan of {self.model.source or 'a model'} by {self.planner}\n"
             f"  {self.devices} devices of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}; "
-            f"{self.micro_batches} micro-batch(es), {self.optimizer}\n"
+            f"{counted(self.micro_batches, 'micro-batch', 'micro-batches')}, {self.optimizer}\n"
             f"  {worded(self.predicted, step)}"
         )
 

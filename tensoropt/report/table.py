@@ -15,7 +15,7 @@ from tensoropt.exploration.notes import notes_of
 from tensoropt.plan.facts_table import Fact, fact_lines, named
 from tensoropt.plan.figures import worded
 from tensoropt.plan.point import FRONTIER, by_strategy
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import counted, format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
@@ -125,7 +125,7 @@ def point_lines(row: FigureRow) -> list[str]:
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,
         f"  {row.name}",
-        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es)",
+        f"  mesh {row.space.mesh.label}, {counted(row.space.micro_batches, 'micro-batch', 'micro-batches')}",
         *fact_lines(named(named_facts, FIT, "memory", "time", "host", *LISTED_NAMES)),
     ]
 

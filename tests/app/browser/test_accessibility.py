@@ -95,6 +95,9 @@ def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., An
     page.wait_for_function("location.search.includes('point=8')")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("#answer:has-text('needs 70.0 of')")
+    page.keyboard.press("ArrowLeft")  # that was the recommended one
+    page.wait_for_function("location.search.includes('point=6')")
+    page.wait_for_selector("#choices tr:has-text('recommended') a.use")
     page.wait_for_timeout(1000)  # what else follows it
     assert reach(page, "#choices a.use") < 24
     page.keyboard.press("Enter")

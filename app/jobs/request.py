@@ -133,6 +133,8 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
     for name in ("batch", "sequence"):
         if text[name].startswith("-"):
             raise RequestError(name, f"the {name}: give a whole number")
+        if text[name] and source.endswith(".onnx"):
+            raise RequestError(name, "a file has its sizes in more options (--dim batch=8); leave this empty")
     try:
         question: Question = question_option(parser().parse_args([*words, *more]))
     except TensorOptError as error:

@@ -81,6 +81,8 @@ def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
     page.wait_for_selector("#model-said:has-text('--dim batch=8')")
+    page.wait_for_selector("text=a file has its sizes in more options")
+    fill(page, batch="")
     page.click("#start")
     page.wait_for_selector("#start-said:has-text('Not started: give sizes')")
     fill(page, more="--dim batch=8 --micro-batches 1")

@@ -91,6 +91,10 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
     assert (request.question.dims, request.question.loss) == ({"batch": 8}, "mse")
     with pytest.raises(RequestError, match="choose a model"):
         request_from({**FORM, "model": str(path)}, uploads)
+    for name in ("batch", "sequence"):
+        with pytest.raises(RequestError, match="leave this empty") as found:
+            request_from({**FORM, "model": label, name: "16", "more": "--dim batch=8"}, uploads)
+        assert found.value.field == name
 
 
 @pytest.mark.parametrize(

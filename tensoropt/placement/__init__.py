@@ -1,9 +1,7 @@
 """Placed plans: every operator on one device, in an order.
 
-This package exports everything that a placing planner needs, which is numbers only: the problem, the
-placement, and the simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a problem,
-:mod:`.strategy` says what every device runs, :mod:`.points` turns a placement into a plan, and
-:mod:`.execute` runs it.
+This package exports the problem, the placement and the simulator, all numbers, for placing planners. The
+other modules turn a model into a problem, and a placement into a plan that runs.
 """
 
 from tensoropt.placement.order import TensorTransfer

@@ -1,9 +1,7 @@
 """Batch norms of a placed graph that are cut over the batch: each becomes three groups.
 
-Pieces of an operator do not communicate while they run, but a batch norm in training needs the statistics of
-the whole batch. Its steps (:mod:`tensoropt.ops.families.batch_norm_steps`) become groups: one makes sums, of
-which every piece gives a term; one makes the statistics from their total; the batch norm's own group
-normalises with them.
+Pieces do not communicate while they run, so one group makes sums, one the statistics from their total, and
+one normalises (:mod:`tensoropt.ops.families.batch_norm_steps`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class StepGroups(NamedTuple):
-    """The names of the groups of a batch norm in steps; the last one has the name of the batch norm."""
+    """The groups of a batch norm in steps; the last has the batch norm's name."""
 
     sums: str
     statistics: str
@@ -28,9 +26,7 @@ class StepGroups(NamedTuple):
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps in which pieces of a batch norm run if it is cut in this way; None if its pieces need
-    none, or cannot run in steps.
-    """
+    """Return the steps of a batch norm cut in this way; None if it needs none or cannot run in steps."""
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
     # Statistics without a gradient would have the same placement whole as read by pieces.
@@ -43,7 +39,7 @@ def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> 
 
 
 def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:
-    """Return the graph with these groups' batch norms in steps."""
+    """Return the graph with these batch norms in steps."""
     if not names:
         return graph
     source = graph.atoms.graph
@@ -96,8 +92,8 @@ def _group(
     *,
     alone: bool = False,
 ) -> Group:
-    """Return a group of these operators, whose anchor follows the strategies of the group ``of``; so do the
-    other operators, unless it is ``alone``.
+    """Return a group of these operators whose anchor, and unless ``alone`` all others, follow
+    ``strategies``.
     """
     tensors = atoms.graph.tensors
     names = dict.fromkeys(name for op in operators for name in op.inputs())

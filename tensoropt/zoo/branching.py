@@ -1,13 +1,8 @@
 """Networks with large branches: AmoebaNet-D, two-tower retrieval, CLIP.
 
-- AmoebaNet-D is made of searched cells, whose states are sums of two operations on earlier states; every cell
-  reads the outputs of the two cells before it. It takes ``x (batch, channels, size, size)`` and ``labels
-  (batch,)`` and returns the mean cross entropy.
-- AmoebaNet's evolution paper's figure and its released TensorFlow code disagree about which states a normal
-  cell concatenates; the code's choice is used, because GPipe's parameter counts are said to come out only
-  with it (comment in torchgpipe's benchmark).
-- The two-tower model and CLIP have a tower for each kind of input. The towers meet in the products of all
-  pairs of a batch, of which a sample's own is to be the largest: the mean over a batch is not one of samples.
+AmoebaNet's paper and its released TensorFlow code disagree on the states that a normal cell concatenates; the
+code's are used, as GPipe's parameter counts need them (torchgpipe's benchmark). In the last two, towers meet
+in the products of all pairs of a batch, so the mean over a batch is not one of samples.
 """
 
 from __future__ import annotations
@@ -31,8 +26,10 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A searched cell: state n + 2 is the sum of the operations at 2n and 2n + 1, each on an earlier state;
-    states 0 and 1 are the outputs of the previous cell and of the one before. ``out`` are concatenated.
+    """A searched cell: state n + 2 is the sum of operations 2n and 2n + 1 on earlier states, ``out`` are
+    concatenated.
+
+    States 0 and 1 are the outputs of the previous cell and of the one before.
     """
 
     operations: tuple[tuple[int, str], ...]
@@ -108,7 +105,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
 
 
 class SearchedCell(nn.Module):
-    """``(previous, before)`` to the new output; ``before`` is the output of the cell before the previous."""
+    """``(previous, before)`` -> the new output, from the outputs of the last two cells."""
 
     def __init__(
         self, cell: _Cell, before: int, previous: int, channels: int, halves: bool, halved: bool
@@ -134,13 +131,12 @@ class SearchedCell(nn.Module):
 
 
 class SearchedCells(nn.Module):
-    """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, and a dense
+    """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, a dense
     layer.
 
     Args:
-        stem, channels: the stem, from images to half their resolution, and the channels that it gives.
-        widths: the channels of the two reductions after the stem, and of the first run; each later run has
-            twice as many as the one before.
+        stem, channels: the stem, to half the image's resolution, and its channels.
+        widths: the channels of the two reductions and of the first run; each run doubles them.
     """
 
     def __init__(
@@ -204,8 +200,9 @@ _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section
 
 
 class Tower(nn.Module):
-    """The mean of the embeddings of ``ids (b, length)`` beside ``features (b, features)``, through dense
-    layers: ``(b, hidden[-1])``."""
+    """The mean embedding of ``ids (b, length)`` with ``features (b, features)``, through dense layers: ``(b,
+    hidden[-1])``.
+    """
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -221,8 +218,10 @@ class Tower(nn.Module):
 
 
 class TwoTower(nn.Module):
-    """A tower for queries and a smaller one for items; the loss is the softmax of each query over the items
-    of the batch, corrected by how often an item is drawn."""
+    """A tower for queries and a smaller one for items, with a softmax over the batch's items.
+
+    Corrected by how often an item is drawn.
+    """
 
     def __init__(self, vocabularies: tuple[int, int], embedding: int, features: tuple[int, int],
                  hidden: tuple[int, ...], temperature: float) -> None:  # fmt: skip
@@ -261,7 +260,7 @@ def _two_tower(
 
 
 class ImageTransformer(nn.Module):
-    """``(b, 3, s, s) -> (b, d)``: blocks over patches of the image and one more position, the answer."""
+    """``(b, 3, s, s) -> (b, d)``: blocks over the image's patches and one answer position."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -281,7 +280,7 @@ class ImageTransformer(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """``(b, s) -> (b, d)``: causal blocks over a text, the last position the answer."""
+    """``(b, s) -> (b, d)``: causal blocks over a text; the last position is the answer."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -310,8 +309,7 @@ def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
 
 
 class Clip(nn.Module):
-    """A tower for images and one for texts; each image is to find its text in the batch, and each text its
-    image."""
+    """A tower for images and one for texts, which find each other's counterpart in the batch."""
 
     def __init__(self, images: ImageTransformer, texts: TextTransformer, embedding: int) -> None:
         super().__init__()

@@ -1,8 +1,6 @@
-"""Networks for images, from LeNet to Inception-v3, U-Net and DeepLab-V3.
+"""Networks for images: ``x (batch, channels, size, size)``, ``labels (batch,)`` -> mean cross entropy.
 
-All but the last two take ``x (batch, channels, size, size)`` and ``labels (batch,)`` and return the mean
-cross entropy; U-Net and DeepLab-V3, which label every pixel, take ``labels (batch, size, size)`` and return
-the mean over pixels.
+U-Net and DeepLab-V3 label every pixel: ``labels (batch, size, size)``.
 """
 
 from __future__ import annotations
@@ -138,8 +136,6 @@ class Conv(nn.Sequential):
 
 
 class Branches(nn.Module):
-    """The branches of one input, concatenated over channels."""
-
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

@@ -1,9 +1,7 @@
-"""A layer of experts as one operator: tokens go to the experts that a router chose, and results come back.
+"""A layer of experts as one operator: tokens go to the experts chosen by a router, and results come back.
 
-Models write it as a dozen operators: the chosen rows are sorted by expert, multiplied with one matrix per
-group of rows, brought back into the order of tokens, and summed with the router's weights. Each of them
-depends on the order of all rows, so that none can be cut along the tokens, and the rows of an expert lie
-wherever the counts of the other experts say.
+Models write it as a dozen operators that each depend on the order of all rows, so that none could be cut
+along the tokens.
 """
 
 from __future__ import annotations
@@ -37,10 +35,9 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
 EXPERTS = "expert_kernels.experts"
-"""The operator, and the kernel of the same name: (x, choice, weight of each choice, weights of the experts,
-body, number of experts)."""
+"""The operator and kernel: (x, choice, its weights, the experts' weights, body, number of experts)."""
 DISPATCH = "dispatch"
-"""The loop that stands for experts and tokens split along one axis."""
+"""The loop of experts and tokens split along one axis."""
 SPLIT, SLICE, TRANSPOSE, INDEX = (
     "aten.split.Tensor",
     "aten.slice.Tensor",
@@ -51,7 +48,7 @@ ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
 
 
 class BodyCall(NamedTuple):
-    """A call of the body; operands are names that begin with ``$``."""
+    """A call of the body; names that begin with ``$`` are operands."""
 
     target: str
     args: tuple[Any, ...]
@@ -63,7 +60,6 @@ Body = tuple[BodyCall, ...]
 
 
 def body_of(data: Sequence[Any]) -> Body:
-    """Return the body of an operator's argument, which is plain data."""
     return tuple(
         BodyCall(target, tuple(args), tuple((k, v) for k, v in kwargs), tuple(results))
         for target, args, kwargs, results in data
@@ -71,12 +67,12 @@ def body_of(data: Sequence[Any]) -> Body:
 
 
 def plain(body: Body) -> tuple[Any, ...]:
-    """Inverse of :func:`body_of`."""
+    """Convert a body to plain data, the inverse of :func:`body_of`."""
     return tuple(map(tuple, body))
 
 
 def weight_name(number: int) -> str:
-    """Return the name in a body of a weight, by its position."""
+    """Return the name of a weight in a body, by its position."""
     return f"$w{number}"
 
 
@@ -93,7 +89,7 @@ def operands_of(value: Any) -> list[str]:
 
 
 class _Whole(Exception):  # noqa: N818 - a signal, not an error
-    """A body does something with the features inside experts that is not understood: they stay whole."""
+    """The features inside experts stay whole, as a body uses them in an unknown way."""
 
 
 _Dim = tuple[str, ...] | None
@@ -101,22 +97,17 @@ _Dim = tuple[str, ...] | None
 
 
 class _Features:
-    """The features inside every expert, which first products make and the last one contracts: how they make
-    up the dims of weights and of values, for a body of products and element-wise operators.
+    """The features inside every expert, made by first products and contracted by the last.
 
     Attributes:
         size: their number.
-        parts: the number of equal parts of what first products make, of which a gate is one.
-        dims: per weight, its dims behind that of the experts.
-        added: the weights that are added to the last product's result.
+        parts: the number of equal parts of first products' results, a gate among them.
+        dims: per weight, its dims behind the experts'.
+        added: the weights added to the last product.
     """
 
     def __init__(self, body: Body, shapes: Sequence[tuple[int, ...]]):
-        """Read a body on weights of these shapes.
-
-        Raises:
-            _Whole: they cannot be split.
-        """
+        """Read a body on weights of these shapes; raise _Whole if they cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()
@@ -235,8 +226,8 @@ class SplitExperts(NamedTuple):
     """An axis along which the experts are split.
 
     Attributes:
-        axis, parts: its number, and how many parts it makes.
-        exchanged: whether it splits the tokens, too, so that rows are sent along it.
+        axis, parts: its number and size.
+        exchanged: whether it splits tokens too, so that rows are sent along it.
     """
 
     axis: int
@@ -282,12 +273,11 @@ def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
 
 
 def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -> int:
-    """Return the rows that a rank is expected to compute; the same number from each rank that it exchanges
-    with.
+    """Return the rows that a rank is expected to compute, equally many from each rank.
 
     Args:
-        rows: those of the tokens of each of them.
-        imbalance: the rows of the busiest rank, relative to the mean.
+        rows: those of each rank's tokens.
+        imbalance: the busiest rank's rows over the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)
     blocks = math.prod(one.parts for one in split)
@@ -308,10 +298,9 @@ def _narrowed(body: Body, parts: int) -> Body:
 
 
 class _Rows(torch.autograd.Function):
-    """The rows of chosen tokens: row ``index[i]`` of those that repeat each token ``times`` times.
+    """Rows ``index`` of tokens repeated ``times`` times.
 
-    Its gradient is a sum over the repetitions of each token, which takes no atomic additions as long as no
-    row is left out: replicas get the same bits on every device.
+    The gradient sums over repetitions, without atomics if no row is left out, so that replicas stay equal.
     """
 
     @staticmethod
@@ -330,7 +319,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Exchanged(torch.autograd.Function):
-    """The rows that other ranks send to this one, for those that it sends; gradients go the other way."""
+    """An all-to-all of rows; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -350,12 +339,12 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Routes(NamedTuple):
-    """The rows of a rank's tokens that it has computed, and those that it computes.
+    """The rows of a rank's tokens that are computed anywhere, and those that it computes.
 
     Attributes:
-        rows: of the rows of its tokens, those that are computed, in the order in which they are sent.
-        experts: the expert, among this rank's, of each row that it computes, in the order in which they come.
-        sent, received: the numbers of rows to and from each rank that it exchanges with.
+        rows: those of its tokens, in sending order.
+        experts: the local expert of each received row.
+        sent, received: the numbers of rows to and from each rank.
     """
 
     rows: torch.Tensor
@@ -396,8 +385,7 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
-    """Return which block of the experts each rank has with which this one exchanges rows, in the order of
-    their group; its own alone if it exchanges none."""
+    """Return the experts' block of each rank in the exchange group; its own alone if it exchanges none."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]
@@ -435,21 +423,20 @@ def experts(
     split: Sequence[Sequence[Any]] = (),
     expected: int = 0,
 ) -> torch.Tensor:
-    """Return the sum over its chosen experts of what they make of each token.
+    """Return the weighted sum of the chosen experts' results for each token.
 
     Args:
         x: ``[tokens, width]``.
         choice: ``[tokens, chosen]``, numbers of experts.
-        scale: ``[tokens, chosen]``, the factor of each of them.
-        weights: ``[experts, ...]``, of this rank's experts.
-        body: what an expert computes, see the module.
+        scale: ``[tokens, chosen]``, their factors.
+        weights: ``[experts,...]``, of this rank's experts.
+        body: an expert's computation.
         count: the number of all experts.
         split: :class:`SplitExperts` of each axis that splits the experts.
-        expected: the rows that this rank computes, as predictions assume; used where nobody has chosen, on
-            fake tensors and where a single process stands for many.
+        expected: the predicted rows of this rank, for fake tensors and single processes.
 
     Returns:
-        ``[tokens, width]``; without those experts of other ranks that are not exchanged with.
+        ``[tokens, width]``, without the experts of ranks outside the exchange group.
     """
     times, calls, axes = choice.shape[1], body_of(body), tuple(SplitExperts(*one) for one in split)
     over = tuple(one.axis for one in axes if one.exchanged)

@@ -134,7 +134,7 @@ class _EfficiencyCurve:
 
 
 @dataclass(frozen=True)
-class FitError:
+class _FitError:
     """The relative error of a fit on workloads left out of it."""
 
     cls: str
@@ -149,7 +149,7 @@ class Efficiencies:
     """Fitted curves by (class, direction), with their errors."""
 
     curves: Mapping[tuple[str, str], _EfficiencyCurve]
-    errors: tuple[FitError, ...] = ()
+    errors: tuple[_FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
         """Return the fitted seconds; None if too little of this class was timed."""
@@ -178,7 +178,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
         curves[cls, direction] = _curve(pairs)
         missed = _left_out(found)
         errors.append(
-            FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
+            _FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
         )
     return Efficiencies(curves, tuple(errors))
 

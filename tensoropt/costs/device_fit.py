@@ -39,7 +39,7 @@ _UNUSED = "segments"
 _Size = TypeVar("_Size", float, np.ndarray)
 
 
-def process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
+def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
     """Return what a process on a GPU takes beside tensors, by name, of one plan or of many.
 
     Args:
@@ -85,7 +85,7 @@ class DeviceFit:
 
     Attributes:
         tensors: those of the step, constants included.
-        process: the process's other terms (:func:`process_parts`).
+        process: the process's other terms (:func:`_process_parts`).
         room_bytes: the usable memory.
         estimated: whether the need has an error, as on GPUs; CPU tensors are predicted to the byte.
     """
@@ -146,5 +146,5 @@ def device_fit(
     tensors += terms.get(CONSTANTS, 0.0)
     if not estimated:
         return DeviceFit(tensors, {}, room, estimated)
-    parts = process_parts(tensors, terms, device_bytes)
+    parts = _process_parts(tensors, terms, device_bytes)
     return DeviceFit(tensors, {name: size for name, size in parts.items() if size}, room, estimated)

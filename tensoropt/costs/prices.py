@@ -77,13 +77,13 @@ class LinkCosts(CommunicationCosts, Protocol):
     def pair_source(self, first: int, second: int) -> str: ...
 
 
-class FactsSource(Protocol):
+class _FactsSource(Protocol):
     """The facts of workloads."""
 
     def of(self, work: Workload) -> Facts: ...
 
 
-class TimingSource(Protocol):
+class _TimingSource(Protocol):
     """Times workloads before they are priced."""
 
     def measure(self, works: Mapping[str, Workload]) -> None: ...
@@ -109,10 +109,10 @@ class ClusterCosts(Protocol):
         ...
 
     @property
-    def facts(self) -> FactsSource: ...
+    def facts(self) -> _FactsSource: ...
 
     @property
-    def timings(self) -> TimingSource: ...
+    def timings(self) -> _TimingSource: ...
 
     def on(self, kinds: Sequence[DeviceKind]) -> Self:
         """Return the costs among devices of some of the cluster's kinds."""

@@ -45,7 +45,7 @@ from tensoropt.types import Progress, silent
 from tensoropt.units import counted
 
 
-class CostSettings(Protocol):
+class _CostSettings(Protocol):
     """The settings that costs depend on."""
 
     @property
@@ -81,7 +81,7 @@ class CostContext:
 
     cluster: Cluster
     store: ProfileStore
-    settings: CostSettings
+    settings: _CostSettings
     pool: RankPool | None = None
     progress: Progress = silent
     note: Callable[[str], None] = lambda words: None

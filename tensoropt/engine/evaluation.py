@@ -38,7 +38,7 @@ _PREFIX = "model."
 """The prefix of the model's own names in :class:`WithResults`."""
 
 
-class EvaluatedModel(ParallelizedParts, Protocol):
+class _EvaluatedModel(ParallelizedParts, Protocol):
     """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
 
     engine: Engine[Any]
@@ -126,7 +126,7 @@ class _Form:
 
     def __init__(
         self,
-        parallel: EvaluatedModel,
+        parallel: _EvaluatedModel,
         call: _Call,
         rows: int,
         loss: Callable[[Any], torch.Tensor] | None,
@@ -182,7 +182,7 @@ class _Form:
         return self.lowered(inputs, self._read)
 
 
-def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     engine, model, device = parallel.engine, parallel.model, parallel.device
     if (name := parallel.names.get(key)) is not None:
         return lambda: engine.shards.leaves[name].detach().to(dtype)
@@ -192,7 +192,7 @@ def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[
     return lambda: getattr(owner, attribute).detach().to(device, dtype)
 
 
-def _on_meta(parallel: EvaluatedModel) -> nn.Module:
+def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()
@@ -218,7 +218,7 @@ class CallEvaluator:
 
     def __init__(
         self,
-        parallel: EvaluatedModel,
+        parallel: _EvaluatedModel,
         loss: Callable[[Any], torch.Tensor] | None,
         *,
         compare_ranks: bool = True,

@@ -127,7 +127,7 @@ _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """(start in the whole tensor, size, start in the shard)."""
 
 
-def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
+def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
     """Return PyTorch's placements on the real axes of a tensor in its own shape.
 
     None if they cannot express the layout (an atom inside a dim divided unevenly), or if PyTorch would
@@ -342,7 +342,7 @@ class ParameterShards(LocalParameters):
 
 def has_own_shape(strategy: Strategy, name: str) -> bool:
     """Return whether PyTorch can express a stored parameter's layout in its own shape."""
-    return own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
+    return _own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
 
 
 def gathers_state(*stages: Strategy) -> bool:
@@ -387,7 +387,7 @@ def as_dtensor(
 ) -> DTensor:
     """Return the DTensor of a local shard, in the tensor's own shape if PyTorch can express it; no copy."""
     shape = tuple(map(prod, atoms))
-    placements = own_placements(atoms, layout, runtime.mesh)
+    placements = _own_placements(atoms, layout, runtime.mesh)
     local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)
     if placements is None:
         shown = _shown_in_atoms(atoms, layout, runtime.mesh)

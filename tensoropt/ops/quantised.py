@@ -16,7 +16,7 @@ from torch import nn
 
 from tensoropt.errors import TensorOptError, suggest
 
-BLOCK = 64
+_BLOCK = 64
 """The inputs that share a scale in 4-bit schemes; bitsandbytes' default."""
 _GROUP = 256
 """The most scales that share a scale; bitsandbytes' number."""
@@ -110,12 +110,12 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
     if not scheme.table:
         scales = wide.abs().amax(1).clamp(min=torch.finfo(wide.dtype).tiny) / 127
         return WeightBytes((wide / scales.unsqueeze(1)).round().to(torch.int8), scales.to(torch.float32))
-    if columns % BLOCK:
+    if columns % _BLOCK:
         raise TensorOptError(
-            f"{name} has a scale for every {BLOCK} inputs of a row, which do not divide {columns} inputs; "
+            f"{name} has a scale for every {_BLOCK} inputs of a row, which do not divide {columns} inputs; "
             "take int8, or a model of other sizes"
         )
-    blocks = wide.view(rows, columns // BLOCK, BLOCK)
+    blocks = wide.view(rows, columns // _BLOCK, _BLOCK)
     scales = blocks.abs().amax(2)
     of_blocks = scales.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
     halves = nearest(blocks / of_blocks, scheme.table).view(rows, columns // 2, 2)

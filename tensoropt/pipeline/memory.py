@@ -492,7 +492,7 @@ def memory_of_places(
     return np.array(peaks)
 
 
-class ActionRecorder(Protocol):
+class _ActionRecorder(Protocol):
     """Records what a place has alive in its actions, in order."""
 
     def keep(self, action: Action, change: float) -> None:
@@ -516,7 +516,7 @@ def memory_of_actions(
     place: int,
     actions: Sequence[Action],
     capability: Capability | None = None,
-    ledger: ActionRecorder | None = None,
+    ledger: _ActionRecorder | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """Yield the peak (5,) by kind on a rank of a place, for each action and after the last.
 
@@ -569,7 +569,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = _arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -827,7 +827,7 @@ class _TransientMemory:
         return self._split[stage].sent_bytes
 
 
-def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
+def _arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
@@ -849,7 +849,7 @@ def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation
 @_once_each
 def _kept_given(evaluation: Evaluation) -> int:
     batch = evaluation.batch
-    arriving = arriving_tensors(batch.graph)
+    arriving = _arriving_tensors(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes
@@ -891,7 +891,7 @@ def _sent_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation, *, 
     departing = strategy.parts[number].departing
     if all(tensors[name].requires_grad for name in departing):
         return 0
-    elsewhere = _kept_tensors(stage) | (arriving_tensors(graph) if given else frozenset())
+    elsewhere = _kept_tensors(stage) | (_arriving_tensors(graph) if given else frozenset())
     simulated = (group.reads[0] for group in graph.groups if group.anchor.target == DEPART)
     return sum(
         crossing_bytes(strategy.stages[number], departing_group(name), name)

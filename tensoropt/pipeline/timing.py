@@ -205,9 +205,9 @@ class StageSeconds:
         )
 
     @property
-    def parts(self) -> StageParts:
+    def parts(self) -> _StageParts:
         """The parts of its step, apart from forward and backward, that take time."""
-        return StageParts(
+        return _StageParts(
             self.begin_s != 0,
             self.scatter_s != 0,
             self.reduce_s != 0,
@@ -237,7 +237,7 @@ class StageSeconds:
         return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
 
 
-class StageParts(NamedTuple):
+class _StageParts(NamedTuple):
     """Whether each part of a stage's step takes time; names as in :class:`StageSeconds`."""
 
     begin: bool
@@ -248,11 +248,11 @@ class StageParts(NamedTuple):
     sync: bool
 
 
-DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *StageParts._fields, "nothing")
+DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_StageParts._fields, "nothing")
 """The parts of a stage's step: actions of the first, a middle and the last micro-batch, then the rest."""
 
 
-def phase_of(micro_batch: int, micro_batches: int) -> int:
+def _phase_of(micro_batch: int, micro_batches: int) -> int:
     """Return 2 for the last micro-batch, 0 for the first of several, 1 otherwise."""
     return 2 if micro_batch == micro_batches - 1 else min(micro_batch, 1)
 
@@ -331,7 +331,7 @@ class ScheduleTimes:
 @lru_cache(maxsize=16)
 def _step_tasks(
     actions: Itself[Sequence[Sequence[Action]]],
-    parts: tuple[StageParts, ...],
+    parts: tuple[_StageParts, ...],
     blocking_sends: bool,
     one_behind: bool,
     forward_only: int,
@@ -348,7 +348,7 @@ class _StepTasks:
     def __init__(
         self,
         actions: Sequence[Sequence[Action]],
-        parts: Sequence[StageParts],
+        parts: Sequence[_StageParts],
         blocking_sends: bool,
         one_behind: bool,
         forward_only: int,
@@ -481,7 +481,7 @@ class _StepTasks:
         for action in self._actions[place]:
             kind, stage, micro_batch = action
             parts, empty = self._parts[stage], kind != "F" and stage < self._forward_only
-            what = "nothing" if empty else f"{kind}{phase_of(micro_batch, self._micro_batches)}"
+            what = "nothing" if empty else f"{kind}{_phase_of(micro_batch, self._micro_batches)}"
             work = self._add(what, stage, before)
             self._labels[work] = kind, place, stage, micro_batch
             if empty:

@@ -17,7 +17,7 @@ from tensoropt.sharding.atoms import AtomGraph, refine_in_place_of
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
-class StepGroups(NamedTuple):
+class _StepGroups(NamedTuple):
     """The groups of a batch norm in steps; the last has the batch norm's name."""
 
     sums: str
@@ -133,12 +133,12 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
     }
 
 
-def step_groups(graph: GroupGraph) -> tuple[StepGroups, ...]:
+def step_groups(graph: GroupGraph) -> tuple[_StepGroups, ...]:
     """Return the groups of each batch norm in steps."""
     found = []
     for group in graph.groups:
         before = steps_before(group.anchor, graph.atoms.graph.producer)
         if before is not None:
             sums, statistics = before
-            found.append(StepGroups(sums.name, statistics.name, group.name))
+            found.append(_StepGroups(sums.name, statistics.name, group.name))
     return tuple(found)

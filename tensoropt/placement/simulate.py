@@ -13,7 +13,7 @@ from tensoropt.placement.problem import Placement, PlacementProblem, repeat_plac
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, joined, length_s, schedule
 
-OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
+_OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
 """The label of what the optimizer needs while it runs."""
 
 
@@ -395,7 +395,7 @@ class _StepSimulation:
                     if place.device[problem.tensors[number].producer] == device
                 ]
                 after = (*(self.backward[o] for o in order), *sent)
-                kind = self._kind("transient", None, None, OPTIMIZER_TEMPORARIES)
+                kind = self._kind("transient", None, None, _OPTIMIZER_TEMPORARIES)
                 self.updates[len(self.tasks)] = (device_name(device), kind, peak)
                 self.tasks.append(
                     Task(

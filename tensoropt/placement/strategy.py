@@ -21,7 +21,7 @@ class ValueTransfer(NamedTuple):
     backward: bool
 
 
-class PlacedStage(NamedTuple):
+class _PlacedStage(NamedTuple):
     """The operators of one device, in the orders of forward and backward."""
 
     forward: tuple[int, ...]
@@ -49,9 +49,9 @@ class PlacedStrategy:
         return self.placed_graph.groups
 
     @property
-    def stages(self) -> tuple[PlacedStage, ...]:
+    def stages(self) -> tuple[_PlacedStage, ...]:
         orders = zip(self.placement.forward, self.placement.backward_orders, strict=True)
-        return tuple(PlacedStage(*order) for order in orders)
+        return tuple(_PlacedStage(*order) for order in orders)
 
     @property
     def devices(self) -> int:

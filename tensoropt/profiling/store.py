@@ -41,7 +41,7 @@ _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
 
-class NotOursError(Exception):
+class _NotOursError(Exception):
     """A file of another version, or of another program."""
 
 
@@ -79,7 +79,7 @@ def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
     for mode in ("ro", "ro&immutable=1"):
-        with contextlib.suppress(sqlite3.Error, NotOursError):
+        with contextlib.suppress(sqlite3.Error, _NotOursError):
             uri = f"{path.absolute().as_uri()}?mode={mode}"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
                 _check_owner(connection)
@@ -125,12 +125,12 @@ def _check_owner(connection: sqlite3.Connection) -> bool:
     if not tables:
         return False
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise NotOursError("it is another program's database")
+        raise _NotOursError("it is another program's database")
     row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
     if row is None or row[0] != _SCHEMA_VERSION:
-        raise NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
+        raise _NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
     if "profiles" not in tables:
-        raise NotOursError("its table of profiles is missing")
+        raise _NotOursError("its table of profiles is missing")
     return "cache" in tables
 
 
@@ -480,7 +480,7 @@ class ProfileStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return connect(self.path)
-        except NotOursError as error:
+        except _NotOursError as error:
             reason = str(error)
         except sqlite3.DatabaseError as error:
             if _cannot_write(error):
@@ -503,7 +503,7 @@ class ProfileStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
             connection = connect(self.path)
-        except (OSError, sqlite3.DatabaseError, NotOursError) as error:
+        except (OSError, sqlite3.DatabaseError, _NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
         _logger.warning(
             "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun: "

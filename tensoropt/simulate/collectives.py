@@ -115,7 +115,7 @@ class _Issued(NamedTuple):
 
 
 def reductions(batch: Batch) -> list[Reductions]:
-    issued = all_reductions(batch)
+    issued = _all_reductions(batch)
     count = len(issued.rows)
     if not count:
         return []
@@ -136,11 +136,11 @@ def reductions(batch: Batch) -> list[Reductions]:
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
     """Return the reductions of one strategy in issue order."""
-    issued = all_reductions(batch.part(slice(row, row + 1)))
+    issued = _all_reductions(batch.part(slice(row, row + 1)))
     return [issued.sends[number] for number in issued.which.tolist()]
 
 
-def all_reductions(batch: Batch) -> _Issued:
+def _all_reductions(batch: Batch) -> _Issued:
     arriving = _arriving(batch)
     if arriving is None:
         none = np.zeros(0, dtype=np.int64)
@@ -296,7 +296,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
             times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
             times[sent] += (shared.bytes == size) * (1 if shared.only else batch.mesh[0])
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
-    issued = all_reductions(batch)
+    issued = _all_reductions(batch)
     for number, send in enumerate(issued.sends):
         add(send, np.bincount(issued.rows[issued.which == number], minlength=batch.count))
     return [

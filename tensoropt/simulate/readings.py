@@ -134,17 +134,17 @@ class _EffectTables:
         self.shares.append(shared)
 
 
-Derived = TypeVar("Derived", bound=Hashable)
+_Derived = TypeVar("_Derived", bound=Hashable)
 
 
-class _Numbering(Generic[Derived]):
+class _Numbering(Generic[_Derived]):
     """Equal numbers for equal values; ``values`` are in order of first occurrence."""
 
     def __init__(self) -> None:
-        self.values: list[Derived] = []
-        self._numbers: dict[Derived, int] = {}
+        self.values: list[_Derived] = []
+        self._numbers: dict[_Derived, int] = {}
 
-    def of(self, value: Derived) -> int:
+    def of(self, value: _Derived) -> int:
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)

@@ -116,7 +116,7 @@ class Instruction:
             sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
-class Lifetime(NamedTuple):
+class _Lifetime(NamedTuple):
     """An allocation with its lifetime.
 
     Attributes:
@@ -157,7 +157,7 @@ class Step:
             over = now
         return tuple(points)
 
-    def lifetimes(self) -> Iterator[Lifetime]:
+    def lifetimes(self) -> Iterator[_Lifetime]:
         """Yield all allocations in the order of their end; ends belong to the next instruction's position."""
         alive: dict[tuple[tuple[str, str, str], str], list[tuple[NamedBytes, int, str]]] = defaultdict(list)
         over: tuple[Sequence[NamedBytes], Sequence[NamedBytes]] = (), ()
@@ -171,12 +171,12 @@ class Step:
                 for named in ends:
                     begun, first, since = alive[named.name, named.kind].pop(0)
                     if first < position:
-                        yield Lifetime(begun, first, position, since, words)
+                        yield _Lifetime(begun, first, position, since, words)
             words, end = now.moment.words, f"the end of {now.moment.words}"
-            yield from (Lifetime(named, position, position + 1, words, end) for named in now.workspace)
+            yield from (_Lifetime(named, position, position + 1, words, end) for named in now.workspace)
             over = now.leaves, now.releases
         for begun, first, since in (left for of_name in alive.values() for left in of_name):
-            yield Lifetime(begun, first, len(self.instructions), since, "the end of the step")
+            yield _Lifetime(begun, first, len(self.instructions), since, "the end of the step")
 
 
 class Names:

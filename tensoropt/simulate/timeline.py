@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
 
 @dataclass
-class MessagesUnderWay:
+class _MessagesUnderWay:
     """The messages in flight at a device while it works.
 
     An end is half of what a collective's kernel does on a rank, so it counts with half its seconds: s seconds
@@ -208,7 +208,7 @@ def schedule(
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
     timed = list(tasks)
-    beside = {end: MessagesUnderWay(slower) for task in tasks for end in task.ends} if slower else {}
+    beside = {end: _MessagesUnderWay(slower) for task in tasks for end in task.ends} if slower else {}
     starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)

@@ -42,7 +42,7 @@ FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tun
 _SCHEMA = "tensoropt.tuned/1"
 ROUNDS = 4
 """The most candidates."""
-DRIFT = 0.03
+_DRIFT = 0.03
 """The relative error of predictions, and the least predicted gain of a candidate, worth another round."""
 _LAPS, _STEPS, _STAMPED = 5, 9, 3
 """Turns of two plans, as the machine's speed changes; timed steps per turn; stamped steps."""
@@ -166,9 +166,9 @@ def end_of(gain: float, drift: float) -> str:
         drift: the predictions' relative error.
     """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
-    if drift < DRIFT:
-        within = f"predictions are within {DRIFT:.0%} (off by {drift:.1%})"
-        return f"{within}, and {other}" if gain < DRIFT else ""
+    if drift < _DRIFT:
+        within = f"predictions are within {_DRIFT:.0%} (off by {drift:.1%})"
+        return f"{within}, and {other}" if gain < _DRIFT else ""
     # Where predictions are off by more, what they call a little slower may be faster.
     return f"no candidate is left: predictions are off by {drift:.1%}, and {other}" if gain <= -drift else ""
 

@@ -96,7 +96,7 @@ def verify_random(
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, report)
 
 
-def draw_strategies(
+def _draw_strategies(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
     """Return random legal strategies on random meshes, with random micro-batch counts."""
@@ -136,7 +136,7 @@ def _strategies(
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
-    sharded = draw_strategies(loaded, problem, cluster, count - piped, seed)
+    sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     return predict(sharded, pipelines, costs)
 

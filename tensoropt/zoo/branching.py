@@ -48,7 +48,7 @@ _AMOEBA_REDUCTION = _Cell(
 )  # fmt: skip
 
 
-class Active(nn.Module):
+class _Active(nn.Module):
     """ReLU, convolution without bias, batch norm."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Active(nn.Module):
         return self.norm(self.convolution(F.relu(x)))
 
 
-class Halve(nn.Module):
+class _Halve(nn.Module):
     """Half the resolution by two 1x1 convolutions on the even and the odd pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
@@ -82,7 +82,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
     narrow = c // 4
     match kind:
         case "same":
-            return nn.Identity() if stride == 1 else Halve(c, c)
+            return nn.Identity() if stride == 1 else _Halve(c, c)
         case "average":
             return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
         case "max3":
@@ -90,21 +90,21 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
         case "max2":
             return nn.MaxPool2d(2, stride)
         case "conv1":
-            return Active(c, c, stride=(stride, stride))
+            return _Active(c, c, stride=(stride, stride))
         case "conv3":
             return nn.Sequential(
-                Active(c, narrow), Active(narrow, narrow, (3, 3), (stride, stride)), Active(narrow, c)
+                _Active(c, narrow), _Active(narrow, narrow, (3, 3), (stride, stride)), _Active(narrow, c)
             )
         case _:  # conv7
             return nn.Sequential(
-                Active(c, narrow),
-                Active(narrow, narrow, (1, 7), (1, stride)),
-                Active(narrow, narrow, (7, 1), (stride, 1)),
-                Active(narrow, c),
+                _Active(c, narrow),
+                _Active(narrow, narrow, (1, 7), (1, stride)),
+                _Active(narrow, narrow, (7, 1), (stride, 1)),
+                _Active(narrow, c),
             )
 
 
-class SearchedCell(nn.Module):
+class _SearchedCell(nn.Module):
     """``(previous, before)`` -> the new output, from the outputs of the last two cells."""
 
     def __init__(
@@ -112,11 +112,11 @@ class SearchedCell(nn.Module):
     ) -> None:
         super().__init__()
         self.cell = cell
-        self.first = Active(previous, channels)
+        self.first = _Active(previous, channels)
         if halved:
-            self.second: nn.Module = Halve(before, channels)
+            self.second: nn.Module = _Halve(before, channels)
         else:
-            self.second = nn.Identity() if before == channels else Active(before, channels)
+            self.second = nn.Identity() if before == channels else _Active(before, channels)
         self.operations = nn.ModuleList(
             _operation(kind, channels, 2 if halves and state < 2 else 1) for state, kind in cell.operations
         )
@@ -130,7 +130,7 @@ class SearchedCell(nn.Module):
         return torch.cat([states[index] for index in self.cell.out], dim=1)
 
 
-class SearchedCells(nn.Module):
+class _SearchedCells(nn.Module):
     """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, a dense
     layer.
 
@@ -156,7 +156,7 @@ class SearchedCells(nn.Module):
         self.cells = nn.ModuleList()
         for inner, halves in cells:
             cell = reduction if halves else normal
-            self.cells.append(SearchedCell(cell, before, previous, inner, halves, halved))
+            self.cells.append(_SearchedCell(cell, before, previous, inner, halves, halved))
             before, previous, halved = previous, inner * len(cell.out), halves
         self.classifier = nn.Linear(previous, classes)
 
@@ -168,7 +168,7 @@ class SearchedCells(nn.Module):
         return x
 
 
-class AmoebaNet(SearchedCells):
+class AmoebaNet(_SearchedCells):
     """AmoebaNet-D; ``filters`` are the channels of the first run of cells."""
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:
@@ -199,7 +199,7 @@ _TOWERS = "Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019 (figu
 _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section 2; ViT-B/32)"
 
 
-class Tower(nn.Module):
+class _Tower(nn.Module):
     """The mean embedding of ``ids (b, length)`` with ``features (b, features)``, through dense layers: ``(b,
     hidden[-1])``.
     """
@@ -217,7 +217,7 @@ class Tower(nn.Module):
         return x
 
 
-class TwoTower(nn.Module):
+class _TwoTower(nn.Module):
     """A tower for queries and a smaller one for items, with a softmax over the batch's items.
 
     Corrected by how often an item is drawn.
@@ -226,8 +226,8 @@ class TwoTower(nn.Module):
     def __init__(self, vocabularies: tuple[int, int], embedding: int, features: tuple[int, int],
                  hidden: tuple[int, ...], temperature: float) -> None:  # fmt: skip
         super().__init__()
-        self.queries = Tower(vocabularies[0], embedding, features[0], hidden)
-        self.items = Tower(vocabularies[1], embedding, features[1], hidden[1:])
+        self.queries = _Tower(vocabularies[0], embedding, features[0], hidden)
+        self.items = _Tower(vocabularies[1], embedding, features[1], hidden[1:])
         self.temperature = temperature
 
     def forward(self, watched: Tensor, user: Tensor, tags: Tensor, item: Tensor, shares: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def _two_tower(
     require_at_least(8, "the last layer has an eighth of it", hidden=hidden)
     require_at_least(2, "an item has half of them", features=features)
     widths = (hidden, hidden // 2, hidden // 4, hidden // 8)
-    model = TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
+    model = _TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
     drawn = torch.rand(batch) * 0.9 + 0.1
     inputs = (
         tokens(queries, batch, history), torch.randn(batch, features),
@@ -259,7 +259,7 @@ def _two_tower(
     return model, inputs, {}
 
 
-class ImageTransformer(nn.Module):
+class _ImageTransformer(nn.Module):
     """``(b, 3, s, s) -> (b, d)``: blocks over the image's patches and one answer position."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
@@ -279,7 +279,7 @@ class ImageTransformer(nn.Module):
         return self.norm_after(x[:, 0])
 
 
-class TextTransformer(nn.Module):
+class _TextTransformer(nn.Module):
     """``(b, s) -> (b, d)``: causal blocks over a text; the last position is the answer."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, layers: int) -> None:
@@ -311,7 +311,7 @@ def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
 class Clip(nn.Module):
     """A tower for images and one for texts, which find each other's counterpart in the batch."""
 
-    def __init__(self, images: ImageTransformer, texts: TextTransformer, embedding: int) -> None:
+    def __init__(self, images: _ImageTransformer, texts: _TextTransformer, embedding: int) -> None:
         super().__init__()
         self.images, self.texts = images, texts
         self.image_projection = nn.Linear(images.norm_after.weight.shape[0], embedding, bias=False)
@@ -341,8 +341,8 @@ def _clip(
     for option, hidden in (("image_hidden", image_hidden), ("text_hidden", text_hidden)):
         require_multiple(_heads(hidden), "its attention heads share it", **{option: hidden})
     model = Clip(
-        ImageTransformer(image, patch, image_hidden, image_layers),
-        TextTransformer(vocabulary, sequence, text_hidden, text_layers),
+        _ImageTransformer(image, patch, image_hidden, image_layers),
+        _TextTransformer(vocabulary, sequence, text_hidden, text_layers),
         embedding,
     )
     return model, (images(batch, 3, image), tokens(vocabulary, batch, sequence)), {}

@@ -73,7 +73,7 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
     return nn.Sequential(*layers)
 
 
-class ResidualNetwork(nn.Module):
+class _ResidualNetwork(nn.Module):
     """Trunk, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
@@ -89,7 +89,7 @@ def _residual(
     batch: int, blocks: tuple[int, ...], stem: int, width: float, image: int, classes: int
 ) -> Recipe:
     channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
-    model = ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
+    model = _ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
     return model, (images(batch, 3, image), tokens(classes, batch)), {}
 
 

@@ -125,7 +125,7 @@ class Experts(nn.Module):
         return torch.einsum("tec,ecd->td", combine, outputs).view_as(hidden)
 
 
-class MixtureDecoder(nn.Module):
+class _MixtureDecoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, blocks: nn.ModuleList) -> None:
@@ -163,5 +163,5 @@ def _moe_mini(
         DecoderBlock(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack))
         for _ in range(layers)
     )
-    model = MixtureDecoder(vocabulary, sequence, hidden, blocks)
+    model = _MixtureDecoder(vocabulary, sequence, hidden, blocks)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}

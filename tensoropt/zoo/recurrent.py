@@ -196,7 +196,7 @@ class Whole(nn.Module):
         return self.lstm(x)[0]
 
 
-class RecurrentLanguageModel(nn.Module):
+class _RecurrentLanguageModel(nn.Module):
     """``ids, labels (batch, steps)`` to the mean cross entropy."""
 
     def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
@@ -230,7 +230,7 @@ def _recurrent_language_model(
 ) -> Recipe:
     """LSTM language model, from unrolled cells or whole layers."""
     recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
-    model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
+    model = _RecurrentLanguageModel(recurrent, vocabulary, hidden)
     return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}
 
 

@@ -178,7 +178,7 @@ def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device)
     return state.bitwise_xor_(state >> 32)
 
 
-def random_kernel(
+def _random_kernel(
     context: ShardContext,
     name: str,
     pieces: Any,
@@ -275,7 +275,7 @@ SPECS = (
         targets=_DRAWN,
         rule=random,
         localiser=_local_random,
-        kernels={"kernels.random": random_kernel, "kernels.seeded": _seeded},
+        kernels={"kernels.random": _random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
     OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),

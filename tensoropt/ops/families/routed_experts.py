@@ -56,18 +56,18 @@ class BodyCall(NamedTuple):
     results: tuple[str, ...]
 
 
-Body = tuple[BodyCall, ...]
+_Body = tuple[BodyCall, ...]
 
 
-def body_of(data: Sequence[Any]) -> Body:
+def _body_of(data: Sequence[Any]) -> _Body:
     return tuple(
         BodyCall(target, tuple(args), tuple((k, v) for k, v in kwargs), tuple(results))
         for target, args, kwargs, results in data
     )
 
 
-def plain(body: Body) -> tuple[Any, ...]:
-    """Convert a body to plain data, the inverse of :func:`body_of`."""
+def plain(body: _Body) -> tuple[Any, ...]:
+    """Convert a body to plain data, the inverse of :func:`_body_of`."""
     return tuple(map(tuple, body))
 
 
@@ -76,12 +76,12 @@ def weight_name(number: int) -> str:
     return f"$w{number}"
 
 
-def operands_of(value: Any) -> list[str]:
+def _operands_of(value: Any) -> list[str]:
     """Return the operands of a body's call, or of a part of its arguments, in order."""
     if isinstance(value, str):
         return [value] if value.startswith("$") else []
     if isinstance(value, (list, tuple)):
-        return [name for item in value for name in operands_of(item)]
+        return [name for item in value for name in _operands_of(item)]
     return []
 
 
@@ -106,7 +106,7 @@ class _Features:
         added: the weights added to the last product.
     """
 
-    def __init__(self, body: Body, shapes: Sequence[tuple[int, ...]]):
+    def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
         """Read a body on weights of these shapes; raise _Whole if they cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
@@ -136,7 +136,7 @@ class _Features:
             raise _Whole
         return self._weights[product.args[1]]
 
-    def _joined(self, body: Body) -> _Dim:
+    def _joined(self, body: _Body) -> _Dim:
         if self.parts == 1:
             return ("features",)
         ways = set()
@@ -152,7 +152,7 @@ class _Features:
         return ways.pop()
 
     def _read(self, call: BodyCall) -> None:
-        first, given = call.args[0], [n for n in operands_of((call.args, call.kwargs)) if n in self._made]
+        first, given = call.args[0], [n for n in _operands_of((call.args, call.kwargs)) if n in self._made]
         if call.target in GROUPED_PRODUCTS:
             self._made[call.results[0]] = self._product(call)
         elif call.target == INDEX and first in self._weights:
@@ -178,7 +178,7 @@ class _Features:
 
     def _element_wise(self, call: BodyCall, given: Sequence[str]) -> _Dim:
         kinds = {self._made[name] for name in given}
-        biases = [n for name in operands_of(call.args) if (n := self._biases.get(name)) is not None]
+        biases = [n for name in _operands_of(call.args) if (n := self._biases.get(name)) is not None]
         if len(kinds) != 1 or any(len(self.shapes[bias]) != 2 for bias in biases):
             raise _Whole
         (kind,) = kinds
@@ -202,7 +202,7 @@ def _experts(b: Builder) -> None:
     added: Collection[int] = ()
     loops: dict[str, int] = {}
     with contextlib.suppress(_Whole):
-        inner = _Features(body_of(data), shapes)
+        inner = _Features(_body_of(data), shapes)
         dims, added = inner.dims, inner.added
         loops["features"] = b.loop("features", inner.size)
         loops["parts"] = b.loop("parts", inner.parts, splittable=False)
@@ -222,7 +222,7 @@ def _experts(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-class SplitExperts(NamedTuple):
+class _SplitExperts(NamedTuple):
     """An axis along which the experts are split.
 
     Attributes:
@@ -238,11 +238,11 @@ class SplitExperts(NamedTuple):
 def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
     x, choice, scale, weights, data, count = call.args
     sent, features = shard.split(shard.loop_named(DISPATCH)), shard.split(shard.loop_named("features"))
-    body = body_of(data)
+    body = _body_of(data)
     if features:
         body = _narrowed(body, math.prod(shard.mesh[a] for a in features))
     axes = sorted({*sent, *shard.split(shard.loop_named("experts"))})
-    split = tuple(SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
+    split = tuple(_SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
     if not split:
         return replace(call, args=(x, choice, scale, weights, plain(body), count))
     width = shard.read_shape(0)[1]
@@ -272,7 +272,7 @@ def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
     return -(-tokens // parts) * chosen
 
 
-def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -> int:
+def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) -> int:
     """Return the rows that a rank is expected to compute, equally many from each rank.
 
     Args:
@@ -285,7 +285,7 @@ def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -
     return min(math.ceil(rows * imbalance / blocks), rows) * peers
 
 
-def _narrowed(body: Body, parts: int) -> Body:
+def _narrowed(body: _Body, parts: int) -> _Body:
     return tuple(
         call._replace(args=(call.args[0], call.args[1] // parts, *call.args[2:]))
         if call.target == SPLIT
@@ -354,7 +354,7 @@ class _Routes(NamedTuple):
 
 
 def _routes(
-    context: ShardContext, choice: torch.Tensor, count: int, split: Sequence[SplitExperts], expected: int
+    context: ShardContext, choice: torch.Tensor, count: int, split: Sequence[_SplitExperts], expected: int
 ) -> _Routes:
     axes = tuple(one.axis for one in split if one.exchanged)
     peers = _blocks(context, split)
@@ -384,7 +384,7 @@ def _routes(
     return _Routes(torch.cat(parts), experts, sent, received)
 
 
-def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
+def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
     """Return the experts' block of each rank in the exchange group; its own alone if it exchanges none."""
     blocks = [0]
     for one in split:
@@ -393,7 +393,7 @@ def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
     return blocks
 
 
-def _run(body: Body, values: dict[str, Any]) -> torch.Tensor:
+def _run(body: _Body, values: dict[str, Any]) -> torch.Tensor:
     def bound(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("$"):
             return values[value]
@@ -432,13 +432,13 @@ def experts(
         weights: ``[experts,...]``, of this rank's experts.
         body: an expert's computation.
         count: the number of all experts.
-        split: :class:`SplitExperts` of each axis that splits the experts.
+        split: :class:`_SplitExperts` of each axis that splits the experts.
         expected: the predicted rows of this rank, for fake tensors and single processes.
 
     Returns:
         ``[tokens, width]``, without the experts of ranks outside the exchange group.
     """
-    times, calls, axes = choice.shape[1], body_of(body), tuple(SplitExperts(*one) for one in split)
+    times, calls, axes = choice.shape[1], _body_of(body), tuple(_SplitExperts(*one) for one in split)
     over = tuple(one.axis for one in axes if one.exchanged)
     if axes:
         routes = _routes(context, choice, count, axes, expected)

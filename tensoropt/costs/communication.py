@@ -340,10 +340,7 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """Return the seconds of an all-to-all per byte from each member to each other one.
-
-    Dedicated wires work in parallel; messages over other links leave a rank one after another.
-    """
+    """Return the seconds of an all-to-all per byte from each member to each other one."""
     worst = 0.0
     for rank in members:
         links: list[Link] = [cluster.link(rank, other) for other in members if other != rank]
@@ -354,9 +351,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """Return the cluster with its links replaced by point-to-point fits, per level the slowest; None if a
-    level has none.
-    """
+    """Return the cluster with its links replaced by each level's slowest fit; None if a level has none."""
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
         # A fit's last segment has the slope of large messages, its first one the latency of small ones.

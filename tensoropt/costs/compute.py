@@ -65,9 +65,7 @@ def _kernels_of(work: Workload) -> int:
 
 
 def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
-    """Return the number format of a class's operators: the dtype, or ``tf32`` if PyTorch's settings allow
-    it.
-    """
+    """Return the number format of a class's operators: the dtype, or ``tf32`` where PyTorch allows it."""
     setting = _TF32_BY.get(cls)
     may = device_type == "cuda" and dtype == "float32" and setting is not None
     return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
@@ -226,12 +224,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """Estimate the share of a workload's backward in the product of a weight's gradient, for a linear first
-    call.
-
-    A linear backward has two equal products; the rest counts by its FLOP though memory-bound, so the share is
-    somewhat too large.
-    """
+    """Estimate the share of backward in the product of a weight's gradient; somewhat too large."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -368,9 +361,7 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of a weight gradient's product: half of its call's backward and one launch;
-        without listed calls, see :func:`weight_gradient_share`.
-        """
+        """Return the seconds of a weight gradient's product: half of its call's backward and one launch."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]

@@ -1,7 +1,4 @@
-"""The cost graph that searches take: variables, configurations, and every choice's memory and time.
-
-The tables of a model (:class:`tensoropt.costs.tables.CostTables`) are one, with the meaning of its choices.
-"""
+"""The cost graph that searches take: variables, configurations, and every choice's memory and time."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.types import Floats, Indices
 
 LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
-"""The range of nonzero costs and their sums, in which slopes and products neither overflow nor lose
-digits.
-"""
+"""The range of nonzero costs and sums, in which products neither overflow nor lose digits."""
 
 NO_OPTION = np.zeros(1, dtype=bool)
 

@@ -16,9 +16,7 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
 
 LEAST, MOST = 0.96, 1.11
-"""Measured over predicted GPU memory for four fifths of 28 published peaks; without V100s, up to 1.7 by
-unknown methods.
-"""
+"""Measured over predicted GPU memory for four fifths of 28 published peaks, without V100s."""
 
 ALLOCATOR_SHARE = 0.02
 """The allocator's reserve over tensors: the median of replays of published jobs."""

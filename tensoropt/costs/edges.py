@@ -1,7 +1,4 @@
-"""Pairwise costs: resharding between configurations of adjacent variables.
-
-An edge belongs to the reader's recomputed region, if any.
-"""
+"""Pairwise costs: resharding between configurations of adjacent variables."""
 
 from __future__ import annotations
 
@@ -235,7 +232,7 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """Return the states of a hub: at a placement of its producer or a reader, saved or not, recomputed or
+        """Return the states of a hub: placement of the producer or a reader, saved or not, recomputed or
         not.
         """
         producer, readers = self._producer(name), self._readers(name)
@@ -306,8 +303,8 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Return the seconds (sources, targets) per step of moving a tensor and its gradient; forward twice
-        where recomputed (``again``).
+        """Return seconds (sources, targets) per step of moving a tensor and its gradient, twice where
+        ``again``.
         """
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]

@@ -1,8 +1,4 @@
-"""The effects of a choice in a step, each with its moment; the only description of costs.
-
-A choice is a group's configuration with the storage of its parameters, the layouts between which a tensor
-moves, or the layout in which a parameter is stored.
-"""
+"""The effects of a choice in a step, each with its moment; the only description of costs."""
 
 from __future__ import annotations
 
@@ -39,9 +35,7 @@ from tensoropt.sharding.reshard.steps import (
 from tensoropt.sharding.strategy import output_layout
 
 Phase = Literal["first", "forward", "again", "backward", "last", "reduction", "optimizer"]
-"""``again``: a recomputed region's second forward; ``first``: forward of the first micro-batch, ``last``:
-backward of the last.
-"""
+"""``again``: second forward of a region; ``first``, ``last``: forward, backward of such a micro-batch."""
 
 
 class When(NamedTuple):
@@ -101,9 +95,7 @@ ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first ar
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
 COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
-"""When a gradient is complete where its parameter is stored: in backward, after scattering, after
-backward.
-"""
+"""When a gradient is complete at its parameter: in backward, after scattering, after backward."""
 
 
 def part_of(part: int, *, again: bool = False) -> When:
@@ -447,11 +439,7 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return one direction of a move, as an effect.
-
-        Args:
-            passes: nothing moves in the other direction.
-        """
+        """Return one direction of a move, as an effect. ``passes``: nothing moves in the other direction."""
         nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
         return Effect(
@@ -500,9 +488,7 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return one direction's seconds (sources, targets), and whether anything moves; a single reduction
-        overlaps with its source's product.
-        """
+        """Return one direction's seconds (sources, targets), and whether anything moves."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ only in the other direction are merged: far fewer remain.
@@ -571,18 +557,12 @@ _WORTH = 0.02
 
 @dataclass(frozen=True)
 class WorkingSets:
-    """The bytes that groups need while they run.
-
-    Attributes:
-        of: per group and configuration, by option.
-    """
+    """The bytes that groups need while they run. ``of``: per group and configuration, by option."""
 
     of: Mapping[str, Sequence[np.ndarray]]
 
     def caps(self, choice: Mapping[str, int], options: Mapping[object, int], memory: float) -> list[float]:
-        """Return the caps worth a search, ascending: from the least need of some group to just below this
-        strategy's; none if that is a small part of ``memory``.
-        """
+        """Return the caps worth a search, ascending; none if they cannot save much of ``memory``."""
         floor = max((min(float(a.min()) for a in each if a.size) for each in self.of.values()), default=0.0)
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:

@@ -352,8 +352,8 @@ class GroupEffects:
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """Return the peak while gradients move to their storage one by one; those of ``joining`` parameters
-        are summed.
+        """Return the peak while gradients move to their storage; those of ``joining`` parameters are
+        summed.
         """
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the

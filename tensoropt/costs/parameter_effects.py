@@ -195,11 +195,7 @@ class ParameterEffects:
     # -- one use ----------------------------------------------------------------------------------
 
     def used(self, use: StoredUse) -> Effects:
-        """Return the effects, per micro-batch, of moving a parameter to its use and its gradient back.
-
-        It is gathered or cast again whenever backward needs it, unless the second forward of a recomputed
-        group did so.
-        """
+        """Return the effects, per micro-batch, of moving a parameter to its use and its gradient back."""
         if use not in self._used:
             gathered = self._gathered_ahead(use) if use.ahead else self._gathered_at_use(use)
             self._used[use] = Effects((*gathered, *self._returned(use)))
@@ -287,10 +283,7 @@ class ParameterEffects:
         return [replace(back, sums_passing=False)]
 
     def _scattered_behind(self, use: StoredUse) -> list[Effect]:
-        """Return the effects of a gradient that is scattered while backward passes the next block.
-
-        Gradients of several uses are summed, and the last use's block counts.
-        """
+        """Return the effects of a gradient that is scattered while backward passes the next block."""
         name, own, size, neighbours = use.name, use.use.own, use.bytes, use.use.neighbours
         source = self.moves.overheads_source
         assert neighbours is not None
@@ -325,8 +318,8 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the search's bytes of a prefetched parameter: two average blocks of parameters, in backward
-        also of gradients.
+        """Return the search's bytes of a prefetched parameter: two average blocks, with gradients in
+        backward.
         """
         if not use.ahead:
             return 0.0
@@ -368,7 +361,7 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """Return the bytes of a sum of a tied parameter's gradients: unsharded if reduced last, else of the
+        """Return the bytes of a sum of a tied parameter's gradients: unsharded if reduced last, else a
         shard.
         """
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
@@ -379,11 +372,7 @@ class ParameterEffects:
     # -- unsharded copies -------------------------------------------------------------------------
 
     def unsharded(self, use: StoredUse) -> Effects:
-        """Return the effects of an unsharded copy, gathered once per step.
-
-        The first micro-batch makes it, which counts at the end of the previous step; copies gathered together
-        are prefetched there, and the last micro-batch's gradients scattered one block later.
-        """
+        """Return the effects of an unsharded copy, gathered once per step."""
         name, way, moves = use.name, use.way, self.moves
         if not way.unsharded:
             return Effects(())
@@ -478,9 +467,7 @@ class ParameterEffects:
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[ReshardingStep]) -> tuple[int, bool]:
-        """Return (bytes in a coalesced collective with padding, whether pieces are copied into or out of
-        it).
-        """
+        """Return (bytes in a coalesced collective with padding, whether its pieces are copied)."""
         (step,) = steps
         sent, whole = step.payload(self.moves.mesh), max(prod(step.before), prod(step.after))
         inside = lies_inside(step.before, step.atom)

@@ -90,9 +90,7 @@ class _TimingSource(Protocol):
 
 
 class ClusterCosts(Protocol):
-    """The costs on a cluster: current (:class:`~tensoropt.costs.source.CostSource`) or saved
-    (:class:`~tensoropt.plan.recorded.RecordedCosts`).
-    """
+    """The costs on a cluster, current or saved with an exploration."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -160,9 +158,7 @@ class Queues(NamedTuple):
 
 NO_WORK = Queues(0.0, 0.0)
 _WORK_BETWEEN_S = 1e-3
-"""The seconds of work between two collectives that the search assumes; by then the transition overhead,
-measured on CPU ranks only, is near its limit (:class:`~tensoropt.profiling.link_fits.Transition`).
-"""
+"""The seconds of work between two collectives in a search, when transitions are near their limit."""
 
 
 class DevicePrices:
@@ -307,9 +303,7 @@ class Prices(DevicePrices):
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
-        """Return the seconds that surrounding work, of assumed length, adds to successive collectives (axes,
-        bytes).
-        """
+        """Return the seconds that surrounding work adds to successive collectives (axes, bytes)."""
         # Table cells need the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication

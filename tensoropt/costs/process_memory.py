@@ -1,8 +1,4 @@
-"""Process memory: the GPU memory of a process besides its step's tensors, each term with its source.
-
-Figures are data (``cluster/presets/memory.yaml``), bytes of one rank. NCCL's buffers alone depend on the
-strategy: a communicator for all ranks, and one for every set of mesh axes it communicates over.
-"""
+"""Process memory: the GPU memory of a process besides its step's tensors, each term with its source."""
 
 from __future__ import annotations
 
@@ -23,9 +19,7 @@ from tensoropt.units import format_bytes
 
 CONTEXT, CONSTANTS = "context", "constants"
 TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS)
-"""CUDA context and kernels; cuBLAS workspaces; the allocator's unused segments; NCCL buffers; inputs and
-buffers; the graph's constants.
-"""
+"""CUDA context; cuBLAS workspaces; unused segments; NCCL buffers; inputs and buffers; graph constants."""
 
 
 _OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
@@ -110,9 +104,7 @@ class ProcessMemory:
         return bool(self.communicator)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """Return the bytes of a communicator across these link levels; unknown levels have the largest
-        figure.
-        """
+        """Return the bytes of a communicator across these link levels, the largest figure if unknown."""
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 

@@ -1,8 +1,4 @@
-"""A factor on the prices of each kind of work, from real steps.
-
-:mod:`tensoropt.tuning` finds the factors; applied here, they count in the search, the simulator and all
-planners.
-"""
+"""A factor on the prices of each kind of work, from real steps."""
 
 from __future__ import annotations
 

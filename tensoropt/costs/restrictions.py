@@ -1,8 +1,4 @@
-"""The configurations that constraints allow on each mesh and micro-batch count.
-
-Forbidden configurations are never costed. Groups that must agree keep their common labels, tied by an edge of
-0 and inf (:mod:`tensoropt.costs.edges`).
-"""
+"""The configurations that constraints allow on each mesh and micro-batch count."""
 
 from __future__ import annotations
 
@@ -90,9 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options gathered once per step; none with one micro-batch, where they save
-    nothing.
-    """
+    """Return the sharded options gathered once per step; none with one micro-batch, as they save nothing."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -183,9 +177,7 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The restriction per (mesh label, micro-batch count); a missing pair is not searched, None allows
-    everything.
-    """
+    """(mesh label, micro-batch count) -> restriction; a missing pair is not searched, None allows all."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()

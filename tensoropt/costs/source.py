@@ -1,7 +1,4 @@
-"""The sources of costs on a cluster, and the tables built from them.
-
-This machine's ranks and GPUs are measured; other hardware is priced from data sheets.
-"""
+"""The sources of costs on a cluster, and the tables built from them."""
 
 from __future__ import annotations
 

@@ -134,9 +134,7 @@ class CostTables(CostGraph):
 
 
 def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Return a key equal for isomorphic groups: calls, shapes, atoms, strategies, and whether a tensor leaves
-    the model.
-    """
+    """Return a key equal for isomorphic groups: calls, shapes, atoms, strategies, results of the model."""
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
     parts: list[object] = []

@@ -1,7 +1,4 @@
-"""The context of costs on a cluster, the facts of workloads, and timings.
-
-Facts are found once, kept in the store, and name the kernels they describe.
-"""
+"""The context of costs on a cluster, the facts of workloads, and timings."""
 
 from __future__ import annotations
 
@@ -117,9 +114,7 @@ _FACTS_AT_ONCE = 256
 """Workloads between saves: one or two seconds; an assumption."""
 
 _Kernels = Literal["gpu", "attention", "recurrent", "cpu"]
-"""Whose kernels facts describe: a GPU's own, its attention kernels by fake tensors, an estimate of its
-recurrent layers, or a CPU's.
-"""
+"""Whose kernels facts describe: a GPU's, its attention on fake tensors, its RNNs estimated, a CPU's."""
 
 
 class WorkloadFacts:
@@ -138,11 +133,7 @@ class WorkloadFacts:
         self._kernels: dict[str, _Kernels] = {} if earlier is None else earlier._kernels
 
     def of(self, work: Workload) -> Facts:
-        """Return a workload's facts, from this process or the store, or determine them now.
-
-        A GPU's own kernels if this machine has or had one; otherwise attention as that GPU would run it, and
-        CPU kernels for the rest, which :meth:`notes` counts.
-        """
+        """Return a workload's facts, from this process or the store, or determine them now."""
         if work.key not in self.found:
             facts = self._on_gpu(work) if self.context.cluster.device_type == "cuda" else None
             self._kernels[work.key] = self._kernels_of(work) if facts is None else "gpu"

@@ -1,7 +1,4 @@
-"""The division of a global batch among ranks, each of which passes only its own rows.
-
-Ranks that differ on data-parallel axes need different rows; ranks that differ on other axes need the same.
-"""
+"""The division of a global batch among ranks, each of which passes only its own rows."""
 
 from __future__ import annotations
 
@@ -149,9 +146,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the real axes that cut the outermost atom of the rows; none if in zig-zag or in every
-    micro-batch.
-    """
+    """Return the real axes that cut the outermost atom of the rows; none in zig-zag order."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

@@ -236,11 +236,7 @@ class CallEvaluator:
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """Read a call for comparison between ranks.
-
-        Raises:
-            PlanError: the model cannot be called so.
-        """
+        """Read a call for comparison between ranks; PlanError if the model cannot be called so."""
         convention, device = self.parallel.convention, self.parallel.device
         values, spec = pytree.tree_flatten((args, kwargs))
         # Each leaf a tensor of its own, to know it again; a call may pass one twice.

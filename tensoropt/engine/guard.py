@@ -1,6 +1,4 @@
-"""Refuse changes of a parallelized model that its plan does not follow: a new parameter, module, hook or
-mode.
-"""
+"""Refuse changes of a parallelized model that its plan does not follow, such as a new module or hook."""
 
 from __future__ import annotations
 
@@ -196,11 +194,7 @@ class Guard:
     # -- changes --------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check that the plan still describes the model.
-
-        Raises:
-            PlanError: it has changed.
-        """
+        """Check that the plan still describes the model; PlanError if it has changed."""
         # Parameters of a class of their own would be asked for each of their attributes in Python.
         with torch._C.DisableTorchFunctionSubclass():
             self._check()

@@ -1,8 +1,4 @@
-"""Lowering: the program of a strategy -> an fx GraphModule of plain local calls.
-
-Each node of the program (:mod:`tensoropt.sharding.program`) becomes its calls; a recomputed region becomes a
-checkpointed submodule.
-"""
+"""Lowering: the program of a strategy -> an fx GraphModule of plain local calls."""
 
 from __future__ import annotations
 

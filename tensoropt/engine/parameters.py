@@ -321,7 +321,7 @@ class ParameterShards(LocalParameters):
         return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return the DTensor of a shard over this runtime's mesh; in one process, the shard."""
+        """Teach ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part

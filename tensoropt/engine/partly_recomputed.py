@@ -1,8 +1,4 @@
-"""A region of which backward runs a part again: selective activation checkpointing.
-
-The second forward runs the recomputed operators in order from saved results, always to its end, so that every
-rank issues the collectives that the plan counts.
-"""
+"""A region of which backward runs a part again: selective activation checkpointing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Recomputed regions of a lowered graph: their nodes become a module that runs again in backward.
-
-The second run includes reshardings and gathers and always goes to its end, so that every rank issues the
-collectives that the plan counts (:mod:`tensoropt.sharding.regions`).
-"""
+"""Recomputed regions of a lowered graph: their nodes become a module that runs again in backward."""
 
 from __future__ import annotations
 
@@ -83,10 +79,7 @@ def _copy_in(value: torch.Tensor) -> _Copy | None:
 
 
 def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
-    """Node of the lowered graph: remake saved copies when backward reaches the node of ``made``.
-
-    Without it, kernels would request their operands in orders of their own.
-    """
+    """Node of the lowered graph: remake saved copies when backward reaches the node of ``made``."""
     if torch.compiler.is_compiling() or made.grad_fn is None:
         return
     for value in copies:
@@ -108,10 +101,7 @@ def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that save a note for each gathered or cast parameter and regathered activation.
-
-    Backward unpacks the note by gathering again.
-    """
+    """Saved-tensor hooks that save a note for each gathered or cast parameter and regathered activation."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime

@@ -1,7 +1,4 @@
-"""Refuse ``torch.autograd.grad(loss, parameters)`` and its like on a plan's loss.
-
-Autograd would find no path to the parameters that a script sees, and report them as unused.
-"""
+"""Refuse ``torch.autograd.grad(loss, parameters)`` and its like on a plan's loss."""
 
 from __future__ import annotations
 

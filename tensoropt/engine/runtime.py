@@ -1,6 +1,4 @@
-"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step; and hashes that compare
-ranks.
-"""
+"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step; hashes to compare ranks."""
 
 from __future__ import annotations
 

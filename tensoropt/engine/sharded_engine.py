@@ -1,8 +1,4 @@
-"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers.
-
-With several micro-batches, forward and backward of each run inside the call, which saves memory; the script's
-``loss.backward()`` waits for the reductions and scales the results.
-"""
+"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers."""
 
 from __future__ import annotations
 
@@ -139,10 +135,7 @@ class ShardedEngine(Engine[Pending]):
         self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        """Run one micro-batch.
-
-        Each reads the previous step's buffers; the last one's new values are kept for :meth:`_take_buffers`.
-        """
+        """Run one micro-batch."""
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}

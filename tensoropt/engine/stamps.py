@@ -1,8 +1,4 @@
-"""Seconds of every operator and edge in a real step of a sharded plan, forward and backward.
-
-The lowered module is interpreted with clock stamps around each node; autograd's sequence numbers assign
-backward nodes to forward ones.
-"""
+"""Seconds of every operator and edge in a real step of a sharded plan, forward and backward."""
 
 from __future__ import annotations
 
@@ -82,11 +78,7 @@ def median_seconds(steps: Sequence[StepStamps]) -> dict[str, dict[str, float]]:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a lowered module and stamps its nodes.
-
-    Args:
-        own_s: the interpreter's seconds per node.
-    """
+    """Runs a lowered module and stamps its nodes. ``own_s``: the interpreter's seconds per node."""
 
     def __init__(self, module: fx.GraphModule, stamps: StepStamps, own_s: float = 0.0):
         super().__init__(module)

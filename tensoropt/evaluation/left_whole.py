@@ -148,9 +148,7 @@ def _heads_in_pieces(graph: GroupGraph) -> Iterator[str]:
 
 
 def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
-    """Return the operator that stops splitting attention by heads; None if all up to the first product
-    can.
-    """
+    """Return the operator that stops splitting attention by heads, or None."""
     space = atoms.spaces[attention.name]
     heads = [i for i, dim in enumerate(space.dims) if _of_heads(dim)]
     queries = [place for loop in heads for place in atoms_of_loops(space)[loop][:1]]

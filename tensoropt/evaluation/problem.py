@@ -1,7 +1,4 @@
-"""A model prepared for costs: micro-batch counts, the splittable share of its work, and model FLOP.
-
-Model FLOP are what forward and backward must compute, without recomputation.
-"""
+"""A model prepared for costs: micro-batch counts, the splittable share of its work, and model FLOP."""
 
 from __future__ import annotations
 

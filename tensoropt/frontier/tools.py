@@ -100,9 +100,7 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
 
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
-    """Mark the points that improve on the time of earlier ones of their entry; sorted by entry, then
-    memory.
-    """
+    """Mark points that improve on the time of earlier ones of their entry; sorted by entry and memory."""
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
     # the whole array instead of a Python loop over its entries.
     best = time.copy()
@@ -129,9 +127,7 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers, with ``origin[p] = (which, index)``; they need not be
-    reduced.
-    """
+    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which, index)``."""
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]

@@ -1,7 +1,4 @@
-"""The operator graph: the computation of one training step as plain data, without PyTorch.
-
-Targets and dtypes are strings; constants are opaque values stored apart.
-"""
+"""The operator graph: the computation of one training step as plain data, without PyTorch."""
 
 from __future__ import annotations
 

@@ -41,9 +41,7 @@ class QueryPiece(NamedTuple):
 
 
 def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
-    """Return one rank's part of each atom of the queries, the last but one dim of ``output``; by default the
-    last rank's, which sees the most keys.
-    """
+    """Return a rank's part of each atom of the queries, dim -2 of ``output``; by default the last rank's."""
     sizes = shard.atoms.atoms[output.tensor][-2]
     before = sum(len(dim) for dim in shard.atoms.atoms[output.tensor][:-2])
     layout = shard.layout(output, written=True)

@@ -67,7 +67,7 @@ class LocalCall:
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with every :class:`Ref` replaced by ``tensors(name)`` and literals
+        """Return the arguments with each :class:`Ref` replaced by ``tensors(name)``, and literals
         resolved.
         """
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
@@ -112,9 +112,7 @@ class OperatorShard:
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
-        """Return the distance between shards of a loop cut by successive axes; per axis where nested shards
-        are uneven (:func:`tensoropt.ops.kernels.start_of`).
-        """
+        """Return the distance between shards of a loop; per axis where nested shards are uneven."""
         parts = prod(self.mesh[axis] for axis in axes)
         if len(axes) < 2 or size % parts == 0:
             return chunk(size, parts, 0)[1]

@@ -1,8 +1,4 @@
-"""The types of devices for which PyTorch's operators have a kernel.
-
-From the dispatcher; in builds without CUDA from ``native_functions.yaml`` in ``torchgen``, and for
-``torch.library.custom_op`` from its definition.
-"""
+"""The types of devices for which PyTorch's operators have a kernel."""
 
 from __future__ import annotations
 
@@ -48,9 +44,7 @@ def _python_types(name: str) -> frozenset[str | None] | None:
 
 @cache
 def _cpu_only() -> frozenset[str]:
-    """Return PyTorch's operators, without namespace, with kernels for CPUs and not CUDA; empty without the
-    table.
-    """
+    """Return PyTorch's operators, without namespace, with kernels for CPUs and not CUDA."""
     spec = importlib.util.find_spec("torchgen")
     if spec is None or spec.origin is None:
         return frozenset()
@@ -59,10 +53,7 @@ def _cpu_only() -> frozenset[str]:
 
 
 def cpu_only_of(table: str) -> frozenset[str]:
-    """Return a table's operators with a kernel for CPUs and none for CUDA or any device.
-
-    Read line by line, as a YAML parser takes seconds.
-    """
+    """Return a table's operators with a kernel for CPUs and none for CUDA or any device."""
     keys: dict[str, set[str]] = {}
     delegates: dict[str, str] = {}
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:

@@ -70,9 +70,7 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return the start of a rank's shard of a loop, given the distance between shards, or that of each
-    axis.
-    """
+    """Return the start of a rank's shard of a loop from the distance between shards, or each axis's."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))

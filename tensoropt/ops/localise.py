@@ -1,7 +1,4 @@
-"""Convert an operator, with a choice per mesh axis, into the call that computes one shard.
-
-Most run the same ATen call on smaller tensors; other families have a localiser.
-"""
+"""Convert an operator, with a choice per mesh axis, into the call that computes one shard."""
 
 from __future__ import annotations
 

@@ -139,9 +139,7 @@ def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
 
 
 def dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix ``[outputs, inputs]``, computed in float32 or wider, some rows at a time, and rounded
-    once.
-    """
+    """Return the matrix ``[outputs, inputs]``, computed in float32 or wider and rounded once."""
     scheme, codes = Scheme.of(name), stored.codes
     rows, columns = codes.shape[0], codes.shape[1] * scheme.per_byte
     made = torch.empty(rows, columns, dtype=dtype, device=codes.device)
@@ -203,10 +201,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """``x @ weight.T + bias`` with a quantised weight, made again in backward, without gradient.
-
-    Arguments: x, the fields of :class:`WeightBytes`, bias, the scheme's name.
-    """
+    """``x @ weight.T + bias`` with a quantised weight, made again in backward, without gradient."""
 
     forward = staticmethod(_product)
     setup_context = staticmethod(_remember)

@@ -200,9 +200,7 @@ def evaluated(op: Operator, call: LocalCall) -> LocalCall:
 
 @cache
 def resolve_function(name: str) -> Callable[..., Any]:
-    """Return the ATen overload (``aten.linear.default``) or kernel (``kernels.dropout``); AttributeError if
-    there is none.
-    """
+    """Return the ATen overload or the kernel (``kernels.dropout``); AttributeError if there is none."""
     if not LocalCall(name, (), {}).is_kernel:
         return resolve_overload(name)
     if name not in KERNELS:

@@ -72,9 +72,7 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
 
 
 def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
-    """Return a rank's messages: of keys and values in all steps but the last, and in backward of gradients,
-    the last of which overlaps with nothing.
-    """
+    """Return a rank's messages: keys and values, and in backward gradients, whose last one is exposed."""
     elements = 0
     for operand in shard.space.reads[1:3]:
         shape = shard.shape(operand, written=False)

@@ -115,9 +115,7 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut: (n, 3) ``first_s`` sum, most ``further_s``, most
-    ``end_s``.
-    """
+    """The partial pipelines that reach one cut: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``."""
 
     costs: np.ndarray
     came: tuple[tuple[tuple[Place, Place], int, int], ...]

@@ -190,9 +190,7 @@ class PipelinePrices:
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return the bytes of a place's smallest devices; infinite if all places have the same kinds, as one
-        budget then applies to all.
-        """
+        """Return the bytes of a place's smallest devices; infinite if all places have the same kinds."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
@@ -235,9 +233,7 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds of simultaneous messages between two places, with issuing both ends; 0 within
-        one.
-        """
+        """Return the seconds of simultaneous messages between two places, with both ends; 0 within one."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place

@@ -28,11 +28,7 @@ from tensoropt.simulate.step import PACKED, lower
 
 
 class Receipt(NamedTuple):
-    """A message that a stage waits for.
-
-    Attributes:
-        back: whether it is a gradient from the next stage.
-    """
+    """A message that a stage waits for. ``back``: whether it is a gradient from the next stage."""
 
     back: bool
     stage: int
@@ -326,9 +322,7 @@ class _Apart:
         }
 
     def _left(self, elsewhere: Collection[str]) -> float:
-        """Return the bytes that the first part leaves, without gradients sent back or tensors
-        ``elsewhere``.
-        """
+        """Return the bytes that the first part leaves, without sent gradients or tensors ``elsewhere``."""
         given = sum(size for name, (size, _) in self.readers.items() if name in elsewhere)
         return self.needed_bytes - given + _total(self.waiting, self.sent)
 
@@ -412,9 +406,7 @@ class _Apart:
         return keepers
 
     def _weights_bytes(self, elsewhere: Collection[str]) -> float:
-        """Return the peak while gradients of parameters are made, without gradients sent back or
-        ``elsewhere``.
-        """
+        """Return the peak while parameters' gradients are made, without sent gradients or ``elsewhere``."""
         order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
 
         def first(name: str) -> int:
@@ -550,9 +542,7 @@ def memory_of_actions(
 
 
 _NAMED = 8
-"""The tensors of a stage's micro-batch listed by name; the rest is one row. An assumption, to bound plan
-files.
-"""
+"""The tensors of a stage's micro-batch listed by name, to bound plan files; an assumption."""
 
 
 class _StageTensors:
@@ -933,9 +923,7 @@ def owned_by_place(
     actions: Sequence[Action],
     capability: Capability | None = None,
 ) -> list[Owned]:
-    """Return everything alive on a rank of a place, with the points of its memory curve between which it
-    is.
-    """
+    """Return everything alive on a rank of a place, by the points of its memory curve."""
     ledger = PlaceLedger(strategy, stages, strategy.stages_at(place))
     points = len(list(memory_of_actions(strategy, stages, place, actions, capability, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]

@@ -1,6 +1,4 @@
-"""Frontiers of stages: the costs of each range of a model on a place's mesh; isomorphic ranges are searched
-once.
-"""
+"""Frontiers of stages: the costs of each range of a model on a place's mesh, searched once if isomorphic."""
 
 from __future__ import annotations
 

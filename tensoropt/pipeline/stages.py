@@ -1,8 +1,4 @@
-"""Cut a model into stages, where few bytes cross, and build the graph of each.
-
-A stage is a range of groups. Tensors arrive and depart through operators of its graph
-(:mod:`tensoropt.ops.families.stages`); a tensor for a later stage passes through all stages between.
-"""
+"""Cut a model into stages, where few bytes cross, and build the graph of each."""
 
 from __future__ import annotations
 
@@ -131,8 +127,8 @@ class Cutter:
 
     @cached_property
     def duplicable(self) -> frozenset[str]:
-        """Activations that any stage can recompute: made of inputs, buffers and constants alone, without
-        gradient or random numbers.
+        """Activations that any stage can recompute from inputs, buffers and constants, without gradient or
+        RNG.
         """
         tensors, names = self.source.tensors, set[str]()
         changed = set(self.source.mutations.values())
@@ -169,9 +165,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return ``duplicated`` with the tensors made on the way to them, which no stage can then receive
-        too.
-        """
+        """Return ``duplicated`` with the tensors made on the way, which no stage can then receive too."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(

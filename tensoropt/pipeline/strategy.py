@@ -213,9 +213,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches that are between the start of forward and the end of backward in a
-    stage.
-    """
+    """Return the most micro-batches between the start of forward and the end of backward in a stage."""
     own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
     ends = "W" if any(action.kind == "W" for action in own) else "B"
     in_flight = most = 0
@@ -236,11 +234,7 @@ def stage_place(name: str, places: int, stage: int) -> int:
 def place_actions(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions of each place in a step, in order.
-
-    Raises:
-        PlanError: such a pipeline cannot be run.
-    """
+    """Return the actions of each place in a step, in order; PlanError if such a pipeline cannot be run."""
     check_schedule(name, places, per_place, micro_batches)
     order = schedule_named(name).order
     return tuple(tuple(order(place, places, per_place, micro_batches)) for place in range(places))
@@ -338,9 +332,7 @@ class _GradientPaths:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Return the number of an operator's autograd nodes that are the first to meet a tensor of
-        ``made``.
-        """
+        """Return the number of an operator's autograd nodes that first meet a tensor of ``made``."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
         # By number instead of name, so that equal operators of all layers share an entry.

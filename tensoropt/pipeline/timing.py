@@ -36,9 +36,7 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return the bytes per micro-batch of a crossing tensor on a rank of the stage, by default the
-    fullest.
-    """
+    """Return the bytes per micro-batch of a crossing tensor on a rank of the stage, or on the fullest."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -152,9 +150,7 @@ class StageSeconds:
     scatter_s: float = 0.0
 
     def gathering_early(self) -> StageSeconds:
-        """Return these seconds with parameters gathered from the step's beginning on, not in the first
-        forward.
-        """
+        """Return these seconds with parameters gathered as the step begins, not in the first forward."""
         first, forward, _ = self.forward
         return replace(
             self,
@@ -340,9 +336,8 @@ def _step_tasks(
 
 
 class _StepTasks:
-    """The tasks of a pipeline's step and their dependencies, shared by pipelines of equal actions and parts.
-
-    Messages from one stage in one direction follow one another.
+    """The tasks of a pipeline's step and their dependencies, shared by pipelines of equal actions and
+    parts.
     """
 
     def __init__(

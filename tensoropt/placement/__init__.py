@@ -1,8 +1,4 @@
-"""Placed plans: every operator on one device, in an order.
-
-This package exports the problem, the placement and the simulator, all numbers, for placing planners. The
-other modules turn a model into a problem, and a placement into a plan that runs.
-"""
+"""Placed plans: every operator on one device, in an order."""
 
 from tensoropt.placement.order import TensorTransfer
 from tensoropt.placement.problem import DeviceSet, MessageEnds, PlacedTensor, Placement, PlacementProblem

@@ -1,8 +1,4 @@
-"""Batch norms of a placed graph that are cut over the batch: each becomes three groups.
-
-Pieces do not communicate while they run, so one group makes sums, one the statistics from their total, and
-one normalises (:mod:`tensoropt.ops.families.batch_norm_steps`).
-"""
+"""Batch norms of a placed graph that are cut over the batch: each becomes three groups."""
 
 from __future__ import annotations
 
@@ -92,9 +88,7 @@ def _group(
     *,
     alone: bool = False,
 ) -> Group:
-    """Return a group of these operators whose anchor, and unless ``alone`` all others, follow
-    ``strategies``.
-    """
+    """Return a group of these operators; unless ``alone``, all follow ``strategies`` like the anchor."""
     tensors = atoms.graph.tensors
     names = dict.fromkeys(name for op in operators for name in op.inputs())
     made = {name for op in operators for name in op.outputs}

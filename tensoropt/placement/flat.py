@@ -1,7 +1,4 @@
-"""A placement problem as flat arrays, and the seconds of its step, for searches over many placements.
-
-The vectorised twin of :mod:`.simulate`, without names and memory, in a hundredth of the time.
-"""
+"""A placement problem as flat arrays, and the seconds of its step, for searches over many placements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The graph of a placed plan: operators on one device each, and the values between them.
-
-Operators are groups, or pieces of split groups with ``split`` before and ``join`` behind them, unless the
-reader is cut in the same way.
-"""
+"""The graph of a placed plan: operators on one device each, and the values between them."""
 
 from __future__ import annotations
 
@@ -43,9 +39,7 @@ _WHOLE = None
 
 
 class OperatorKind(StrEnum):
-    """Kinds of placed operators: a group; a piece; a split or join; a variable, which hands out a
-    parameter.
-    """
+    """Kinds of placed operators: group; piece; split or join; variable, which hands out a parameter."""
 
     GROUP = "group"
     PIECE = "piece"

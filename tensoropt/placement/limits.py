@@ -91,8 +91,8 @@ class PlacedLimits:
         )
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return operators with their allowed devices, best first; operators around pinned groups may use any
-        of theirs.
+        """Return operators with their devices, best first; those around pinned groups may use any of
+        theirs.
         """
         if not self.devices:
             return ()

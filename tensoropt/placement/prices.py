@@ -1,8 +1,4 @@
-"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`.
-
-Groups and pieces are timed on this machine's ranks, or predicted from data sheets, as in every kind of plan
-(:class:`~tensoropt.costs.prices.DevicePrices`); splits and joins are copies and additions.
-"""
+"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`."""
 
 from __future__ import annotations
 
@@ -383,12 +379,7 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
 
 
 def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int, int]:
-    """Return the peak bytes of forward, of backward, of backward without incoming gradients, and of the casts
-    of gradients afterwards.
-
-    A parameter stored in another dtype is cast for every use; its gradient waits in that dtype until backward
-    ends.
-    """
+    """Return the peak bytes of forward, backward, backward without incoming gradients, and later casts."""
     facts, names = work.facts, work.work.names
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
     narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
@@ -427,9 +418,7 @@ def _moving(
 
 
 def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int]:
-    """Return the additional peaks of an operator that hands out a parameter: forward, backward, and backward
-    with gradients that outlive it.
-    """
+    """Return the additional peaks of handing out a parameter: forward, backward, backward with gradients."""
     if op.kind != OperatorKind.VARIABLE:
         return 0, 0, 0
     (name,) = op.parameters

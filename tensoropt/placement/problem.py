@@ -1,7 +1,4 @@
-"""The placement problem that a placing planner solves, and the placement that it returns; numbers only.
-
-An operator is whatever is placed as a unit: a group, a piece, a split or join, or a variable.
-"""
+"""The placement problem that a placing planner solves, and the placement that it returns; numbers only."""
 
 from __future__ import annotations
 
@@ -226,11 +223,7 @@ class PlacementProblem:
         return repeat_problem(self)
 
     def step_bytes(self, operator: int) -> float:
-        """Return the bytes that an operator adds to its device for a whole step: stored, and saved by all
-        micro-batches.
-
-        This is the planners' additive estimate, in which a saved tensor counts once, at its producer.
-        """
+        """Return an operator's bytes on its device for a whole step, by the planners' additive estimate."""
         # At the producer, since it lies somewhere, whichever readers keep it; copies on other devices are not
         # counted.
         tensors = (self.tensors[t] for t in self.made[operator])

@@ -26,10 +26,7 @@ PlacedOrder = tuple[tuple[bool, int], ...]
 
 
 class PlacedSchedule(NamedTuple):
-    """A step's operators and transfers in one order, so that no device deadlocks.
-
-    With several micro-batches, ``forward`` is repeated for each, then ``backward``.
-    """
+    """A step's operators and transfers in one order, so that no device deadlocks."""
 
     forward: PlacedOrder
     backward: PlacedOrder

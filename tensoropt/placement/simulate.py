@@ -32,9 +32,7 @@ class _Holder(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The storage of gradients: its first tensor, the task that makes it, and the tasks until which it
-    lives.
-    """
+    """The storage of gradients: first tensor, the task that makes it, the tasks until which it lives."""
 
     tensor: int
     device: int
@@ -199,11 +197,7 @@ def _positions(order: Sequence[int]) -> list[int]:
 
 @dataclass
 class _StepSimulation:
-    """The tasks of one step.
-
-    Attributes:
-        of_one: the operators per micro-batch, if there are several; else 0.
-    """
+    """The tasks of one step. ``of_one``: the operators per micro-batch, if there are several; else 0."""
 
     problem: PlacementProblem
     placement: Placement
@@ -303,10 +297,7 @@ class _StepSimulation:
                 position += 1
 
     def _count_work(self) -> None:
-        """Compute the seconds of operators and hosts with the ends of messages.
-
-        The maker sends; the first reader receives, and gradients are added there.
-        """
+        """Compute the seconds of operators and hosts with the ends of messages."""
         problem, place, work = self.problem, self.placement, self.work_s
         devices = problem.devices.count
         self.host_s = [0.0] * devices
@@ -538,11 +529,7 @@ class _StepSimulation:
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _room(self, timeline: Timeline) -> dict[int, int]:
-        """Return, for each message, the task with which its receiver allocates its buffer.
-
-        It allocates before the next operator in the common order (:mod:`tensoropt.placement.order`); without
-        an enforced order, when the message is sent.
-        """
+        """Return, for each message, the task with which its receiver allocates its buffer."""
         if not self.enforced:
             return {message: message for message in (*self.arrival.values(), *self.returned.values())}
         problem, place = self.problem, self.placement

@@ -144,9 +144,7 @@ class PlacedStrategy:
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return the transfers of a placement: each value to, and gradient from, every other device that reads
-    it.
-    """
+    """Return the transfers of a placement: each value to, and gradient from, every other reading device."""
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):

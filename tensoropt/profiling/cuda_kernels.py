@@ -115,9 +115,7 @@ Capability = tuple[int, int]
 _FLASH, _CUDNN, _EFFICIENT, _MATH = "flash", "cudnn", "efficient", "math"
 _HALF = (torch.float16, torch.bfloat16)
 _ROW = 8
-"""The multiple, in elements, to which rows of the efficient kernel's mask are padded
-(``preprocess_mask``).
-"""
+"""The multiple, in elements, to which the efficient kernel's mask is padded (``preprocess_mask``)."""
 
 
 def capability_of(text: str) -> Capability:
@@ -166,9 +164,7 @@ def attention_kernel(
 
 
 def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Return whether the kernel accepts the heads (``check_batch_size_and_num_heads_dense``): without
-    broadcast, and without groups in the efficient kernel.
-    """
+    """Return whether the kernel accepts the heads (``check_batch_size_and_num_heads_dense``)."""
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))

@@ -358,9 +358,7 @@ def find_facts_of_all(
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Find a workload's facts on this rank's device (runs in the pool); return their record, or an
-    ``error``.
-    """
+    """Find a workload's facts on this rank's device (in the pool); return their record or an ``error``."""
     timer = local_timer()
     try:
         # Calls that create tensors from nothing create them on the default device.
@@ -375,10 +373,7 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward creates their gradients and keeps no reference.
-
-    Gradients passed to autograd would live until it returns; in a step each is freed once used.
-    """
+    """Joins results under one root, whose backward creates their gradients and keeps no reference."""
 
     @staticmethod
     def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
@@ -480,9 +475,7 @@ class _Probe:
         return (value, name) if role == "parameter" else value
 
     def _pack_alone(self, value: torch.Tensor) -> Any:
-        """Record the same without the tensor's node, which would keep itself alive by saving its own
-        result.
-        """
+        """Record the same without the tensor's node, which would keep itself alive."""
         alone = value.detach()
         if (given := self.given.get(alone.untyped_storage()._cdata)) is not None:
             self.packed.append((given[0], weakref.ref(alone)))
@@ -715,10 +708,7 @@ class _Probe:
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
-    """Make the parameters' gradients of a split backward, and add them to the leaves.
-
-    PyTorch's loop would hold one group's gradients until the next group's are made.
-    """
+    """Make the parameters' gradients of a split backward, and add them to the leaves."""
     # Imported only here, as importing PyTorch's distributed part takes a while.
     from torch.distributed.pipelining._backward import stage_backward_weight
 

@@ -1,7 +1,4 @@
-"""Facts: what a workload saves for backward, its FLOP, and its memory peaks.
-
-FLOP are PyTorch's counts, and ours where it has none.
-"""
+"""Facts: what a workload saves for backward, its FLOP, and its memory peaks."""
 
 from __future__ import annotations
 

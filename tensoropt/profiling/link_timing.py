@@ -1,8 +1,4 @@
-"""Functions that run on ranks when links are measured: collectives and messages between clock stamps.
-
-GPU collectives are timed from idle, and behind work of the device as in a step: all devices meet in a small
-one, and events show how long the next takes.
-"""
+"""Functions that run on ranks when links are measured: collectives and messages between clock stamps."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size tak
 # Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE_S, _BYTES_PER_S = 300e-6, 0.8e9
-"""Approximate seconds of a small gloo message and bytes per second of a large one, for the number of
-repeats.
-"""
+"""Approximate seconds of a small gloo message and bytes per second of a large one."""
 _TITLE = 40  # columns
 _HOW_OF = {
     "gloo": "in place/smallest, waits, rounds, batch class",

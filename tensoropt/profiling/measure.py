@@ -1,7 +1,4 @@
-"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved and maybe retried.
-
-A workload may fail, hang or kill its ranks; the others proceed.
-"""
+"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved and maybe retried."""
 
 from __future__ import annotations
 
@@ -26,9 +23,7 @@ from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
 
 _BATCH_S = 5.0
-"""Estimated seconds of workloads between reports and saves, the most that an interruption loses; an
-assumption.
-"""
+"""Estimated seconds of workloads between saves, the most that an interruption loses; an assumption."""
 _SLOWER = 20.0
 """The largest ratio of a workload's time to its estimate; an assumption."""
 _SECONDS = ("forward_s", "backward_s")
@@ -153,10 +148,7 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Return the workloads that lacked memory and may be tried ``again``; all others have a record.
-
-        A workload that kills ranks with earlier work is tried again on fresh ranks.
-        """
+        """Return the workloads that lacked memory and may be tried ``again``; all others have a record."""
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.

@@ -61,9 +61,7 @@ class EdgeSeconds(NamedTuple):
 
 @dataclass
 class _RankContext:
-    """This rank as :func:`redistribute` sees it, in the second of two micro-batches; all ranks form one
-    axis.
-    """
+    """This rank as :func:`redistribute` sees it, in the second of two micro-batches, on one axis."""
 
     mesh: tuple[int, int]
     place: tuple[int, int]
@@ -139,9 +137,8 @@ class _After(torch.autograd.Function):
 
 
 def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
-    """Return the seconds of edges and of gradients' ways to buckets, on the device and its host (0 on CPUs).
-
-    Runs in the pool, on all ranks at once.
+    """Return the seconds of edges and of gradients' ways to buckets, on the device and its host (0 on
+    CPUs).
     """
     device = timer.device
     # Two micro-batches, because edges along that axis are timed too.
@@ -180,10 +177,7 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
 
 
 def _without_collectives(timed: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
-    """Return the edges' seconds on the device or host, with stamps and collectives subtracted.
-
-    The host's time to launch a collective stays with its edge.
-    """
+    """Return the edges' seconds on the device or host, with stamps and collectives subtracted."""
     seconds = {name: repeats.host_s if host else repeats.device_s for name, repeats in timed.items()}
     bare, _ = seconds.pop(_NO_EDGE), seconds.pop(_UNUSED)
     alone = {kind: (0.0 if host else 1.0) * seconds.pop(f"only {kind}") for kind in calls}
@@ -410,10 +404,8 @@ def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overhea
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Return the overheads of a device by its data sheet: two passes over bytes for a copy, three for an
-    addition.
-
-    On a GPU each copy or addition of an edge or a gradient is one kernel, besides the host's launch.
+    """Return a device's overheads by its data sheet: a copy passes over bytes twice, an addition three
+    times.
     """
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)

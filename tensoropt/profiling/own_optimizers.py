@@ -1,8 +1,4 @@
-"""A user's optimizer: its figures, found by stepping it on small tensors.
-
-Ranks step their own shards, which is right for element-wise optimizers: a parameter is stepped whole and in
-pieces to check.
-"""
+"""A user's optimizer: its figures, found by stepping it on small tensors."""
 
 from __future__ import annotations
 
@@ -22,9 +18,7 @@ from tensoropt.profiling.fact_finding import LiveTensors
 _SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
 _ELSE = "ranks that each step a shard would train something else"
 _SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
-"""Shape of the stepped parameter, steps before comparison, and the relative difference of rounding;
-assumptions.
-"""
+"""Shape of the stepped parameter, steps before comparison, relative rounding; assumptions."""
 _FEW, _MORE, _SIDE = 2, 5, 64
 """Number and size of parameters stepped to count bytes; an assumption."""
 
@@ -135,9 +129,7 @@ def _counted(name: str, make: _Make) -> dict[str, float | str]:
 
 
 def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
-    """Return the bytes of ``count`` parameters' state, temporaries and traffic, and the tensors of the
-    state.
-    """
+    """Return the bytes of ``count`` parameters' state, temporaries and traffic, and the state's tensors."""
     parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
     watch = _Moving()
     for parameter in parameters:

@@ -1,7 +1,4 @@
-"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute.
-
-Measured, as processors of one vector width differ by a factor of four; the best of all repeats.
-"""
+"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute."""
 
 from __future__ import annotations
 

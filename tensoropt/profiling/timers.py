@@ -24,9 +24,7 @@ import torch
 import torch.distributed as dist
 
 CACHE_BYTES = 24 * 2**20
-"""The bytes of a workload's copies that a CPU rank visits in turn, so that none is cached more than in a
-step; an assumption.
-"""
+"""The bytes of a workload's copies that a CPU rank visits in turn, to leave its cache; an assumption."""
 MOST_COPIES = 32
 """The most copies of small workloads; an assumption."""
 GPU_CACHE_BYTES = 64 * 2**20
@@ -319,9 +317,7 @@ class EventTimer:
 
 
 def end_if_lost(timer: DeviceTimer, reason: str) -> None:
-    """End this rank if its device no longer answers; the pool starts another, and learns which work caused
-    it.
-    """
+    """End this rank if its device no longer answers, so that the pool starts another."""
     if not timer.works():
         print(reason, file=sys.stderr, flush=True)
         # Without Python's clean-up, which might wait for the device forever.

@@ -27,18 +27,14 @@ from tensoropt.ranks.worker import keep_freed_memory, tell
 from tensoropt.ranks.worker_process import call_in_fork
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""Fewest repeats, and seconds of repeats, of a workload in all passes, in whole laps over its copies;
-assumptions.
-"""
+"""Fewest repeats, and seconds of repeats, of a workload in all passes; assumptions."""
 _BOTH_WAYS = 3
 """Forward plus backward over forward."""
 _STARTS, _NODES = 50, 41
 """Repeats of timing the start of a backward, and nodes of the longer chain."""
 _WAYS = ("forward", "backward")
 WAITS = "waits"
-"""The field of a GPU's record that says that the host could not run ahead, so that seconds may contain
-gaps.
-"""
+"""The field of a GPU's record: its host could not run ahead, so that seconds may contain gaps."""
 _ELSEWHERE = "another rank could not run it"
 
 
@@ -94,9 +90,7 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Return a context with the device as default if a call creates a tensor; otherwise none, as it slows all
-    calls.
-    """
+    """Return a context with the device as default if a call creates a tensor, as it slows all calls."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -186,10 +180,7 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return copies of the workload's inputs as of isomorphic layers.
-
-    Read activations are created anew for each visit; parameters of a loop are shared.
-    """
+    """Return copies of the workload's inputs as of isomorphic layers."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
@@ -258,10 +249,7 @@ def _forward(
 
 @cache
 def _start_of_backward_s(device: torch.device) -> float:
-    """Return the seconds of a call of autograd without nodes, paid once per step.
-
-    For GPUs autograd wakes a thread of its own; views start no kernels.
-    """
+    """Return the seconds of a call of autograd without nodes, paid once per step."""
     x, gradient = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -306,9 +294,7 @@ def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """Run :func:`time_workload` for several workloads, reporting each at once; a rank that loses its device
-    ends.
-    """
+    """Run :func:`time_workload` for several workloads, reporting each at once."""
     records = []
     for work in works:
         records.append(time_workload(rank, world_size, work, training))
@@ -361,9 +347,7 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """Return the mean without disturbed values (above Tukey's fence: upper quartile plus 1.5 interquartile
-    ranges).
-    """
+    """Return the mean below Tukey's fence: upper quartile plus 1.5 interquartile ranges."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -156,9 +156,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """See :meth:`RankPool.run_each`; messages come when all ranks are done, and only the group has a
-        timeout.
-        """
+        """See :meth:`RankPool.run_each`; messages come at the end, and only the group has a timeout."""
         with self._lock:
             _send((KernelSettings.now(), function, arguments), self._control)
             answers = _gathered(_answer(0, function, arguments), self._control)

@@ -1,8 +1,4 @@
-"""The PyTorch settings that decide which kernels run, and so under which a figure is valid.
-
-Ranks that measure adopt their starter's; figures under other settings than PyTorch's defaults have a key of
-their own.
-"""
+"""The PyTorch settings that decide which kernels run, and so under which a figure is valid."""
 
 from __future__ import annotations
 

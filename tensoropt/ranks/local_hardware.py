@@ -1,7 +1,4 @@
-"""The clusters that are this machine, whose ranks can be started and measured here.
-
-The ranks of a torchrun job are pinned as in measurements.
-"""
+"""The clusters that are this machine, whose ranks can be started and measured here."""
 
 from __future__ import annotations
 
@@ -56,9 +53,7 @@ _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Return whether a cluster's devices are cores of this machine: ``local``, or ``CPU-core`` without
-    figures.
-    """
+    """Return whether a cluster's devices are this machine's: ``local``, or ``CPU-core`` without figures."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
@@ -87,9 +82,7 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return notes on this machine's detected GPUs and their use; empty for other clusters and for CPU
-    ranks.
-    """
+    """Return notes on this machine's detected GPUs and their use; empty for requested CPU ranks."""
     if cluster.source == THIS_MACHINE and cluster.name.startswith("local"):
         seen = gpu_notes()
         if not seen and torch.cuda.is_available():

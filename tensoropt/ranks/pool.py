@@ -1,8 +1,4 @@
-"""A pool of ranks: N processes with a process group, started once and used many times.
-
-Start-up takes seconds, a run about a millisecond. Workers import functions by name, so that a caller's
-``__main__`` needs no guard.
-"""
+"""A pool of ranks: N processes with a process group, started once and used many times."""
 
 from __future__ import annotations
 

@@ -34,10 +34,8 @@ _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory, so that each step reuses the last one's; return whether it does.
-
-    For ranks and processes measured in their place; not with a person's allocator settings, or other
-    libraries than glibc.
+    """Make the C library keep freed memory, so that each step reuses the last one's; return whether it
+    does.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SETTINGS):
         return False

@@ -229,10 +229,7 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 def _uneven_dims(
     graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
 ) -> set[tuple[str, int]]:
-    """Return the (tensor, dim) pairs that may be cut unevenly.
-
-    They spread from parameter dims (vocabularies, output features) through loops that allow it.
-    """
+    """Return the (tensor, dim) pairs that may be cut unevenly."""
     marked: set[tuple[str, int]] = set()
 
     def whole(operand: Operand, loop: int) -> list[tuple[str, int]]:

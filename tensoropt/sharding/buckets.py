@@ -20,9 +20,8 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters whose gradients share one flat buffer, all-reduced over ``axes`` (none: no reduction).
-
-    ``elements`` refers to the largest shard.
+    """Parameters with one flat gradient buffer, all-reduced over ``axes``; ``elements`` of the largest
+    shard.
     """
 
     axes: tuple[int, ...]
@@ -32,9 +31,7 @@ class Bucket:
 
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the mesh's own axes over which the gradient of a parameter with this storage is a partial
-    sum.
-    """
+    """Return the mesh's own axes over which a parameter's gradient is a partial sum."""
     # Axis 0 is the micro-batch axis: contributions along it are accumulated in place, one after another, and
     # never sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)

@@ -34,9 +34,7 @@ from tensoropt.sharding.groups import (
 AxisSizes = tuple[int, ...]
 """Micro-batches, then the sizes of mesh axes."""
 UNEVEN_LEAST = 8
-"""The fewest elements per part of a dim cut unevenly, so that the largest, which is priced, is at most an
-eighth above the mean; an assumption.
-"""
+"""The fewest elements per part of an uneven dim: the largest is 1/8 above the mean; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,7 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """Return each input's placement on the micro-batch axis: its first dim if that is the batch, else
-    whole.
-    """
+    """Return each input's placement on the micro-batch axis: its first dim if the batch, else whole."""
     batch = batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
@@ -214,9 +210,7 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
 
 
 def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
-    """Raise MicroBatchRefused if a buffer's new value depends on the batch, so differs between
-    micro-batches.
-    """
+    """Raise MicroBatchRefused if a buffer's new value depends on the batch."""
     source = graph.atoms.graph
     placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}

@@ -1,8 +1,4 @@
-"""A person's constraints on configurations, and the operators they apply to.
-
-As in TensorFlow's Placer, operators are *pinned* to a configuration, kept *together*, or given *devices*,
-best first. A hard constraint holds or the search is refused; a soft one may be dropped with a note.
-"""
+"""A person's constraints on configurations, and the operators they apply to."""
 
 from __future__ import annotations
 
@@ -52,9 +48,7 @@ Axes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Operators split by ``axes``: dim labels (``out_features``, ``none``) per mesh axis; other axes are
-    free.
-    """
+    """Operators split by ``axes``: dim labels (``out_features``, ``none``) per mesh axis, others free."""
 
     name: str
     operators: str
@@ -464,9 +458,7 @@ def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]
 def _leading(
     constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
 ) -> tuple[Operator, ...]:
-    """Return the operators that a pattern applies to, one per group; with ``cheap``, anchors that only move
-    data too.
-    """
+    """Return the operators of a pattern, one per group; ``cheap``: also anchors that only move data."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -555,9 +547,7 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether a label is the requested one, by itself, its dim (``rows.1``) or the dim's name
-    (``rows``).
-    """
+    """Return whether a label is the requested one, or its dim (``rows.1``) or dim's name (``rows``) is."""
     return wanted in (str(label), label.dim, label.loop)
 
 

@@ -20,10 +20,7 @@ from tensoropt.sharding.regions import left_as_views
 
 
 def gatherable(graph: GroupGraph) -> frozenset[str]:
-    """Return the activations of a training graph whose moved copies may be made again in backward.
-
-    They stay in the model and in the stage, and no reader returns views of them.
-    """
+    """Return the activations of a training graph whose moved copies may be made again in backward."""
     source = graph.atoms.graph
     if not source.training:
         return frozenset()

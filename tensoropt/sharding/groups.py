@@ -65,9 +65,7 @@ _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""The most atoms of one loop that may be split: the outermost and one inside it, for meshes larger than the
-number of key/value heads.
-"""
+"""The most atoms of one loop that may be split, for meshes larger than the number of key/value heads."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +161,7 @@ class GroupGraph:
         return Counter(name for group in self.groups for name in group.shared)
 
     def learns(self, name: str, group: str) -> bool:
-        """Return whether a group gives a gradient to a tensor that it reads.
-
-        A trained parameter gets none from a use under ``torch.no_grad`` or without influence on the loss.
-        """
+        """Return whether a group gives a gradient to a tensor that it reads."""
         tensor = self.atoms.graph.tensors[name]
         return tensor.requires_grad and (tensor.kind != "parameter" or (name, group) not in self.idle_uses)
 
@@ -260,11 +255,7 @@ class _Grouping:
         return True
 
     def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
-        """Return whether a follower has a dim, or copies of its operand, that its group could never split.
-
-        Either a chain from parameters alone that meets the batch (a position bias), or copies of a trained
-        operand (key heads read by several query heads).
-        """
+        """Return whether a follower has a dim, or copies of its operand, that its group could never split."""
         made = {n for o in draft.operators for n in o.outputs}
         fed = {
             loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops
@@ -314,9 +305,7 @@ class _Grouping:
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Return the placements under a choice; None if a tensor needs two, or a given tensor would be a
-        partial sum.
-        """
+        """Return the placements under a choice; None if a tensor needs two, or an argument were partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
@@ -464,11 +453,7 @@ def _input_independent(atoms: AtomGraph) -> frozenset[str]:
 
 
 def group_operators(atoms: AtomGraph) -> GroupGraph:
-    """Colocate the operators of an atom graph.
-
-    The first pass finds tensors with several readers; the second lets chains from them form groups of their
-    own.
-    """
+    """Colocate the operators of an atom graph."""
     return _Grouping(atoms, frozenset(_Grouping(atoms).colocate().hubs)).colocate()
 
 
@@ -491,10 +476,7 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Return, per activation, the linear operator whose backward makes both its gradient and a weight's.
-
-    Of several readers the first, which backward reaches last.
-    """
+    """Return, per activation, the linear operator whose backward makes both its gradient and a weight's."""
     source = graph.atoms.graph
     if not source.training:
         return {}

@@ -1,7 +1,4 @@
-"""The program of a strategy: one rank's forward, node by node, without PyTorch.
-
-The executor turns it into an fx graph, and the order of collectives follows from it.
-"""
+"""The program of a strategy: one rank's forward, node by node, without PyTorch."""
 
 from __future__ import annotations
 
@@ -200,11 +197,7 @@ class ForwardProgram:
         return any(collective.count for call in calls for collective in call.collectives)
 
     def units(self) -> Iterator[tuple[Node, ...]]:
-        """Yield nodes in topological order, those of a recomputed region together.
-
-        Marks of blocks in backward come as early as possible; behind a region they would keep its inputs
-        alive.
-        """
+        """Yield nodes in topological order, those of a recomputed region together."""
         regions: dict[str, list[Node]] = {}
         for node in self.nodes:
             if node.region is not None:

@@ -86,9 +86,7 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return the groups of ``once`` that can run once: without views of recomputed tensors or unneeded
-    results.
-    """
+    """Return the groups of ``once`` that can run once: no views of recomputed tensors, no unneeded ones."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -227,10 +225,7 @@ class Blocks:
 
 
 def find_blocks(graph: GroupGraph) -> Blocks:
-    """Return the repeated blocks of a graph, and between them one block per group with parameters.
-
-    Groups without parameters belong to the block before them.
-    """
+    """Return the repeated blocks of a graph, and between them one block per group with parameters."""
     regions, of, runs = region_of(find_regions(graph)), dict[str, int](), list[list[Group]]()
     region = None
     for group in graph.groups:

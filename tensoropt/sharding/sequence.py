@@ -22,9 +22,7 @@ from tensoropt.sharding.groups import (
 )
 
 QUERIES = "queries"
-"""The loop of attention that context parallelism splits; :data:`~tensoropt.ops.ring_attention.RING` if keys
-and values are split too.
-"""
+"""The loop of attention that context parallelism splits, or ``RING`` if keys and values split too."""
 
 
 def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str, AxisStrategy]:

@@ -270,9 +270,7 @@ def _is_one(
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a stored layout in words: one per mesh axis, then ``held`` or ``held/P`` for an unsharded copy,
-    or ``ahead`` if prefetched.
-    """
+    """Return a stored layout in words: mesh axes, then ``held``, ``held/P`` (unsharded copy) or ``ahead``."""
     shown = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 

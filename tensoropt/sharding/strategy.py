@@ -1,7 +1,4 @@
-"""A strategy: one configuration for every variable of the graph, and everything that follows from it.
-
-The search picks it, the cost tables price its :meth:`Strategy.edges`, and the executor issues them.
-"""
+"""A strategy: one configuration for every variable of the graph, and everything that follows from it."""
 
 from __future__ import annotations
 
@@ -226,7 +223,7 @@ class Strategy:
 
     @cached_property
     def zigzag(self) -> bool:
-        """Whether sequences are cut in zig-zag order: possible, and causal attention is split along its
+        """Whether sequences are in zig-zag order: possible, and causal attention is split along its
         queries.
         """
         atoms = self.graph.atoms
@@ -458,7 +455,7 @@ class Strategy:
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as data: mesh, labels, placement names, recomputed regions, tensors gathered
+        """Return the strategy as data: mesh, labels, placements, recomputed regions, tensors gathered
         again.
         """
         return {
@@ -526,10 +523,7 @@ class Strategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The first rank, and those reached by going to the end of one axis after the other.
-
-        All ranks run one program; shards are uneven at the ends of axes.
-        """
+        """The first rank, and those reached by going to the end of one axis after the other."""
         ranks, stride = [0], prod(self.mesh[1:])
         for size in self.mesh[1:]:
             stride //= size

@@ -1,9 +1,4 @@
-"""Storages with several users: views and their readers, gradients in one storage, new values of buffers.
-
-A group that takes a part of its input gives a view, whose readers keep the whole storage. Which results are
-views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), so it is looked up for each
-strategy.
-"""
+"""Storages with several users: views and readers, gradients in one storage, new values of buffers."""
 
 from __future__ import annotations
 
@@ -55,9 +50,7 @@ class GradientAliases:
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
     def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
-        """Return (ends of storages shared by a tensor's gradients; per strategy, the storage of its
-        gradients).
-        """
+        """Return (ends of shared storages of a tensor's gradients; per strategy, its gradients' storage)."""
         self._find()
         readers = self.schedule.readers.get(name, ())
         shared = [self._end_of.get((reader.name, name)) for reader in readers]

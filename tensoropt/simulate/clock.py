@@ -257,9 +257,7 @@ class TimedStep:
         return extra_s
 
     def _slow_down_beside(self) -> None:
-        """Add the slow-down of computing during collectives: s seconds of overlap do s / (1 + slower) of
-        work.
-        """
+        """Add the slow-down of computing: s seconds of overlap do s / (1 + slower) of work."""
         slower = self._overlap.slower
         if slower and self._flying_s:
             computed_s = (self.compute_s - self._since_computed_s) * (1.0 + slower)
@@ -320,10 +318,7 @@ class TimedStep:
         self._busy |= dict.fromkeys(self._busy.keys() & links, self._now_s)
 
     def _wait_for_host(self) -> None:
-        """Delay the device until the host has launched what comes next.
-
-        The host's lead at the start is the smallest that makes no step longer than the slower of the two.
-        """
+        """Delay the device until the host has launched what comes next."""
         begun, takes = np.array(self.moment_times), np.array(self._host)
         issued = np.cumsum(takes) - takes  # the time at which the host reaches a moment
         host_s = float(takes.sum())

@@ -1,7 +1,4 @@
-"""The owners of a memory curve's bytes: the tensors alive at every change, and until when.
-
-They come from the named allocations of :mod:`tensoropt.simulate.step` and add up to the simulator's bytes.
-"""
+"""The owners of a memory curve's bytes: the tensors alive at every change, and until when."""
 
 from __future__ import annotations
 
@@ -70,11 +67,7 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
 
 
 class StepOwners:
-    """The owners at every point of a timed strategy's memory curve.
-
-    Args:
-        batch: a batch of one strategy.
-    """
+    """The owners at every point of a timed strategy's memory curve. ``batch``: a batch of one strategy."""
 
     def __init__(self, batch: Batch, timed: TimedStep):
         assert batch.count == 1, "one strategy is timed"

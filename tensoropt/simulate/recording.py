@@ -123,9 +123,7 @@ class OwnerRow:
 
 
 Owned = tuple[str, str, str, str, float, int, int, str, str]
-"""(operator, tensor, what, kind, bytes, first point of the curve, end point, since, until) of
-:class:`OwnerRow`.
-"""
+"""(operator, tensor, what, kind, bytes, first point, end point, since, until) of :class:`OwnerRow`."""
 
 
 class TwoQueues(Protocol):

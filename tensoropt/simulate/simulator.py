@@ -134,11 +134,7 @@ def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
 
 
 class StepSimulator:
-    """The current time and memory of every strategy.
-
-    Bytes and seconds of work are cumulative sums over the moments; only collectives are processed in order,
-    as each one's start depends on those before.
-    """
+    """The current time and memory of every strategy."""
 
     def __init__(self, batch: Batch):
         self.batch = batch
@@ -361,9 +357,7 @@ class StepSimulator:
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
-        """Return the parts of the step; ``host_bound`` (n,) is the factor by which launches lengthen
-        everything.
-        """
+        """Return the parts of the step; ``host_bound`` (n,) is the factor of launches on everything."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
@@ -412,9 +406,7 @@ class StepSimulator:
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """Return the collectives of every moment in issue order, with those of the first or last
-        micro-batch.
-        """
+        """Return the collectives of every moment in issue order, with the first or last micro-batch's."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         order = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
@@ -499,11 +491,7 @@ class StepSimulator:
         return self.worked + self.waited
 
     def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
-        """Account for ``count`` micro-batches like the last one.
-
-        Args:
-            begun: the state at its beginning.
-        """
+        """Account for ``count`` micro-batches like the last one. ``begun``: the state at its beginning."""
         # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
         over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
         self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
@@ -552,9 +540,7 @@ class StepSimulator:
         self._pass(done)
 
     def _pass(self, of: Flags | None = None) -> None:
-        """Advance asynchronous collectives to now, after their slow-down is counted or if nothing was
-        computed.
-        """
+        """Advance asynchronous collectives to now, once slow-downs are counted."""
         if not self.batch.overlap.slower:
             return
         of = np.ones(self.batch.count, dtype=bool) if of is None else of

@@ -1,7 +1,4 @@
-"""A rank's step as a list of instructions over named allocations, for a single strategy.
-
-The batched simulator adds up the same effects for many strategies.
-"""
+"""A rank's step as a list of instructions over named allocations, for a single strategy."""
 
 from __future__ import annotations
 

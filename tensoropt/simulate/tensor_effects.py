@@ -1,8 +1,4 @@
-"""The life of an activation in a step: made, materialised, copied for readers, saved, freed.
-
-Its moves are those of the search's tables (:class:`~tensoropt.costs.effects.MoveEffects`); its storages'
-lifetimes depend on all readers together, so they are derived once per distinct choice of all.
-"""
+"""The life of an activation in a step: made, materialised, copied for readers, saved, freed."""
 
 from __future__ import annotations
 
@@ -222,11 +218,7 @@ class TensorEffects:
         *,
         gathered_again: bool = False,
     ) -> list[Effect]:
-        """Return the effects of a tensor in one forward of its region.
-
-        The first saves only what recomputation reads of the rest; the second saves what backward needs. A
-        view has no storage of its own before it moves.
-        """
+        """Return the effects of a tensor in one forward of its region."""
         effects: list[Effect] = []
         # The second forward makes only what runs again; other views still exist.
         view_users = [user for user in view_users if not at.again or (user.twice and user.remade)]

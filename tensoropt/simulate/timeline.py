@@ -117,16 +117,11 @@ class Timeline:
         )
 
     def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
-        """Return (time, bytes by kind) after every change on a device, from the initial state on.
-
-        Memory that ends at a time is freed before anything that starts then allocates.
-        """
+        """Return (time, bytes by kind) after every change on a device, from the initial state on."""
         return tuple(self._curves.get(device, [(0.0, {})]))
 
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
-        """Return the changes (kind, bytes) at each point of a device's memory curve, from the initial state
-        on.
-        """
+        """Return the changes (kind, bytes) at each point of a device's memory curve."""
         points = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]

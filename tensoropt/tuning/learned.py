@@ -31,9 +31,7 @@ _BOUNDS = 0.25, 4.0
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return the predicted seconds of a step, and of its collectives (none in placed plans); new work is
-    timed.
-    """
+    """Return the predicted seconds of a step, and of its collectives; new work is timed."""
     if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():

@@ -84,10 +84,7 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[fl
 
 
 def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return workload key -> (forward, backward) seconds of a micro-batch on the slowest rank.
-
-    Recomputed blocks, which run as one, are left out.
-    """
+    """Return workload key -> (forward, backward) seconds of a micro-batch on the slowest rank."""
     if not all("forward_s" in rank for rank in ranks):
         return {}
     (works,) = stage_works(strategy)
@@ -113,9 +110,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[Stamps]:
-    """Stamp collectives in the context; asynchronous ones are waited for at once, as gloo shares the
-    cores.
-    """
+    """Stamp collectives in the context, waiting for each at once as gloo shares the cores."""
     stamps: Stamps = []
     originals = {name: getattr(dist, name) for name in COLLECTIVES}
 

@@ -231,9 +231,7 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest untried plan by current prices; None, with the reason, if it need not be
-        tried.
-        """
+        """Return the fastest untried plan by current prices; None, with the reason, if none is worth it."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index

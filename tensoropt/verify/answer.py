@@ -20,9 +20,7 @@ from tensoropt.verify.reference import ModuleFindings
 _MOST_MEMORY = 1.03
 """The most tracked memory over the prediction; right predictions are within 2.3 %, most within 0.1 %."""
 _UNCOUNTED_BYTES = 4096
-"""Additional bytes for single elements (losses, step counters) that predictions leave out; up to 2,652
-seen.
-"""
+"""Additional bytes for single elements (losses, step counters); up to 2,652 seen."""
 
 
 def answer_of(

@@ -1,8 +1,4 @@
-"""A rank of any job by fake tensors and PyTorch's fake process group; and steps run for observation.
-
-Collectives and live memory are real, numbers are missing, so a 64-device plan can be checked on a laptop.
-Tensors are on the CPU (fake CUDA tensors with autograd abort a CPU-only build).
-"""
+"""A rank of any job by fake tensors and PyTorch's fake process group; and steps run for observation."""
 
 from __future__ import annotations
 

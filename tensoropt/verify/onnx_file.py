@@ -1,7 +1,4 @@
-"""An ONNX file run by the package's own evaluator and compared with its import.
-
-Nothing else can reveal a mistake of the import.
-"""
+"""An ONNX file run by the package's own evaluator and compared with its import."""
 
 from __future__ import annotations
 

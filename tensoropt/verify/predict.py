@@ -53,11 +53,7 @@ class Place:
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
-        """Return whether ranks here save what is predicted.
-
-        Not if ranks share a GPU (copies through the host), or recurrent layers predicted as cuDNN's run on
-        CPUs.
-        """
+        """Return whether ranks here save what is predicted."""
         operators = strategy.graph.atoms.graph.operators
         recurrent = any(reserve_of(op.target) is not None for op in operators)
         return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
@@ -169,9 +165,7 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
 def _of_each_rank(
     prediction: Prediction, plan: Plan, strategy: PipelinedStrategy, costs: CostSource
 ) -> Prediction:
-    """Return a pipeline's prediction with each rank's collectives, from the facts of the stages'
-    workloads.
-    """
+    """Return a pipeline's prediction with each rank's collectives, from the stages' facts."""
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [

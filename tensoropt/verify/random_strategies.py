@@ -121,10 +121,7 @@ def random_strategy(
 def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
-    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing.
-
-    Groups drawn independently hardly ever follow the sequence together.
-    """
+    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing."""
     along = {
         "batch": batch_strategies(graph, everywhere=False),
         "sequence": sequence_strategies(graph),
@@ -164,9 +161,7 @@ def _fitting(
 
 
 def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """Return a random legal stored placement of a use: sharded further on replicated axes, gathered once,
-    reduced last.
-    """
+    """Return a random legal stored placement of a use: sharded further, gathered once, reduced last."""
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
     # Axis 0 has its own code (`Storage`), which is drawn last.
@@ -336,11 +331,7 @@ def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Return random cuts of some groups.
-
-    Args:
-        share: the probability that a group is cut.
-    """
+    """Return random cuts of some groups. ``share``: the probability that a group is cut."""
     splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):

@@ -62,9 +62,7 @@ def verify_strategies(
 
 
 def _may_be_rounding(findings: RunFindings) -> bool:
-    """Return whether a result outside the tolerances deserves a check in double precision; not for new
-    NaNs.
-    """
+    """Return whether a result outside the tolerances deserves double precision; not for new NaNs."""
     return findings.numerics_ok is False and not findings.error and findings.differences.finite
 
 

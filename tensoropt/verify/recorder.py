@@ -213,9 +213,7 @@ def shown_axes(row: Mapping[str, Any]) -> list[int]:
 
 
 def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without the bytes of collectives whose sizes depend on values, predicted as
-    expectations.
-    """
+    """Return rows without the bytes of collectives whose sizes depend on values."""
     return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
 
 

@@ -118,17 +118,13 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 _OPTIMIZER_STEPS = 2
 """Optimizer steps before parameters are compared; the second starts from used state."""
 GRADIENT_FLOOR = 1e-3
-"""Gradients are relative to no less than this share of the model's largest, as BERT's key biases are zero but
-for rounding.
-"""
+"""Gradients are relative to this share of the model's largest at least: BERT's key biases are near 0."""
 _NARROW_FLOOR = 5e-2
 """The same under mixed precision, where rounding is 4e-3."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Return optimizers that are smooth in gradients: Adam's first step is their *sign*, so ``eps`` is at
-    their scale.
-    """
+    """Return optimizers smooth in gradients: Adam's first step is their *sign* unless ``eps`` is large."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
     # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
@@ -479,9 +475,7 @@ _KINKED = re.compile(
 
 
 def has_kinks(loaded: CapturedModel) -> bool:
-    """Return whether rounding can change gradients by whole elements: at a ReLU's zero, a maximum of equals,
-    a comparison.
-    """
+    """Return whether rounding can change gradients by whole elements: ReLU at 0, maximum, comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
 

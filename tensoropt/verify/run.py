@@ -46,9 +46,7 @@ _TIMEOUT_S = 600.0
 
 @contextmanager
 def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
-    """Yield ranks of a place while they import PyTorch and capture the model, or None; failures appear on
-    use.
-    """
+    """Yield ranks of a place while they capture the model, or None; failures appear on use."""
     if place.kind == "fake":
         yield None
         return

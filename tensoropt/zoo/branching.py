@@ -26,11 +26,7 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A searched cell: state n + 2 is the sum of operations 2n and 2n + 1 on earlier states, ``out`` are
-    concatenated.
-
-    States 0 and 1 are the outputs of the previous cell and of the one before.
-    """
+    """A searched cell: state n + 2 is the sum of operations 2n and 2n + 1; ``out`` are concatenated."""
 
     operations: tuple[tuple[int, str], ...]
     out: tuple[int, ...]
@@ -200,9 +196,7 @@ _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section
 
 
 class _Tower(nn.Module):
-    """The mean embedding of ``ids (b, length)`` with ``features (b, features)``, through dense layers: ``(b,
-    hidden[-1])``.
-    """
+    """Mean embedding of ``ids (b, length)`` with ``features (b, features)`` -> ``(b, hidden[-1])``."""
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -218,10 +212,7 @@ class _Tower(nn.Module):
 
 
 class _TwoTower(nn.Module):
-    """A tower for queries and a smaller one for items, with a softmax over the batch's items.
-
-    Corrected by how often an item is drawn.
-    """
+    """A tower for queries and a smaller one for items, with a softmax over the batch's items."""
 
     def __init__(self, vocabularies: tuple[int, int], embedding: int, features: tuple[int, int],
                  hidden: tuple[int, ...], temperature: float) -> None:  # fmt: skip

@@ -1,7 +1,4 @@
-"""Transformers defined by the ``transformers`` package, an optional extra, with random weights.
-
-Dropout is off unless the name says otherwise, so that split and unsplit runs can be compared.
-"""
+"""Transformers defined by the ``transformers`` package, an optional extra, with random weights."""
 
 from __future__ import annotations
 

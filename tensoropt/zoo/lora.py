@@ -172,9 +172,7 @@ def _output_of(model: nn.Module) -> nn.Module | None:
 
 
 def _package_model(model: nn.Module) -> str | None:
-    """Return the path of the ``transformers`` model with all parameters; "" for the module itself, or
-    None.
-    """
+    """Return the path of the ``transformers`` model with all parameters, "" for the module itself."""
     transformers = import_extra("transformers", LORA, "lora")
     for path, module in model.named_modules():
         if isinstance(module, transformers.PreTrainedModel):

@@ -1,8 +1,4 @@
-"""The names of the zoo and their models.
-
-*Builders* take ``batch`` and keyword overrides and return a module with example inputs; :func:`build` seeds
-them, so that all processes have the same weights.
-"""
+"""The names of the zoo and their models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A batch norm in steps: sums of each piece of the batch, statistics of their total, normalised pieces.
-
-As a single operator, its kernel would have to communicate while it runs.
-"""
+"""A batch norm in steps: sums of each piece of the batch, statistics of their total, normalised pieces."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a batch norm in training, or None; results 1 and 2, for its own backward, are left
-    out.
-    """
+    """Return the steps of a batch norm in training, without its results 1 and 2 for backward, or None."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args

@@ -1,8 +1,4 @@
-"""Linear layers with quantised weights (:mod:`tensoropt.ops.quantised`), each as one operator.
-
-The weight exists only during its products, forward and backward; it splits like any linear layer's, inputs in
-whole blocks where blocks have scales.
-"""
+"""Linear layers with quantised weights (:mod:`tensoropt.ops.quantised`), each as one operator."""
 
 from __future__ import annotations
 
@@ -18,9 +14,7 @@ QUANTISED_LINEAR = "quantised_kernels.quantised_linear"
 
 
 def _quantised_linear(b: Builder) -> None:
-    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``, with i made of groups, blocks and places in a
-    block.
-    """
+    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``; i is made of groups, blocks and places."""
     x, codes, scales, nested, _, bias, name = b.op.args
     scheme = Scheme.of(name)
     outputs, width = b.tensor(codes).shape

@@ -91,10 +91,7 @@ def diff(b: Builder) -> None:
 
 @alike("output_size")
 def repeat_interleave(b: Builder) -> None:
-    """Every element of a dim becomes several neighbours: an inner loop of the result alone.
-
-    Without a dim, all dims are flattened first.
-    """
+    """Every element of a dim becomes several neighbours: an inner loop of the result alone."""
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
         raise Opaque(b.op.name)

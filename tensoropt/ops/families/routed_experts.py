@@ -1,8 +1,4 @@
-"""A layer of experts as one operator: tokens go to the experts chosen by a router, and results come back.
-
-Models write it as a dozen operators that each depend on the order of all rows, so that none could be cut
-along the tokens.
-"""
+"""A layer of experts as one operator: tokens go to the experts chosen by a router, and results come back."""
 
 from __future__ import annotations
 
@@ -298,10 +294,7 @@ def _narrowed(body: _Body, parts: int) -> _Body:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows ``index`` of tokens repeated ``times`` times.
-
-    The gradient sums over repetitions, without atomics if no row is left out, so that replicas stay equal.
-    """
+    """Rows ``index`` of tokens repeated ``times`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:

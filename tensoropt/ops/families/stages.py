@@ -1,7 +1,4 @@
-"""The ends of a pipeline's stages: operators for tensors that arrive and depart.
-
-As operators they have a placement that is chosen, priced and lowered; they compute nothing.
-"""
+"""The ends of a pipeline's stages: operators for tensors that arrive and depart."""
 
 from __future__ import annotations
 

@@ -245,11 +245,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """A step whose micro-batches have run in all stages of a rank.
-
-    Attributes:
-        of: the pending step of each stage.
-    """
+    """A step whose micro-batches have run in all stages of a rank. ``of``: the pending step of each stage."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

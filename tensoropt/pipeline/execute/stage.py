@@ -28,11 +28,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class TrailingGradients:
-    """Gradients of a place's last backward, scattered while the place computes on.
-
-    The place waits for them when its next backward ends, so that at most one backward's gradients are in
-    flight.
-    """
+    """Gradients of a place's last backward, scattered while the place computes on."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
@@ -83,8 +79,8 @@ class StagedParameters(LocalParameters):
         return bool(self.strategy.graph.atoms.graph.mutations) or gathers_state(*self.strategy.stages)
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter in the model's shape, as a DTensor over the stage's
-        ranks.
+        """Return this rank's part of a parameter as a DTensor over the stage's ranks, in the model's
+        shape.
         """
         stage, part = self._stage_of[name], value.detach()
         if stage.runtime.device_mesh is None:
@@ -168,11 +164,7 @@ class StageEngine(ShardedEngine):
     def begin_step(
         self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool
     ) -> None:
-        """Prepare for a call of the model.
-
-        Args:
-            pending: the step, if a backward follows.
-        """
+        """Prepare for a call of the model. ``pending``: the step, if a backward follows."""
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
@@ -236,9 +228,7 @@ class StageEngine(ShardedEngine):
         return None  # see begin_step()
 
     def add_up_weights(self) -> None:
-        """Accumulate parameter gradients as they are made; PyTorch would keep all of the first
-        micro-batch.
-        """
+        """Accumulate parameter gradients as they are made; PyTorch would keep the first micro-batch's."""
         self.shards.accumulated.complete()
 
     def take_in_weights(self) -> None:

@@ -1,8 +1,4 @@
-"""A call in eval mode by a pipelined plan: its graph in parts, one after another.
-
-Each group runs in the stage that has its parameters, or a group of its name; consecutive groups of one stage
-are a part with the stage's configurations (:mod:`tensoropt.sharding.evaluating`).
-"""
+"""A call in eval mode by a pipelined plan: its graph in parts, one after another."""
 
 from __future__ import annotations
 

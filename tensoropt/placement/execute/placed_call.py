@@ -1,7 +1,4 @@
-"""A call in eval mode by a placed plan: each group on the device of its parameters or of the same name.
-
-Groups run whole, in the graph's order; one that the plan cuts runs on the device of its first piece.
-"""
+"""A call in eval mode by a placed plan: each group on the device of its parameters or of the same name."""
 
 from __future__ import annotations
 

@@ -17,10 +17,7 @@ Arriving = Callable[[], torch.Tensor]
 
 
 class Transport(Protocol):
-    """Communication between devices, in the same order on all processes.
-
-    Message numbers are positions in the step, micro-batch by micro-batch.
-    """
+    """Communication between devices, in the same order on all processes."""
 
     def send(self, number: int, target: int, value: torch.Tensor) -> None:
         """Begin to send to a device of the plan; keep the value until it is sent."""

@@ -1,9 +1,4 @@
-"""The rule checker: run an operator whole and in pieces, and check that the pieces recombine.
-
-Operands are cut by a rule's placements, every rank runs the call from
-:func:`tensoropt.ops.localise.localise`, and outputs and input gradients reassembled by their placements must
-equal those of the whole operator.
-"""
+"""The rule checker: run an operator whole and in pieces, and check that the pieces recombine."""
 
 from __future__ import annotations
 
@@ -80,10 +75,7 @@ def difference(
     mesh: Sequence[int],
     tolerance: float,
 ) -> tuple[str, str] | None:
-    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details), or None.
-
-    On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
-    """
+    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details), or None."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
     label = "x".join(layout_names(placements))
     for at, piece in pieces.items():
@@ -208,9 +200,7 @@ class _ThreadedRanks:
         self._board: dict[tuple[int, ...], Any] = {}
 
     def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
-        """Call ``work(context)`` on every rank, one after another unless ``parallel``; re-raise the first
-        error.
-        """
+        """Call ``work(context)`` on every rank, in turn unless ``parallel``; re-raise the first error."""
         contexts = [_ThreadedRanks.Context(self, at) for at in self.places]
         if not parallel or len(contexts) == 1:
             return {context.at: work(context) for context in contexts}
@@ -299,9 +289,7 @@ _TOLERANCE = {
     torch.bfloat16: 4e-2,
     torch.float16: 4e-3,
 }
-"""Relative errors that count as rounding; assumptions, far above precision and far below a wrong claim's
-error.
-"""
+"""Relative errors of rounding, far above precision and far below a wrong claim's; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,9 +176,7 @@ _MOST_TIES = 64
 TRIAL_S = 60.0
 """The seconds that all runs of an operator in a fork may take; most take a fraction of one."""
 _SCALES = (1.0, 1e-3, 1e3)
-"""Scales of operands and gradients at which a user's operator is tried, to show clipping or rounding; an
-assumption.
-"""
+"""Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
 _SUM, _WHOLE, _MEAN = -1, -2, -3
 """An output that the loop does not index: its parts are summed, equal, or averaged."""
 _KINDS = {_SUM: "sum", _WHOLE: "whole", _MEAN: "mean"}
@@ -196,9 +194,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: per distinct operand the dim it cuts (or None), per output the dim of concatenation, or SUM,
-    WHOLE, MEAN.
-    """
+    """One loop: the dim it cuts per operand, and the dim, SUM, WHOLE or MEAN of concatenation per output."""
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
@@ -324,9 +320,7 @@ def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """Call :func:`_tried` in a fork, or in this process if it ran a backward on a GPU, which forbids
-    forks.
-    """
+    """Call :func:`_tried` in a fork, or in this process if its GPU backward forbids forks."""
 
     def child() -> Discovery | None:
         torch.set_num_threads(1)  # this process's OpenMP threads do not exist in its fork
@@ -406,9 +400,7 @@ def _is_pytorchs(op: Operator) -> bool:
 
 
 def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
-    """Return whether the operator may hang or crash: a user's own, or one with integers used as addresses
-    (pivots).
-    """
+    """Return whether the operator may hang or crash: a user's own, or one with integer addresses (pivots)."""
     return not _is_pytorchs(op) or any(
         t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
         for t in (graph.tensors[name] for name in op.inputs())
@@ -554,10 +546,7 @@ def _pieces(
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
-    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
-
-    A dim whose size differs from that of the cut dim is not the loop's, even if pieces follow one another.
-    """
+    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None."""
     if len({p.shape for p in parts}) != 1:
         return None
     for dim in range(whole.dim()):
@@ -600,10 +589,7 @@ def _holds(
     first: int = 0,
     seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Return whether loops from ``first`` on are right on this probe, forward and backward.
-
-    Each alone, in few parts and in single elements, and with every loop before it.
-    """
+    """Return whether loops from ``first`` on are right on this probe, forward and backward."""
     space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
     atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
     graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)

@@ -26,9 +26,7 @@ from tensoropt.sharding.reshard.steps import (
 
 
 def as_sent(value: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor for collectives: complex numbers as pairs of real ones, which backends
-    require.
-    """
+    """Return a contiguous tensor for collectives, complex numbers as pairs of real ones."""
     return torch.view_as_real(value.resolve_conj()).flatten() if value.is_complex() else value
 
 
@@ -298,9 +296,7 @@ class Route:
         return self._left(value)
 
     def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start moving a gradient, which is given up, along a single reduction; return a function that waits
-        for it.
-        """
+        """Start moving a gradient, which is given up, along a single reduction; return a waiting function."""
         (move,) = self.moves
         assert isinstance(move, _AllReduce | _ReduceScatter)
         wait = move.begin(self._entered(value))
@@ -323,9 +319,7 @@ def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: b
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """Start moving a gradient, which is given up, back along a single reduction; return a function that waits
-    for it.
-    """
+    """Start moving a gradient, which is given up, back along an edge; return a waiting function."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 
@@ -373,9 +367,7 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
 
 
 def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
-    """Return a zig-zag shard: chunk ``position`` of ``2 * parts`` and its counterpart from the end, as a new
-    dim.
-    """
+    """Return a zig-zag shard: chunk ``position`` of ``2 * parts`` and its mirror, as a new dim."""
     chunks = x.unflatten(atom, (2 * parts, -1))
     pair = slice(position, 2 * parts - position, 2 * parts - 1 - 2 * position)
     return chunks[(slice(None),) * atom + (pair,)]
@@ -547,9 +539,7 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's view of an input or constant; zeros on all but the first coordinate of a partial
-    axis.
-    """
+    """Return this rank's view of an input or constant; zeros but at coordinate 0 of a partial axis."""
     sizes = [size for dim in spec.atoms for size in dim]
     shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
     # A folded constant is kept at size 1 where it does not change.

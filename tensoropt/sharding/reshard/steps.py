@@ -1,8 +1,4 @@
-"""Resharding: the collectives that convert one placement of a tensor into another.
-
-Forward placements of producer and consumer give the forward steps; gradient placements, swapped, the backward
-steps. The executor issues, and the cost model prices, exactly these.
-"""
+"""Resharding: the collectives that convert one placement of a tensor into another."""
 
 from __future__ import annotations
 
@@ -236,10 +232,7 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """Return a key equal for moves of equally large tensors with equal kinds, axes and payloads of steps.
-
-    With even shards only the order of the atoms matters; an uneven move equals no other.
-    """
+    """Return a key equal for moves of equally large tensors with equal kinds, axes and payloads of steps."""
     numbers: dict[int, int] = {}
     parts: dict[int, int] = {}
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):

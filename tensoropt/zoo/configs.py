@@ -1,4 +1,4 @@
-"""Language models by their ``config.json``: of the Hugging Face Hub, or in a folder; with random weights."""
+"""Language models by their ``config.json``, from the Hugging Face Hub or a folder, with random weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from tensoropt.zoo.registry import Recipe, ZooError, tokens
 HUB = "hf:"
 CONFIG = "config.json"
 _SEQUENCE = 4096
-"""The longest sequence that is taken unless one is given: many configs allow far more than anybody trains on;
-an assumption."""
+"""The longest default sequence, as configs allow far more than training uses; an assumption."""
 _CLASSES = {"ForCausalLM": "AutoModelForCausalLM", "LMHeadModel": "AutoModelForCausalLM",
             "ForMaskedLM": "AutoModelForMaskedLM"}  # fmt: skip
-"""The package's class by how the architecture of a config ends."""
+"""Ending of a config's architecture -> the package's class."""
 
 
 def from_config(name: str) -> Callable[..., Recipe]:
-    """Return a function that builds the model of a config, with the parameters ``batch`` and ``sequence``.
+    """Return a builder of a config's model, with the parameters ``batch`` and ``sequence``.
 
     Args:
-        name: ``hf:ID``, a folder with a ``config.json``, or that file. The Hub is asked as the package
-            asks it: for what it has no copy of, and not with ``HF_HUB_OFFLINE``.
+        name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` holds.
 
     Raises:
         ZooError: there is no such config, or its architecture is no language model with one input.

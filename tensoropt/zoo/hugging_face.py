@@ -1,8 +1,4 @@
-"""Transformers whose definition is the ``transformers`` package's, with random weights.
-
-The package is an optional extra and is imported only when one of these is built. Dropout is off unless the
-name says otherwise, so that a split run can be compared with an unsplit one.
-"""
+"""Transformers defined by the ``transformers`` package, an optional extra, with random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ _MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
 
 
 class LanguageModelLoss(nn.Module):
-    """A ``transformers`` language model reduced to its loss: the logits are dropped, not kept alive."""
+    """A ``transformers`` language model reduced to its loss; logits are freed."""
 
     def __init__(self, network: nn.Module, **options: Any) -> None:
         super().__init__()
@@ -29,12 +25,11 @@ class LanguageModelLoss(nn.Module):
         self._options = options
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left
-        out."""
+        """Return the mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 is ignored."""
         return self.network(input_ids=input_ids, labels=labels, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Write the model as its package does; of one with adapters, these alone."""
+        """Save the model with its package; of one with adapters, only these."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 

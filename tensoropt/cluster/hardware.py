@@ -216,15 +216,6 @@ class Mesh:
             for subset in itertools.combinations(numbers, length)
         )
 
-    def to_dict(self) -> dict[str, list]:
-        """Return plain data, which :meth:`from_dict` reads back."""
-        return {"shape": list(self.shape), "names": list(self.names)}
-
-    @classmethod
-    def from_dict(cls, data: dict) -> Mesh:
-        """Return the mesh that :meth:`to_dict` wrote."""
-        return cls(shape=tuple(data["shape"]), names=tuple(data.get("names", ())))
-
     def __str__(self) -> str:
         return self.label
 
@@ -411,14 +402,6 @@ class Cluster:
     def memory_bytes(self) -> int:
         """The memory of the smallest device: what a sharded plan may use per rank."""
         return min(kind.memory_bytes for kind in self.devices)
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """The price of all devices together; None if any price is unknown."""
-        prices = [kind.price_per_hour for kind in self.devices]
-        return (
-            None if any(price is None for price in prices) else float(sum(price or 0.0 for price in prices))
-        )
 
     def link(self, first: int, second: int) -> Link:
         """Return the link between two ranks: the pair's own link if it has one, otherwise that of the

@@ -1,4 +1,4 @@
-"""Recordings of a simulated step: rows of operators and reshardings, a timeline, a memory curve.
+"""Recordings of a simulated step: rows of operators, a timeline, a memory curve.
 
 All of it is plain data, in bytes of one rank and seconds of one step.
 """
@@ -45,22 +45,6 @@ class OperatorRow:
     def compute_s(self) -> float:
         """The device's time for the group's operators, without copies."""
         return self.forward_s + self.backward_s
-
-
-@dataclass(frozen=True)
-class EdgeRow:
-    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, including
-    copies."""
-
-    tensor: str
-    kind: str
-    producer: str
-    consumer: str
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    collectives: tuple[str, ...]
-    bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -92,24 +92,12 @@ class DeviceKind:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "memory_bytes": self.memory_bytes,
-            "flops": dict(self.flops),
-            "memory_bandwidth": self.memory_bandwidth,
-            "price_per_hour": self.price_per_hour,
-            "source": self.source,
-            # Left out if empty, so that files saved for CPU ranks do not change.
-            **({"capability": self.capability} if self.capability else {}),
-        }
+        data = {name: getattr(self, name) for name in self.__slots__} | {"flops": dict(self.flops)}
+        # Left out if empty, so that files saved for CPU ranks do not change.
+        return {name: value for name, value in data.items() if name != "capability" or value}
 
     def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
-        return _rebuild_kind, (self.to_dict(),)
-
-
-def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
-    return DeviceKind(**data)
+        return partial(DeviceKind, **self.to_dict()), ()
 
 
 def slowest(kinds: Iterable[DeviceKind]) -> DeviceKind:
@@ -135,10 +123,6 @@ class Link:
     def __post_init__(self) -> None:
         LATENCY.read(self.latency_s, f"latency of link '{self.name}'")
         BANDWIDTH.read(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,15 +291,6 @@ class Level:
     def __post_init__(self) -> None:
         count(self.size, f"size of level '{self.name}'")
         count(self.link_count, f"links per {self.name}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {
-            "name": self.name,
-            "size": self.size,
-            "link": self.link.to_dict(),
-            "link_count": self.link_count,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,8 +477,8 @@ class Cluster:
             "name": self.name,
             "kinds": [kind.to_dict() for kind in self.device_kinds],
             "devices": [names.index(kind.name) for kind in self.devices],
-            "levels": [level.to_dict() for level in self.levels],
-            "pairs": [{"between": list(pair), "link": link.to_dict()} for pair, link in self.pairs.items()],
+            "levels": [asdict(level) for level in self.levels],
+            "pairs": [{"between": list(pair), "link": asdict(link)} for pair, link in self.pairs.items()],
             "source": self.source,
         }
 

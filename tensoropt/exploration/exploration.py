@@ -36,16 +36,12 @@ _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
 """Columns of a printed frontier that would not fit into a terminal's width, by how their names begin."""
 
 
-def _title_of(findings: Findings) -> str:
-    """Return the model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
-    return f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
-
-
 def _headline(findings: Findings) -> str:
     cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
     step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
-    return f"Exploration of a {step} of {_title_of(findings)}{devices}"
+    on = f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
+    return f"Exploration of a {step} of {on}{devices}"
 
 
 def _rows(findings: Findings) -> list[list[str]]:

@@ -92,7 +92,8 @@ def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | N
     makers = {name: op for op in operators for name in op.outputs}
     by_name = {op.name: op for op in operators}
     for frame in frames_of(error):
-        for value in _values(frame.f_locals):
+        names = frame.f_locals
+        for value in (names[one] for one in ("op", "operator", "call", "probe", "work") if one in names):
             if isinstance(value, Operator):
                 return by_name.get(value.name, value)
             if isinstance(value, LocalCall) and value.name in by_name:
@@ -105,10 +106,6 @@ def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | N
                 if found:
                     return (named or found)[0]
     return None
-
-
-def _values(names: dict[str, Any]) -> list[Any]:
-    return [names[name] for name in ("op", "operator", "call", "probe", "work") if name in names]
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Recordings of a simulated step as plain data: rows of operators and reshardings, timeline, memory curve."""
+"""Recordings of a simulated step as plain data: rows of operators, timeline, memory curve."""
 
 from __future__ import annotations
 
@@ -40,21 +40,6 @@ class OperatorRow:
     @property
     def compute_s(self) -> float:
         return self.forward_s + self.backward_s
-
-
-@dataclass(frozen=True)
-class EdgeRow:
-    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, with copies."""
-
-    tensor: str
-    kind: str
-    producer: str
-    consumer: str
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    collectives: tuple[str, ...]
-    bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ class _Tuner:
             if memory_bytes is None or one.memory_bytes <= memory_bytes
         ]
         state.predicted_s = self._predicted(state.plan)
-        fresh = [index for index in fitting if found.keys[index] not in state.tried]
+        fresh = [index for index in fitting if plan_key(found.plan(index)) not in state.tried]
         if not fitting:
             found.index(memory_bytes=memory_bytes)  # raises, and says what would fit
         if not fresh:

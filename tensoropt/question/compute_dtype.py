@@ -16,9 +16,9 @@ from tensoropt.question.settings import Settings
 AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
-def _is_language_model(source: str) -> bool:
-    """Return whether a source is a language model of the zoo, or by its config; of other sources that is not
-    known."""
+def is_language_model(source: str) -> bool:
+    """Return whether a source is a language model of the zoo, or of the ``transformers`` package by its
+    config; of other sources that is not known."""
     if is_config(source):
         return True
     if not source.startswith("zoo:"):
@@ -46,7 +46,7 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
         return _WIDE, f"computes in {_WIDE}: {without} has no {_NARROW}"
     return (
         _NARROW,
-        f"computes in {_NARROW}, as is usual for language models ({_WIDE} can be chosen)",
+        f"computes in {_NARROW}, as is usual for language models and transformers ({_WIDE} can be chosen)",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import pickle
 import re
@@ -175,31 +176,67 @@ def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
-    """Return the error of ranks that did not answer, with their stacks."""
+def hangs_in(
+    workers: Mapping[int, WorkerProcess], task: str, timeout_s: float, idle_s: float = 0.0
+) -> RankError:
+    """Return the error for ranks, given with their workers, that did not answer; ask them for their
+    stacks.
+
+    Args:
+        idle_s: how long none of them has worked, if that is why they are given up.
+    """
     deadline = time.monotonic() + _STACK_S
-    written = {rank: len(worker.output()) for rank, worker in workers.items()}
-    for worker in workers.values():
+    places: dict[str, list[int]] = {}
+    for rank, worker in workers.items():
+        written = len(worker.output())
         _write_stack(worker, deadline)
+        places.setdefault(_stands(worker.output()[written:]), []).append(rank)
+    waits = "; ".join(f"{_ranks(ranks)} in {where}" for where, ranks in places.items() if where)
     first, *_ = workers
-    where = _stands(workers[first].output()[written[first] :])
-    waits = f"; rank {first} is in {where}" if where else ""
+    late = f"did not finish {task} within {timeout_s:g} s"
+    if idle_s:
+        late = f"did not finish {task} and did nothing for {idle_s:.0f} s: each waits for what no other sends"
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s{waits};"
-        f" raise timeout_s or look where it stands{_tail(workers[first])}",
+        f"rank {', '.join(map(str, workers))} {late}{waits and '; '}{waits}"
+        f"{'' if idle_s else '; raise timeout_s or look where it stands'}{_tail(workers[first])}",
         rank=first,
         kind="hung",
     )
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    few = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
+    return f"rank {few} is" if len(ranks) == 1 else f"ranks {few} are"
+
+
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+_PASSING = re.compile(r"[\\/]torch[\\/]|typing_extensions\.py$")
+_MOST_NAMED = 8
 
 
 def _stands(stack: str) -> str:
-    """Return the innermost function of the main thread's stack, and its caller outside PyTorch."""
+    """Return the innermost function of the main thread's stack that has a name of its own, and the line
+    outside of PyTorch that it was called from."""
     frames = _FRAME.findall(stack.rpartition("most recent call first")[2])
-    called = next((f"{file}:{line}" for file, line, _ in frames if f"{os.sep}torch{os.sep}" not in file), "")
-    return f"{frames[0][2]}, called from {called}" if frames else ""
+    called = next((f"{file}:{line}" for file, line, _ in frames if not _PASSING.search(file)), "")
+    inner = next((name for *_, name in frames if not name.startswith("_")), "")
+    return f"{inner}, called from {called}" if frames else ""
+
+
+def worked_s(workers: Sequence[WorkerProcess]) -> float:
+    """Return the CPU seconds that workers, and processes of theirs that have ended, have taken so far; inf
+    where nobody tells, or while one waits for a process that it started."""
+    seconds = 0.0
+    for worker in workers:
+        process = Path(f"/proc/{worker.process.pid}")
+        try:
+            if (process / f"task/{worker.process.pid}/children").read_text():
+                return math.inf
+            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:15]
+        except OSError:
+            return math.inf
+        seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:
@@ -225,10 +262,15 @@ class Timeout:
         """Wait at most ``seconds`` from now on."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
-    def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Return the connections that can be read, each polled at least once; none after the time."""
-        left_s = max(0.0, self._until - time.monotonic())
-        return wait(connections, timeout=left_s)  # type: ignore[return-value]  # it was given connections
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left; not below 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    def wait(self, connections: Sequence[Connection], most_s: float = math.inf) -> list[Connection]:
+        """Return the connections that can be read; none once the time, or ``most_s`` of it, is over. Each is
+        polled at least once."""
+        return wait(connections, timeout=min(self.left_s, most_s))  # type: ignore[return-value]  # connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:

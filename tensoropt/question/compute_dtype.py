@@ -16,7 +16,7 @@ from tensoropt.question.settings import Settings
 AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
-def is_language_model(source: str) -> bool:
+def _is_language_model(source: str) -> bool:
     """Return whether a source is a language model of the zoo, or of the ``transformers`` package by its
     config; of other sources that is not known."""
     if is_config(source):

@@ -200,6 +200,8 @@ def wants_pipelines(session: Session) -> bool:
     """Return whether to search for pipelines: if they are requested or pinned, or if published jobs have
     them."""
     settings = session.settings
+    if settings.first:
+        return False
     if (pin := pinned_pipeline(settings)) is not None:
         return pin.stages > 1
     # With several kinds of devices, all other plans run at the pace of the slowest.

@@ -107,11 +107,7 @@ class CostGraph:
         return list(self.of)
 
     def restricted(self, allowed: Allowed) -> Self:
-        """Return this graph with the options that masks leave out marked impossible; indices stay.
-
-        Raises:
-            ValueError: a mask does not fit its table.
-        """
+        """Return this graph with options outside the masks impossible; ValueError if a mask misfits."""
         # Layers that look alike go on sharing their arrays, and are prepared once by the search.
         shared: dict[object, tuple[Floats, ...]] = {}
         variables = []

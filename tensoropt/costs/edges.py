@@ -50,11 +50,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a stored array or build it.
-
-        Args:
-            depends_on: what its numbers follow from, in addition to the key.
-        """
+        """Return a stored array or build it; ``depends_on``: what its numbers follow from besides the key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())

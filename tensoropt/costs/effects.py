@@ -114,11 +114,7 @@ def storage_end(number: int) -> When:
 
 
 class GradientShare(NamedTuple):
-    """A gradient all-reduced in a bucket over ``axes`` (the micro-batch axis is 0).
-
-    Attributes:
-        complete: its moment of completion, one of ``COMPLETE``.
-    """
+    """A gradient all-reduced in a bucket over ``axes`` (0 is micro-batches), ``complete`` at a moment."""
 
     axes: tuple[int, ...]
     dtype: str

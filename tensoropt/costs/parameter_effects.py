@@ -396,11 +396,7 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of making an unsharded copy, alive during the whole step.
-
-        Args:
-            neighbours: those of the block that gathers it; None if gathered alone.
-        """
+        """Return the effects of making an unsharded copy with its block's parameters, or alone."""
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)

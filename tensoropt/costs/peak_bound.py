@@ -11,11 +11,7 @@ from tensoropt.profiling.workload import Workload
 
 
 class PeakBoundCompute:
-    """Costs of a CPU rank bounded below by its peak FLOP/s, which noise and extrapolation could violate.
-
-    Args:
-        peaks: FLOP/s by dtype; float32's for others.
-    """
+    """Costs of a CPU rank bounded below by peak FLOP/s (float32's for dtypes without their own)."""
 
     def __init__(self, costs: ComputeCosts, peaks: Mapping[str, float]):
         self.costs, self.peaks = costs, peaks

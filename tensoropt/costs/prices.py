@@ -213,11 +213,7 @@ class DevicePrices:
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds per micro-batch of a gradient's arrival where its parameter is stored.
-
-        Args:
-            copied: whether it is copied into a bucket, or from a coalesced scatter.
-        """
+        """Return the seconds per micro-batch of a gradient's arrival, ``copied`` or left in place."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 

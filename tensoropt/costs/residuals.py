@@ -19,11 +19,7 @@ NETWORK, REST = "collectives", "all else"
 
 @dataclass(frozen=True)
 class Residuals:
-    """Factors from steps on one machine.
-
-    Attributes:
-        factors: kind of work -> seconds in a step over the price; 1 if missing.
-    """
+    """Factors by kind of work: seconds in one machine's steps over prices; by default 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 

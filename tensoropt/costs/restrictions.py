@@ -194,11 +194,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Apply the constraints on each mesh and count.
-
-    Raises:
-        ConstraintError: no mesh has a named axis, or satisfies the hard constraints.
-    """
+    """Apply the constraints on each mesh and count; ConstraintError if no mesh satisfies the hard ones."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}

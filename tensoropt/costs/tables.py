@@ -31,11 +31,7 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Template:
-    """What isomorphic groups share: configurations (as strategy indices), workloads and facts.
-
-    Attributes:
-        look: equal for isomorphic groups with the same restrictions, in any model.
-    """
+    """Configurations (as strategy indices), workloads and facts of isomorphic groups with equal ``look``."""
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
@@ -193,11 +189,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts, the slowest part (:func:`make_templates`).
-
-    Args:
-        keys: the result of :func:`group_keys`, if available.
-    """
+    """Return the templates without facts, the slowest part; ``keys`` are :func:`group_keys`."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}

@@ -129,11 +129,7 @@ class CallingConvention:
         return True
 
     def names_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
-        """Return the graph's names of a call's tensors by ``id``, whatever their shapes and types.
-
-        Raises:
-            PlanError: the captured call lacks an argument of this one.
-        """
+        """Return the graph's names of a call's tensors by ``id``; PlanError for an unknown argument."""
         bound, named = self._bound(args, kwargs), {}
         for place, value in _places(bound):
             expected = self.wanted.get(place)

@@ -177,11 +177,7 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Lower a call in eval mode by the plan.
-
-        Raises:
-            PlanError: the call uses parameters in another way than the plan.
-        """
+        """Lower a call in eval mode by the plan; PlanError if it uses parameters in another way."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
         """Broadcast the value of one place, in place if ``value`` is contiguous."""

@@ -340,11 +340,7 @@ class CallEvaluator:
         return self._forms[key]
 
     def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
-        """Return the rows of each rank, and whether the plan's graph takes the call on all of them.
-
-        Raises:
-            PlanError: the ranks' calls differ.
-        """
+        """Return the rows of each rank, and whether the plan's graph fits all; PlanError if calls differ."""
         if self.parallel.together is None:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]

@@ -40,11 +40,7 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Reduce-scatter flat values in one coalesced collective, in flight.
-
-    Args:
-        values: afterwards, the tensors that must stay alive until it completes.
-    """
+    """Reduce-scatter flat values in one coalesced collective; ``values`` then has tensors to keep alive."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -87,11 +83,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
-    """Return an edge of a strategy as the executor needs it.
-
-    Args:
-        order: the memory order of the tensor's dims; None if contiguous.
-    """
+    """Return an edge of a strategy for the executor; ``order`` is the memory order of the tensor's dims."""
     edge = steps.edge
     return EdgeSpec(
         edge.tensor,

@@ -22,11 +22,7 @@ from tensoropt.sharding.strategy import Scattered
 
 
 class DeferredStep:
-    """The state that a step keeps from its forward until ``loss.backward()``.
-
-    Attributes:
-        done: whether backward has run; it runs once.
-    """
+    """The state of a step from its forward until ``loss.backward()``, which runs once (``done``)."""
 
     def __init__(self) -> None:
         self.done = False
@@ -87,11 +83,7 @@ def storage_key(value: torch.Tensor) -> int:
 
 
 class Pending(DeferredStep):
-    """A step whose micro-batches have run and whose gradients wait for ``backward()``.
-
-    Attributes:
-        saved: reduced copies of the gradients, if another step took the buckets.
-    """
+    """A step whose gradients wait for ``backward()``, ``saved`` as copies if another took the buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,11 +422,7 @@ class Gradients:
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
-        """Reduce the remaining gradients, add those set aside, and show the result.
-
-        Args:
-            factor: multiplies this step's reduced gradients.
-        """
+        """Reduce the remaining gradients, multiply them by ``factor``, add those set aside, and show them."""
         self._collect()
         self.start_rest()
         self._wait()

@@ -100,11 +100,7 @@ class ShardedCall(LoweredCall):
 def given_result(
     source: OperatorGraph, name: str, inputs: Sequence[torch.Tensor], buffer: Read
 ) -> torch.Tensor:
-    """Return a result that no operator makes: an input, a buffer or a constant.
-
-    Raises:
-        PlanError: it is a parameter.
-    """
+    """Return a result that is an input, a buffer or a constant; PlanError for a parameter."""
     tensor = source.tensors[name]
     if tensor.kind == "parameter":
         raise PlanError(

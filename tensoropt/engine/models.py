@@ -109,11 +109,7 @@ class ModelSpec:
 
 
 def model_values(captured: Capture) -> dict[str, torch.Tensor]:
-    """Return the values of a graph's parameters and buffers by graph name, without copies.
-
-    Raises:
-        PlanError: the model lacks one.
-    """
+    """Return parameters and buffers by graph name, without copies; PlanError if the model lacks one."""
     tensors: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
     # Duplicates stay: the graph may know a tied parameter by any of its names.
     tensors |= dict(captured.model.named_parameters(remove_duplicate=False))

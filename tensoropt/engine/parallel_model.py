@@ -461,11 +461,7 @@ class ParallelModel:
 
 
 class _PartOfState(OrderedDict[str, Any]):
-    """A state dict without the parts on other ranks; saving it warns.
-
-    Attributes:
-        lacks: the missing part of the model, in words.
-    """
+    """A state dict without other ranks' parts; saving it warns of what it ``lacks``."""
 
     lacks: str
 
@@ -510,11 +506,7 @@ def _refuse_copy(*_: Any) -> Any:
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:
-    """Return the connection that :func:`tensoropt.parallelize` attached to a model.
-
-    Raises:
-        PlanError: the model is not parallelized.
-    """
+    """Return the connection that :func:`tensoropt.parallelize` attached; PlanError if there is none."""
     parallel = getattr(model, ATTRIBUTE, None)
     if parallel is None and hasattr(getattr(model, "module", None), ATTRIBUTE):
         raise PlanError(

@@ -183,11 +183,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A saved input of the second forward.
-
-    Attributes:
-        claims: what autograd saved first for each recomputed reader.
-    """
+    """A saved input of the second forward, and the first tensor saved for each recomputed reader."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 

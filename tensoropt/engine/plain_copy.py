@@ -24,11 +24,7 @@ class ParallelizedParts(Protocol):
 
 
 def plain_copy(parallel: ParallelizedParts, values: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Copy a model as it was before it was parallelized.
-
-    Args:
-        values: parameters by state-dict key, on any device; others are the model's own.
-    """
+    """Copy a model as before parallelization, with parameters ``values`` by state-dict key."""
     memo: dict[int, Any] = {
         id(parallel.parameters[parallel.names[key]]): nn.Parameter(
             value, parallel.source.tensors[parallel.names[key]].requires_grad

@@ -485,11 +485,7 @@ def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
 
 
 class _SpreadGradient(torch.Tensor):
-    """A gradient or a part of it, empty here if on another rank.
-
-    Attributes:
-        copies: the number of ranks with the same part.
-    """
+    """A gradient, or a part of one, of which ``copies`` ranks have the same; empty on other ranks."""
 
     copies: int = 1
 

@@ -81,11 +81,7 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Return the operator graph as atoms and groups with micro-batch strategies.
-
-    Args:
-        kept: earlier discoveries about operators without a rule; new ones are added.
-    """
+    """Return the operator graph as atoms and groups; discoveries are read from and added to ``kept``."""
     graph = group_operators(refine_graph(operators, kept))
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))
@@ -100,11 +96,7 @@ def offered_regions(problem: Problem, settings: Settings) -> tuple[Region, ...]:
 
 
 def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
-    """Return the micro-batch counts to search.
-
-    Raises:
-        TensorOptError: the model refuses a requested count, or it does not divide the batch.
-    """
+    """Return the micro-batch counts to search; TensorOptError if the model refuses a requested one."""
     operators = problem.graph.atoms.graph
     inputs = [operators.tensors[n] for n in operators.inputs]
     places = batch_placements(problem.graph)
@@ -152,11 +144,7 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
 
 
 def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
-    """Return the forward FLOP of all groups over those of the longest dependent chain.
-
-    Args:
-        whole: the groups, unsplit.
-    """
+    """Return the forward FLOP of all (unsplit) groups over those of the longest dependent chain."""
     until: dict[str, float] = {}
     total = longest = 0.0
     for group in graph.groups:

@@ -226,11 +226,7 @@ class Samples:
 
 
 class LinearOperands(NamedTuple):
-    """The argument positions of a linear operator's input, weight and bias.
-
-    Attributes:
-        transposed: the weight is (outputs, inputs), not (inputs, outputs).
-    """
+    """Argument positions of a linear operator; ``transposed`` if the weight is (outputs, inputs)."""
 
     read: int
     weight: int

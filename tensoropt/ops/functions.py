@@ -111,11 +111,7 @@ class _TracedOperator(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """Return the operator of this call, defining it if needed.
-
-    Raises:
-        NotConstant: an argument, or an object in the class's code, has no distinctive text.
-    """
+    """Return the operator of this call; NotConstant if an argument or the code has no distinctive text."""
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
     is_defined = name in _calls

@@ -1,7 +1,6 @@
 """Placements: how one tensor and its gradient are placed on one mesh axis, and on the whole mesh.
 
-A placement is a pair (forward, gradient). Four pairs occur, written as small integers so that layouts are
-fast to hash and compare:
+A placement is a pair (forward, gradient), one of four, as a small integer that is fast to hash and compare.
 """
 
 from __future__ import annotations

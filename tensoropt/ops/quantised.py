@@ -1,7 +1,4 @@
-"""Weights of 8 or 4 bits: the bytes that stand for them, and linear layers that multiply with them.
-
-A scheme says how bytes stand for the numbers of a matrix:
-"""
+"""Weights of 8 or 4 bits: schemes of bytes, and linear layers that multiply with them."""
 
 from __future__ import annotations
 
@@ -100,11 +97,7 @@ def _pairs(table: tuple[float, ...]) -> list[list[float]]:
 
 
 def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
-    """Quantise a matrix ``[outputs, inputs]``; on the meta device without values.
-
-    Raises:
-        TensorOptError: blocks do not divide its inputs.
-    """
+    """Quantise a matrix ``[outputs, inputs]``; TensorOptError if blocks do not divide its inputs."""
     scheme, (rows, columns) = Scheme.of(name), weight.shape
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
     if not scheme.table:

@@ -137,11 +137,7 @@ def samples_of(target: str) -> Samples:
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield the name and upper bound of each operand of a local call that holds indices.
-
-    Args:
-        shape: name -> local shape.
-    """
+    """Yield name and upper bound of a call's index operands; ``shape``: name -> local shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return

@@ -129,11 +129,7 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """The steps of a rank: whose keys it has in each, and what its queries see of them.
-
-    Attributes:
-        queries: the stretches of its queries; None if they see all keys.
-    """
+    """A rank's steps: whose keys it has, and what its ``queries`` see (None: everything)."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries

@@ -110,11 +110,7 @@ class Composer:
         self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the composed pipelines, simulated.
-
-        Args:
-            positions: for each stage, where it may begin; last, the end.
-        """
+        """Yield the composed pipelines, simulated; ``positions`` are each stage's starts, then the end."""
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):

@@ -81,11 +81,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
 
 
 class PlaceCommunication:
-    """Collectives within one place of a pipeline while the other places run theirs.
-
-    Args:
-        job: the communication costs on the whole job's mesh.
-    """
+    """Collectives within one place of a pipeline while the others run theirs, by the whole job's costs."""
 
     def __init__(self, job: LinkCosts):
         self.job = job

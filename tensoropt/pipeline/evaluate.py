@@ -141,11 +141,7 @@ def evaluate_pipeline(
     facts: Sequence[Mapping[str, Facts]],
     prices: PipelinePrices,
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy.
-
-    Args:
-        works, facts: for each stage, those of its groups' configurations.
-    """
+    """Simulate a pipelined strategy from the workloads and facts of each stage's groups."""
     stages = []
     for number, (stage, of_stage, facts_of_stage) in enumerate(
         zip(strategy.stages, works, facts, strict=True)

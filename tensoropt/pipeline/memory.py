@@ -585,11 +585,7 @@ class _StageTensors:
 
 
 class PlaceLedger:
-    """The owners of everything alive in the actions of a place.
-
-    Attributes:
-        entries: for each action, transient bytes by (stage, micro-batch or tensor, label, kind).
-    """
+    """The owners of a place's memory: per action, bytes by (stage, micro-batch or tensor, label, kind)."""
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], numbers: Sequence[int]):
         self.entries: list[dict[tuple[str, str, str, str], float]] = []

@@ -93,10 +93,8 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return seconds (n,) of a micro-batch, and (n,) after the last one.
-
-        Args:
-            slower: the share by which communication slows down computation.
+        """Return seconds (n,) of a micro-batch, and (n,) at the end; ``slower`` is communication's
+        slow-down.
         """
         parts = [evaluation.metrics.parts for evaluation in self.evaluations]
         _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
@@ -188,11 +186,7 @@ class StageFrontiers:
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search ranges and store their frontiers.
-
-        Args:
-            requests: range -> its possible ends -> numbers of micro-batches in flight.
-        """
+        """Search ranges: range -> its possible ends -> numbers of micro-batches in flight."""
         searches: dict[str, dict[Ends, set[int]]] = {}
         for (start, stop), of_range in requests.items():
             look = self._known_look(start, stop)

@@ -219,10 +219,8 @@ class Cutter:
         return not self.source.training or any(group.parameters or group.shared for group in groups)
 
     def beginning(self, name: str) -> int:
-        """Return the cut before a group or the first group of a module, by name.
-
-        Raises:
-            PlanError: there is none of that name.
+        """Return the cut before a group or a module's first group; PlanError if there is none of that
+        name.
         """
         if name in self.place:
             return self.place[name]

@@ -184,11 +184,7 @@ def schedule_named(name: str) -> _Schedule:
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Check that PyTorch's schedule of this name runs such a pipeline.
-
-    Raises:
-        PlanError: the message says what the schedule requires.
-    """
+    """Raise PlanError with the requirement if PyTorch's schedule does not run such a pipeline."""
     schedule = schedule_named(name)
     if places < 2:
         raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
@@ -242,22 +238,14 @@ def place_actions(
 
 @dataclass(frozen=True)
 class UnfitParameter:
-    """A parameter whose gradient is wrong or missing in a split backward.
-
-    Attributes:
-        why: the reason, to follow its name.
-    """
+    """A parameter whose gradient a split backward gets wrong, and why, in words after its name."""
 
     parameter: str
     why: str
 
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
-    """Check that a stage's backward can be split; the first stage with a backward needs no split.
-
-    Raises:
-        PlanError: a parameter prevents it; the message names the parameter.
-    """
+    """Raise PlanError if a parameter prevents a stage's split backward; the first needs no split."""
     if stage.returns_gradients and (unfit := unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "

@@ -79,11 +79,7 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
 def sent_by_rank(
     strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
 ) -> Counter[Collective]:
-    """Return the collectives that one rank issues in a step or an inference call.
-
-    Args:
-        of_stage: for each stage, the collectives among its ranks, with axes of its own mesh.
-    """
+    """Return the collectives of one rank in a step or inference call, from those in each stage."""
     inner, sent = rank % strategy.devices_per_place, Counter[Collective]()
     place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
     for stage in strategy.stages_at(place):

@@ -63,10 +63,8 @@ class PlacedLimits:
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def with_steps(self, steps: Mapping[str, str]) -> PlacedLimits:
-        """Return the limits with a batch norm's also on the groups of its steps.
-
-        Args:
-            steps: group of a step -> the batch norm's group.
+        """Return the limits with a batch norm's also on its steps; ``steps``: step's group -> batch
+        norm's.
         """
         of: dict[str, list[str]] = {}
         for step, name in steps.items():

@@ -154,11 +154,7 @@ class PlacedPrices:
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed and priced graph; new work is measured.
-
-        Raises:
-            PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
-        """
+        """Return the placed and priced graph, measuring new work; PlanError if the model cannot run so."""
         graph = placed_graph(self.graph, splits, micro_batches)
         limits = self.limits.with_steps(graph.steps)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
@@ -178,11 +174,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits of a person's constraints on placements.
-
-        Raises:
-            ConstraintError: no placement can satisfy a hard constraint.
-        """
+        """The limits of a person's constraints; ConstraintError if no placement satisfies a hard one."""
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:

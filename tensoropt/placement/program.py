@@ -33,11 +33,7 @@ class PlacedSchedule(NamedTuple):
 
 
 def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
-    """Return the order of a step.
-
-    Raises:
-        PlanError: the plan's transfers are not those its placement needs, or it deadlocks.
-    """
+    """Return the order of a step; PlanError for missing or needless transfers, or a deadlock."""
     routes, graph = tuple(strategy.transfers), strategy.placed_graph
     _check(strategy, routes)
     number, tensors = {name: n for n, name in enumerate(graph.values)}, graph.groups.atoms.graph.tensors

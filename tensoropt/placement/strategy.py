@@ -30,11 +30,7 @@ class _PlacedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedStrategy:
-    """A placement of a model's operators.
-
-    Attributes:
-        transfers: those of one micro-batch, in an order that fits all devices' orders.
-    """
+    """A placement of a model's operators, with one micro-batch's transfers in an order for all devices."""
 
     kind: ClassVar[str] = "placed"
 

@@ -296,11 +296,7 @@ LEAST_PER_PROCESS = 16
 
 
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
-    """Find a workload's facts with CPU kernels on fake tensors.
-
-    Args:
-        capability: attention and recurrent layers are those of such GPUs.
-    """
+    """Find a workload's facts on fake tensors with CPU kernels, or ``capability``'s where known."""
     if capability is None:
         return _observed(work, training)
     with CudaAttention(capability):
@@ -532,11 +528,7 @@ class _Probe:
         )
 
     def observe_split(self, *, last: bool) -> SplitFacts:
-        """Run forward and a split backward, as PyTorch's pipelines do.
-
-        Args:
-            last: whether no later workload keeps this one's graph alive meanwhile.
-        """
+        """Run forward and a split backward; ``last``: no later workload keeps the graph alive."""
         # Imported only here, as importing PyTorch's distributed part takes a while.
         from torch.distributed.pipelining._backward import stage_backward_input
 

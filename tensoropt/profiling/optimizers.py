@@ -83,11 +83,7 @@ def with_kind(name: str) -> str:
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """Return an optimizer's figures by its name, as in :data:`OPTIMIZERS` or from :func:`with_kind`.
-
-    Raises:
-        MeasurementError: there is none with that name.
-    """
+    """Return an optimizer's figures by its name (:func:`with_kind`); MeasurementError if unknown."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))

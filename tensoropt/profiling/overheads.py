@@ -85,11 +85,7 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Records spans of edges' directions, each after flushing the caches.
-
-    Args:
-        memory: read and written to flush; None for no flushing.
-    """
+    """Records spans of edges' directions, each after flushing the caches by ``memory``, if given."""
 
     timer: DeviceTimer
     memory: torch.Tensor | None

@@ -340,11 +340,7 @@ class ProfileStore:
         return self._do(read)
 
     def put_many(self, records: Mapping[str, Mapping[str, Any]], kind: str = "compute") -> None:
-        """Save records in one transaction, replacing those with the same keys.
-
-        Raises:
-            MeasurementError: a record is not JSON, which excludes NaN and infinity.
-        """
+        """Save records in one transaction, replacing equal keys; MeasurementError if one is not JSON."""
         _check_kind(kind)
         rows = [(kind, key, _dump(key, record)) for key, record in records.items()]
         if rows:

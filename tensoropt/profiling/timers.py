@@ -169,11 +169,7 @@ def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
 
 @cache
 def _schedule(thread: int) -> int | None:
-    """Return an open file with Linux's seconds of waiting for a core by thread; None on other systems.
-
-    Args:
-        thread: its number, which changes in a fork.
-    """
+    """Return an open file with a thread's seconds of waiting for a core; None without Linux."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -277,11 +277,7 @@ def _written_orders(work: Workload) -> list[Order | None]:
 def on_fake_tensors(
     work: Workload, use: Callable[[dict[str, torch.Tensor]], T], *modes: AbstractContextManager[Any]
 ) -> T:
-    """Return ``use(random operands)``: fake ones, or real ones if a kernel checks their values.
-
-    Args:
-        modes: entered for fake tensors only.
-    """
+    """Return ``use(random operands)``, fake under ``modes``, or real if a kernel checks their values."""
     with suppress(DataDependentOutputException, DynamicOutputShapeException), ExitStack() as stack:
         for mode in (FakeTensorMode(), *modes):
             stack.enter_context(mode)

@@ -37,11 +37,7 @@ def in_job() -> bool:
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Return what ``find`` returns on each host of the job, called by its first process.
-
-    Raises:
-        ClusterError: it fails on some host; raised on every rank.
-    """
+    """Return ``find()`` of each host of the job; ClusterError on every rank if one fails."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
@@ -123,11 +119,7 @@ class HostRanks(RankPool):
         return len(self._clusters)
 
     def check(self, cluster: Cluster) -> None:
-        """Check that a cluster is the hosts of this job.
-
-        Raises:
-            ClusterError: its devices, or their number on each host, differ.
-        """
+        """Raise ClusterError if a cluster is not the hosts of this job."""
         each = self.world_size // self.hosts
         asked = [kind.name for kind in cluster.devices]
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:

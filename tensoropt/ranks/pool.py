@@ -143,11 +143,7 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none are running; ``run`` does so automatically.
-
-        Raises:
-            MeasurementError: they do not start.
-        """
+        """Start the workers if none are running, as ``run`` does; MeasurementError if they do not start."""
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")

@@ -274,11 +274,7 @@ class Timeout:
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """Return the picklable result of a function that may hang or crash, run in a fork.
-
-    Raises:
-        MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.
-    """
+    """Return a function's result from a fork; MeasurementError if it raises, dies or takes too long."""
     ours, theirs = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own

@@ -267,11 +267,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Refine every operator's index space into atoms.
-
-    Args:
-        kept: earlier findings about operators without a rule.
-    """
+    """Refine operators' index spaces into atoms, with findings ``kept`` about those without a rule."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 

@@ -79,11 +79,7 @@ class Configuration:
         *,
         zigzag: bool = False,
     ) -> OperatorShard:
-        """Return one rank's part of an operator of the group; by default the largest part.
-
-        Args:
-            zigzag: whether sequences are cut in zig-zag order.
-        """
+        """Return one rank's part of an operator, by default the largest, in zig-zag order if ``zigzag``."""
         op = atoms.graph.by_name[op_name]
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
@@ -96,11 +92,7 @@ def fits(
     *,
     small_parts: bool = True,
 ) -> bool:
-    """Return whether every loop divides by its axes, or one axis may cut it unevenly.
-
-    Args:
-        small_parts: whether uneven parts may be small, where the loop allows it.
-    """
+    """Return whether loops divide by their axes, or one axis cuts unevenly, into small parts if allowed."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims

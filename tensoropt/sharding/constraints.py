@@ -174,11 +174,7 @@ _SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 
 
 def constraints_from_dict(data: object) -> Constraints:
-    """Parse the content of a constraint file.
-
-    Raises:
-        ConstraintError: a field is unknown, missing or malformed; the message names the entry.
-    """
+    """Parse a constraint file; ConstraintError names an entry with an unknown or malformed field."""
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {_listed(_SECTIONS)}, not {_kind(data)}")
     _fields(data, "constraints", _SECTIONS)

@@ -50,11 +50,7 @@ def ends_of(graph: GroupGraph, name: str) -> tuple[str, ...]:
 
 
 def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> NoReturn:
-    """Raise the reason why an activation cannot be gathered again, and the remedy.
-
-    Args:
-        again: the recomputed groups.
-    """
+    """Raise why an activation cannot be gathered again, given the recomputed groups ``again``."""
     what = f"the plan gathers {name} again in backward"
     if name not in gatherable(graph):
         raise PlanError(

@@ -127,11 +127,7 @@ class KeepViews(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """Makes gathered copies again when backward reaches an operator that read them.
-
-    Attributes:
-        op: the operator; it reads its result, then the copies.
-    """
+    """Makes gathered copies again when backward reaches ``op``; reads its result, then the copies."""
 
     op: Operator
     group: str

@@ -98,11 +98,7 @@ def sum_up(rows: Floats) -> None:
 
 
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """Return (strategies, 2) saved and other bytes at the first peak.
-
-    Args:
-        kept, transient, workspace: (moments, strategies) bytes alive; workspace in its moment only.
-    """
+    """Return (strategies, 2) saved and other bytes at the first peak, from (moments, strategies) bytes."""
     shapes = kept.shape, transient.shape, workspace.shape
     assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"
     totals = np.zeros((kept.shape[1], 2))

@@ -51,11 +51,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """Return the overlap on this cluster's devices.
-
-    Args:
-        beside: :func:`~tensoropt.costs.prices.runs_beside`.
-    """
+    """Return the overlap on this cluster's devices, if anything runs ``beside`` computation."""
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
@@ -186,11 +182,7 @@ class TableCandidates:
 
 
 class StrategyCandidates:
-    """One strategy as the only candidate.
-
-    Args:
-        works, facts: group -> those of its configuration; works are made if missing.
-    """
+    """One strategy as the only candidate, with works and facts by group."""
 
     def __init__(
         self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None

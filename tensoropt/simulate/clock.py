@@ -151,11 +151,7 @@ class TimedStep:
         return max(self.device_s, self.host_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) from before the step on, after every change.
-
-        Args:
-            lasting: bytes by kind alive during the whole step.
-        """
+        """Return (time, bytes by kind) from before the step, after every change, with ``lasting`` bytes."""
         points = (0.0, 0.0, 0.0), *self.curve
         return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
 

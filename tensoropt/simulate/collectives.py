@@ -320,11 +320,7 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """Return the collectives of one training step or inference call, with their counts.
-
-    Args:
-        facts: group -> the facts of its configuration.
-    """
+    """Return the collectives of one step or inference call, with counts, from the facts by group."""
     candidates = StrategyCandidates(strategy, facts)
     # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")

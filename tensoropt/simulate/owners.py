@@ -42,11 +42,7 @@ class MemoryCurve:
 
 
 def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """Return the memory curve of one strategy, one point per moment.
-
-    Args:
-        facts: group -> the facts of its configuration.
-    """
+    """Return the memory curve of one strategy, one point per moment, from the facts by group."""
     candidates = StrategyCandidates(strategy, facts)
     batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))
     step, curve = lower(batch), list[_MemoryPoint]()
@@ -76,11 +72,7 @@ class StepOwners:
         self._lifetimes = tuple(self.step.lifetimes())
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """Return the owners at one point of the curve, the largest first.
-
-        Args:
-            point: as in :meth:`TimedStep.memory_at`: 0 is before the step.
-        """
+        """Return the owners at one point of the curve, the largest first; 0 is before the step."""
         if not 0 <= point <= len(self.timed.curve):
             raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
         rows = list(self._lasting)

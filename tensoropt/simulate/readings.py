@@ -303,11 +303,7 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Return, per strategy, whether a group's backward or recomputation needs a buffer.
-
-        Args:
-            view: instead, whether this result of the group is a view of the buffer.
-        """
+        """Return, per strategy, whether backward needs a buffer, or whether ``view`` is a view of it."""
         group, candidates = self.graph.group_of[group_name], self.candidates
         short, result = group.short_names[buffer], group.short_names[view] if view else ""
 

@@ -254,11 +254,7 @@ class StepSchedule:
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """Return the schedule of a step or inference call of this graph.
-
-    Args:
-        regions: the blocks that some strategy recomputes.
-    """
+    """Return the schedule of a step or inference call, with the regions that some strategy recomputes."""
     training = graph.atoms.graph.training
     blocks = find_blocks(graph)
     forward = list(_forwards(graph, blocks if training else None))

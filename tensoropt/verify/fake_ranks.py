@@ -24,11 +24,7 @@ from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summari
 
 
 class RunStep:
-    """A training step (clear, forward, backward, optimizer), or an inference call.
-
-    Attributes:
-        optimizer: the optimizer; None in inference.
-    """
+    """A training step (clear, forward, backward, optimizer), or an inference call without optimizer."""
 
     def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
         self.engine = engine
@@ -126,11 +122,7 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Make this process ``rank`` of a job whose other ranks do not exist.
-
-    Raises:
-        PlanError: this process belongs to a real job.
-    """
+    """Make this process ``rank`` of a job without other ranks; PlanError if it is in a real one."""
     if dist.is_initialized():
         raise PlanError(
             "this process is already a rank of a real job; check plans on fake ranks in a process of its own"

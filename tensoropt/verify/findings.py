@@ -152,11 +152,7 @@ def replicas_near(spread: float | None, precision: str) -> bool:
 
 
 def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -> bool:
-    """Return whether ranks with the same shard have the same bits.
-
-    Args:
-        ranks: per rank, parameter -> (shard index, digest).
-    """
+    """Return whether replicas have equal bits; ``ranks``: per rank, parameter -> (shard, digest)."""
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         digests: dict[tuple[int, ...], str] = {}
         for rank in ranks:

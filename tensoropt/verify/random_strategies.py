@@ -55,11 +55,7 @@ _GATHERED_AGAIN_CHANCE = 0.5
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
-    """Return each group's strategy on the micro-batch axis.
-
-    Raises:
-        MicroBatchRefused: the model cannot run in ``count`` > 1 micro-batches.
-    """
+    """Return each group's strategy on the micro-batch axis; MicroBatchRefused if it has none."""
     if count > 1:
         return micro_batch_strategies(graph)
     return {g.name: g.unsplit for g in graph.groups}

@@ -201,11 +201,7 @@ def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> fl
 
 
 def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest relative difference between ranks with the same shard; a collective.
-
-    Args:
-        values: the shards of parameters, or of their gradients.
-    """
+    """Return the largest relative difference of shards between replicas; a collective."""
     spread = 0.0
     for name, value in values.items():
         axes = engine.shards.replica_axes(name)

@@ -48,10 +48,8 @@ class Lora:
 
     @classmethod
     def of(cls, text: str) -> Lora:
-        """Parse ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4``; only ``r`` is required.
-
-        Raises:
-            TensorOptError: it is malformed.
+        """Parse ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4``; TensorOptError if
+        malformed.
         """
         chosen: dict[str, str] = {}
         for part in text.split(","):

@@ -1,6 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
-There are two ways to write an LSTM, and both are here because they are different graphs:
+LSTMs come unrolled and whole, which are different graphs.
 """
 
 from __future__ import annotations

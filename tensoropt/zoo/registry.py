@@ -93,11 +93,7 @@ class ZooEntry:
         return "vocabulary" in self.overrides and "image" not in self.overrides
 
     def with_sequence(self, length: int) -> str:
-        """Return the written option that sets the length of its sequence.
-
-        Raises:
-            ZooError: it reads none, or several.
-        """
+        """Return the option that sets the sequence's length; ZooError if it reads none or several."""
         option = next((name for name in _LENGTHS if name in self.overrides), None)
         if option is None:
             raise ZooError(

@@ -203,11 +203,7 @@ def batch_norm_statistics(
     count: int,
     training: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the statistics to normalise with, (2, channels), and the new running ones.
-
-    Args:
-        sums: those of the whole batch, of ``count`` values per channel.
-    """
+    """Return statistics (2, channels) of ``count`` values per channel, and the new running ones."""
     dtype = torch.promote_types(running_mean.dtype, torch.float32)
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var

@@ -215,11 +215,7 @@ def _gradient(
     total: torch.Tensor,
     count: int,
 ) -> torch.Tensor:
-    """Return the input's gradient.
-
-    Args:
-        total: the gradients of bias and weight, of the whole batch of ``count`` values per channel.
-    """
+    """Return the input's gradient from ``total``, the batch's gradients of bias and weight."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
         result: torch.Tensor = torch.ops.aten.batch_norm_backward_elemt(
@@ -267,11 +263,7 @@ def sync_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute ``_native_batch_norm_legit_functional`` over a split batch.
-
-    Returns:
-        The output, mean, inverse standard deviation, new running mean, new running variance.
-    """
+    """Return output, mean, inverse deviation, new running mean and variance over a split batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 

@@ -45,11 +45,7 @@ class TrailingGradients:
 
 
 class StagedParameters(LocalParameters):
-    """A rank's part of a pipelined plan's parameters.
-
-    Args:
-        stages: the parameters of this rank's stages, in disjoint sets.
-    """
+    """A rank's part of a pipelined plan's parameters, those of its stages, which are disjoint."""
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[ParameterShards]):
         self.strategy = strategy

@@ -210,11 +210,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State shared by the nodes of a lowered plan while they run.
-
-    Attributes:
-        tape: that of the running micro-batch; None without backward.
-    """
+    """State shared by a lowered plan's nodes; ``tape`` is the micro-batch's, None without backward."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport

@@ -119,11 +119,7 @@ def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Return a value for every tensor that the operator reads; constants keep theirs.
-
-    Args:
-        exact: whether to use float64.
-    """
+    """Return a value for every read tensor, in float64 if ``exact``; constants keep theirs."""
     samples = samples_of(op.target)
     limits: dict[str, tuple[int, int]] = {}
     if samples.limits is not None:

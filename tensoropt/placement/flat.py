@@ -108,11 +108,10 @@ def step_s(problem: FlatProblem, placement: Placement) -> float:
 @njit(cache=True, nogil=True)
 def flat_step(
     problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers
-) -> tuple[float, Floats, Floats, Integers]:
-    """Return (step seconds, forward starts (n,), backward starts (n,), critical operators).
+) -> tuple[float, Floats, Floats]:
+    """Return (step seconds, forward starts (n,), backward starts (n,)).
 
-    Starts are the first micro-batch's; seconds are inf on deadlock. Each critical operator, or its message,
-    is what the next one, and at last the end of the step, waited for.
+    Starts are the first micro-batch's; seconds are inf on deadlock.
 
     Args:
         problem: the values of a :class:`FlatProblem`.
@@ -190,7 +189,6 @@ def flat_step(
     target = np.empty(edges, np.int64)
     edge = 0
     pair = np.full(position, -1, np.int64)  # the devices of a message
-    owner = np.full(position, -1, np.int64)  # the operator that a task runs, or whose tensor it sends
     where = np.full(position, -1, np.int64)  # the device of work
     host = np.zeros(devices)
     for o in range(operators):
@@ -208,7 +206,6 @@ def flat_step(
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
             where[task] = d
-            owner[task] = ahead[k]
             if previous[d] >= 0:
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
                 edge += 1
@@ -222,7 +219,6 @@ def flat_step(
             task = arrival[t, d]
             if task >= 0:
                 seconds[task] = message_s[t, source, d]
-                owner[task] = maker % size
                 pair[task] = source * devices + d
                 reader = np.int64(position)
                 for r in range(first_reader[t], first_reader[t + 1]):
@@ -256,7 +252,6 @@ def flat_step(
                 back_of[o] = task
                 seconds[task] = backward_s[o, d]
                 where[task] = d
-                owner[task] = back[k]
                 # A device begins backward after its last forward operator.
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
                 edge += 1
@@ -278,7 +273,6 @@ def flat_step(
                     task = returned[t, d]
                     if task >= 0:
                         seconds[task] = message_s[t, d, source]
-                        owner[task] = maker % size
                         pair[task] = d * devices + source
                         made = back_of[maker]
                         reader = np.int64(-1)
@@ -333,9 +327,6 @@ def flat_step(
             waiting[results + r] += 1
 
     free = np.zeros(lanes.max() + 1 if lanes.shape[0] else 1)
-    user = np.full(free.shape[0], -1, np.int64)  # the last message on each lane
-    cause = np.full(position, -1, np.int64)  # the task whose end a task waited for
-    final = np.int64(-1)
     broadcast = 0.0
     starts = np.zeros(position)
     # The remaining seconds of messages beside each device's work, and since when.
@@ -355,9 +346,7 @@ def flat_step(
         start, task = heapq.heappop(ready)
         if pair[task] >= 0:
             for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
-                lane = lanes[k]
-                if free[lane] > start:
-                    start, cause[task] = free[lane], user[lane]
+                start = max(start, free[lanes[k]])
         elif task >= results:
             start = max(start, broadcast)
         took = seconds[task]
@@ -382,19 +371,16 @@ def flat_step(
         if pair[task] >= 0:
             for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
                 free[lanes[k]] = end
-                user[lanes[k]] = task
         elif task >= results:
             broadcast = end
         starts[task] = start
-        if end >= last:
-            last, final = end, task
+        last = max(last, end)
         done += 1
         edge = head[task]
         while edge >= 0:
             after = target[edge]
             if waiting[after] > 0:
-                if end >= earliest[after]:
-                    earliest[after], cause[after] = end, task
+                earliest[after] = max(earliest[after], end)
                 waiting[after] -= 1
                 if waiting[after] == 0:
                     heapq.heappush(ready, (earliest[after], after))
@@ -408,11 +394,4 @@ def flat_step(
         begins[o] = starts[ahead_of[o]]
         if training:
             returns[o] = starts[back_of[o]]
-    critical = np.empty(position, np.int64)
-    number = 0
-    while final >= 0:
-        if owner[final] >= 0:
-            critical[number] = owner[final]
-            number += 1
-        final = cause[final]
-    return last, begins, returns, critical[:number]
+    return last, begins, returns

@@ -183,7 +183,6 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, result: SearchResult, caps: Caps
 ) -> list[BandSearch]:
-    """Return the bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:

@@ -142,7 +142,6 @@ def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontie
 
 
 def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
-    """Return the strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
     parts: list[ChosenStrategies] = []
     order: list[Indices] = []
     # Points of one source are rebuilt in one call.

@@ -124,7 +124,6 @@ class _Within:
         return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
-        """Narrow, then make passes, until the gap is proven or the effort is spent."""
         search = HullSearch(program, flatten(program), self.settings.threads)
         lines, seeded = FEW_LINES, 0
         while True:
@@ -169,7 +168,6 @@ class _Within:
         return build_program(reduced, order if reordered.fixed else reordered)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
-        """Make thinned passes, then the one that proves the gap."""
         inside, outside = search.messages()
         engine = ProgramRunner(program, self.settings.threads)
         bound = self.bound(hull)
@@ -237,7 +235,6 @@ class _Within:
         log.debug("%d points, %d at the root", result.points, len(latest.time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
-        """Return messages pruned by a target as far above the hull as is affordable."""
         incumbents = self.incumbents
         loose = looseness(incumbents)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.frontier import Frontier, merge, reduce
+from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
 from tensoropt.search.engine import Corners, corners_of, envelope, reachable
 from tensoropt.search.flat_tables import FlatTables
@@ -86,23 +86,6 @@ def test_hull_and_crossovers_are_real_strategies(shape):
                 chosen = source.rebuild(np.array([i]))
                 cost = case.cost(chosen.strategy(0), chosen.options_of(0))
                 assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(shape):
-    for seed in seeds_of(600, 606):
-        case = Case(seed, shape, 4, 3)
-        reduced, program, search, hull = prepared(case)
-        if hull is None:
-            continue
-        truth = naive.exhaustive(case.nodes, case.edges)
-        for m, t in truth:
-            assert hull.bound(m + reduced.memory_tolerance) <= t * (1 + 1e-9)
-        known = merge(seeds(reduced, hull))
-        corners = corners_of(hull, known.memory, known.time, 4)
-        inside, outside = search.messages()
-        root = int(program.base[program.logical[program.root].table])
-        assert reachable(inside[root], outside[root], corners.height, corners.roof)
 
 
 def test_roofs_of_neighbouring_corners_change_no_answer():

@@ -90,7 +90,7 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
         """All multiples of a unit that is not 1, or anything at all."""
         return np.rint(costs * 100) * unit if unit else costs
 
-    for seed in seeds_of(0, 3):
+    for seed in seeds_of(0, 2):
         rng = np.random.default_rng(seed)
         graph, nodes, edges = CostGraph(), {}, []
         for v in range(5):
@@ -178,14 +178,6 @@ def test_epsilon_keeps_its_promise_at_every_budget():
     assert (loose.gap <= 0.02).all()
 
 
-def test_lower_bound_is_infinite_where_nothing_fits():
-    for settings in ({}, {"max_points": 4}):
-        found = track_frontier(chain(10, 4), **settings)
-        assert found.lower_bound(found.memory[0] * 0.99) == np.inf
-        assert found.lower_bound(np.inf) <= found.time[-1]
-        assert np.isfinite(found.lower_bound(found.memory[0]))
-
-
 def test_rounding_does_not_split_equal_points():
     """Equal layers make sums that differ by an ulp; there must be one point per count (SNAGS, Search)."""
     graph = CostGraph()
@@ -237,25 +229,3 @@ def test_a_table_that_would_not_fit_is_announced_before_it_is_made(monkeypatch):
     monkeypatch.setattr("tensoropt.search.program.memory_allowance", lambda: 1_000)
     with pytest.raises(TableTooLargeError, match=r"over 2 operators \(.*36 entries.*half of the free"):
         track_frontier(ring, method="elimination")
-
-
-def test_scales_of_bytes_and_microseconds():
-    rng = np.random.default_rng(5)
-    graph = CostGraph()
-    for i in range(8):
-        graph.add_operator(i, rng.random((4, 2)) * [1e15, 1e-6])
-    for i in range(7):
-        graph.add_edge(i, i + 1, rng.random((4, 4, 2)) * [1e15, 1e-6])
-    auto_, ldp = (track_frontier(graph, method=m) for m in ("auto", "ldp"))
-    assert auto_.memory.tobytes() == ldp.memory.tobytes()
-    assert auto_.time.tobytes() == ldp.time.tobytes()
-
-
-def test_zero_costs_give_one_point():
-    graph = CostGraph()
-    for i in range(3):
-        graph.add_operator(i, np.zeros((2, 2)))
-    graph.add_edge(0, 1, np.zeros((2, 2, 2)))
-    found = track_frontier(graph)
-    assert (found.memory.tolist(), found.time.tolist(), found.exact) == ([0.0], [0.0], True)
-    assert found.lower_bound(0) == 0

@@ -43,20 +43,6 @@ def test_nothing_is_missing_by_more_than_the_gap(shape, epsilon):
         holds(exact, track_frontier(case.graph, epsilon=epsilon), epsilon)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.02])
-def test_points_unroll_to_their_own_costs(epsilon):
-    for seed in seeds_of(2100, 2110):
-        case = Case(seed, "blocks", 8, 4)
-        try:
-            found = track_frontier(case.graph, epsilon=epsilon)
-        except NoStrategyError:
-            continue
-        chosen = found.strategies()
-        for i in range(len(found)):
-            costs = case.cost(chosen.strategy(i), chosen.options_of(i))
-            assert np.allclose(costs, (found.memory[i], found.time[i]), rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("name", ["FEW_PAIRS", "SUMS"])
 def test_less_work_is_said_and_bounds_still_hold(monkeypatch, name):
     monkeypatch.setattr(within, name, 40)

@@ -161,9 +161,6 @@ class _DposScheduler:
             self.memory.book(self.units, unit, device)
 
     def _required_device(self, operator: int) -> int:
-        """Return the device where an operator has to lie: that of its unit, or the critical-path device (line
-        10); -1 if it is free.
-        """
         unit = self.units.of[operator]
         # Placed operators leave the path, also where their unit decides for them, since line 5 counts what
         # remains.

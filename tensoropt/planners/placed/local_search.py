@@ -86,7 +86,6 @@ class _Search:
         self._chain(self._fastest(start), self.caps, _FASTEST / 2)
 
     def tighten(self, simulated: SimulatedPlacement) -> None:
-        """Look again, with less room where a placement exceeds its device's capacity when simulated."""
         over = np.array(simulated.peak_bytes) - self.problem.devices.capacity_bytes
         start = State.of(simulated)
         booked = start.booked(self.tables, self.problem.devices.count)
@@ -108,7 +107,6 @@ class _Search:
         return self.shelf.state(known[-1]) if known else start.copy()
 
     def _below(self, cap: float, start: State) -> State:
-        """Return the fastest state within a cap, or the leanest; ``start`` if there is none."""
         known = self.shelf.unbeaten()
         within = [number for number in known if self.shelf.edges[number] <= cap]
         return self.shelf.state((within or known[:1] or [0])[-1]) if known else start.copy()
@@ -118,7 +116,6 @@ class _Search:
         return float(np.maximum(booked - self.caps, 0.0).sum())
 
     def _ladder(self) -> list[float]:
-        """Return caps, descending, from what the fastest books to what no fullest device can do without."""
         known, edges = self.shelf.unbeaten(), self.shelf.edges
         most = edges[known[-1]] if known else edges[-1]
         return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]

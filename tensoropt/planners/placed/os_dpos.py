@@ -73,9 +73,6 @@ def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
 
 
 def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> _Trial | None:
-    """Run algorithm 1 on a graph, with or without counting tensors in flight; return None if it finds no
-    room.
-    """
     units = units_of(graph.problem)
     try:
         schedule = schedule_by_ranks(

@@ -150,7 +150,6 @@ class _Learner:
         return (below <= self.random.random((len(below), 1))).sum(axis=1)
 
     def _time(self, devices: Integers) -> float:
-        """Return the seconds of a step, and more if it does not fit; keep the fastest that does."""
         step_s = float(flat_step(self.flat, devices[self.unit_of], self.order, self.order[::-1])[0])
         self.first_s = self.first_s or step_s
         over = self._excess_bytes(devices)

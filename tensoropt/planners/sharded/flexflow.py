@@ -42,8 +42,6 @@ _SHARPNESS = 20.0
 
 
 class _Chain:
-    """Moves in one space: complete strategies from configurations of groups."""
-
     def __init__(self, task: PlanningTask, number: int, limit: float | None):
         self.task = task
         self.number = number
@@ -115,7 +113,6 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
-        """Return the strategy with one random group reconfigured at random; None if that is impossible."""
         name = rng.choice(self.groups)
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])

@@ -31,8 +31,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture.lines import shown_error
 from tensoropt.capture.refusals import refusing_hooks
-from tensoropt.capture.unsupported import shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 from tensoropt.ops.calls import LocalCall

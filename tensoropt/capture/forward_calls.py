@@ -28,14 +28,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tensoropt.capture.unsupported import (
-    asking_frame,
-    calling_frame,
-    is_own,
-    line_of,
-    refuse_call,
-    refuse_result,
-)
+from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
+from tensoropt.capture.unsupported import refuse_call
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Tests of every element, mapped to their answers for finite numbers."""
@@ -435,9 +429,7 @@ class _ForwardCalls(_Answers):
                 kwargs.pop("device", None)
                 return super().__torch_function__(func, types, args, kwargs).to(_META)
             args, kwargs = self._placed(func, name, args, kwargs)
-        result = super().__torch_function__(func, types, args, kwargs)
-        refuse_result(result)
-        return result
+        return super().__torch_function__(func, types, args, kwargs)
 
     @staticmethod
     def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tensoropt.capture.unsupported import current_line, is_ours, is_own, quoted_line
+from tensoropt.capture.lines import current_line, is_ours, is_own, quoted_line
 from tensoropt.errors import CaptureError
 
 _REFUSED: ContextVar[list[str]] = ContextVar("lines that communicate")

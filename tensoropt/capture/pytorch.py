@@ -32,12 +32,13 @@ from tensoropt.capture.fidelity import (
     shadowed,
 )
 from tensoropt.capture.folding import kept_constants
-from tensoropt.capture.loss import Returned, WithLoss
+from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
 from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
+from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensoropt.capture.unsupported import frames_of, of_error
+from tensoropt.capture.lines import frames_of
+from tensoropt.capture.unsupported import of_error
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph

@@ -8,6 +8,7 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,9 +119,16 @@ def _check_words(args: Any, loss: Any) -> None:
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is not None and not callable(loss):
+    try:
+        takes = loss is None or inspect.signature(getattr(loss, "forward", loss)).bind(None)
+    except ValueError:  # some that are written in C have none
+        takes = True
+    except TypeError:
+        takes = False
+    if not takes:
         raise TensorOptError(
-            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
+            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given, "
+            "which cannot be called with one argument; let the model take targets, and compute its own loss"
         )
 
 

@@ -231,19 +231,24 @@ def _stands(stack: str) -> str:
 
 
 def worked_s(workers: Sequence[WorkerProcess]) -> float:
-    """Return the CPU seconds that workers, and processes of theirs that have ended, have taken so far; inf
-    where nobody tells, or while one waits for a process that it started."""
+    """Return the CPU seconds that workers have taken so far; inf where nobody tells, and while one has work:
+    a thread that runs, waits for a core or reads a disk, or a process that it started."""
     seconds = 0.0
     for worker in workers:
         process = Path(f"/proc/{worker.process.pid}")
         try:
-            if (process / f"task/{worker.process.pid}/children").read_text():
-                return math.inf
-            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:15]
+            for thread in (process / "task").iterdir():
+                if _fields(thread)[0] in "RD" or (thread / "children").read_text():
+                    return math.inf
+            seconds += sum(map(int, _fields(process)[11:13])) / os.sysconf("SC_CLK_TCK")
         except OSError:
             return math.inf
-        seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return seconds
+
+
+def _fields(process: Path) -> list[str]:
+    """Return what proc(5) says of a process or thread, from its state on."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:

@@ -120,11 +120,11 @@ def _check_words(args: Any, loss: Any) -> None:
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
     try:
-        takes = loss is None or inspect.signature(getattr(loss, "forward", loss)).bind(None)
-    except ValueError:  # some that are written in C have none
+        if loss is not None:
+            inspect.signature(getattr(loss, "forward", loss)).bind(None)
         takes = True
-    except TypeError:
-        takes = False
+    except (TypeError, ValueError) as error:
+        takes = isinstance(error, ValueError)  # some that are written in C have no signature
     if not takes:
         raise TensorOptError(
             f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given, "

@@ -1,7 +1,4 @@
-"""One worker as the pool sees it: a process, the connection to it, and the file it prints to.
-
-A run on ranks fails if a rank raises, dies or hangs. Calls that may never end run in a fork.
-"""
+"""One worker as the pool sees it: process, connection and output file; and calls in forks."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ EXIT_S = 2.0
 """The seconds in which an idle worker must exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
-"""The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
+"""The end of faulthandler's stacks, as ``main()`` is called from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +35,8 @@ class WorkerProcess:
     """A worker that has been started.
 
     Attributes:
-        process: the interpreter.
         connection: carries ``(verb, content)`` messages and their answers.
-        lifeline: one end of a pipe; the worker exits when it closes, so it never outlives this process.
+        lifeline: one end of a pipe; the worker exits when it closes.
         log: the file with the worker's output.
     """
 
@@ -50,7 +46,7 @@ class WorkerProcess:
     log: Path
 
     def kill(self) -> None:
-        """End the process, whatever it is doing, and release its connection, lifeline and log."""
+        """End the process and release its connection, lifeline and log."""
         with contextlib.suppress(OSError):
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -60,7 +56,6 @@ class WorkerProcess:
             os.close(self.lifeline)
 
     def output(self) -> str:
-        """Return the output that the worker has printed since it started."""
         try:
             return self.log.read_text(errors="replace")
         except OSError:
@@ -80,9 +75,8 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
     """Start a worker, which then waits for messages.
 
     Args:
-        log: the file that its output goes to.
-        prefix: a command that is put before the worker's.
-        threads: how many threads it may use; libraries read it from the environment when they are loaded.
+        prefix: a command before the worker's.
+        threads: set in its environment for libraries.
         interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
@@ -124,12 +118,12 @@ _LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that a
 
 
 class RankError(MeasurementError):
-    """The failure of a run on a rank. The message's first paragraph says what happened, the rest says where.
+    """The failure of a run on a rank; the first paragraph says what, the rest where.
 
     Attributes:
         rank: the rank that failed first.
         kind: ``raised``, ``died`` or ``hung``.
-        cause: the exception itself if it could be sent, otherwise None.
+        cause: the exception, if it could be sent.
     """
 
     def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
@@ -138,7 +132,6 @@ class RankError(MeasurementError):
 
     @property
     def summary(self) -> str:
-        """The failure in one line."""
         return str(self).splitlines()[0]
 
     def __reduce__(self) -> tuple:
@@ -155,7 +148,7 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """Return the error for a rank whose function raised, built from the worker's report."""
+    """Return the error of a rank whose function raised."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
@@ -168,7 +161,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
-    """Return the error for a rank whose connection closed: how its process ended, and its last output."""
+    """Return the error of a rank whose connection closed: its process's end and last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -254,17 +247,17 @@ def _write_stack(worker: WorkerProcess, deadline: float) -> None:
 
 
 class Timeout:
-    """A time-out: the seconds that other processes may take."""
+    """The seconds that other processes may take."""
 
     def __init__(self, seconds: float):
         self._all_s, self._until = seconds, time.monotonic() + seconds
 
     def renew(self) -> None:
-        """Start counting again, because a process that is being waited for has given a sign of life."""
+        """Start counting again after a sign of life."""
         self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
+        """Wait at most ``seconds`` from now on."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     @property
@@ -279,7 +272,7 @@ class Timeout:
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """Return the result of a function that may hang or crash, run in a fork; the result must be picklable.
+    """Return the picklable result of a function that may hang or crash, run in a fork.
 
     Raises:
         MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.
@@ -308,7 +301,7 @@ def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
 
 
 def _child(function: Callable[[], Any], connection: Any) -> None:
-    """Never returns, because this process's exit handlers belong to the parent."""
+    """Run in the child and never return, as exit handlers belong to the parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
         faulthandler.disable()  # a crash is a valid answer in this process

@@ -526,10 +526,7 @@ class _Finder:
         found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(reduce_points(found), frontiers.prices)
-        return self._as_points(reduce_points(found), mesh)
-
-    def _as_points(self, found: Sequence[PipelineEvaluation], mesh: Mesh) -> list[Point]:
-        return [pipelined_point(one, mesh, space=0) for one in found]
+        return [pipelined_point(one, mesh, space=0) for one in reduce_points(found)]
 
     @property
     def _pinned_schedule(self) -> bool:

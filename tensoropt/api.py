@@ -8,6 +8,7 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -122,9 +123,16 @@ def _check_words(args: Any, loss: Any) -> None:
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is not None and not callable(loss):
+    try:
+        if loss is not None:
+            inspect.signature(getattr(loss, "forward", loss)).bind(None)
+        takes = True
+    except (TypeError, ValueError) as error:
+        takes = isinstance(error, ValueError)  # some that are written in C have no signature
+    if not takes:
         raise TensorOptError(
-            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
+            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given, "
+            "which cannot be called with one argument; let the model take targets, and compute its own loss"
         )
 
 

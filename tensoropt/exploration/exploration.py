@@ -206,6 +206,8 @@ class Exploration(Findings):
 
     def _index_of(self, number: int) -> int:
         count, whole = len(self.points), len(self.all_points)
+        if not hasattr(number, "__index__"):
+            raise TensorOptError(f"point is a whole number, and {number!r} was given")
         if not 1 <= number <= whole:
             others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
             raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")

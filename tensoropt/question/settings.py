@@ -212,6 +212,10 @@ def _imbalance(value: float) -> float:
 
 def _counts(value: Any) -> Any:
     if not isinstance(value, str):
+        if not isinstance(value, Sequence) or not all(hasattr(m, "__index__") for m in value):
+            raise TensorOptError(
+                f"micro_batches is 'auto' or a tuple of counts, such as (1, 2), not {value!r}"
+            )
         value = tuple(value)
     if not value:
         raise TensorOptError("no micro-batch count to search; use at least one, or 'auto'")

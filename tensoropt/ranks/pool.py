@@ -42,8 +42,8 @@ IDLE_S = 30.0
 """How long none of the ranks that have not answered may work before they are given up: the ranks of a plan
 compute, or wait for one that does. An assumption."""
 _LOOK_S, _IDLE_SHARE = 5.0, 0.01
-"""How often that is looked at, and the share of a core, for each rank, below which nothing is done. A rank
-that waits in gloo takes 0.3 %; one that works, with ten times as many others as cores, 10 %."""
+"""How often that is looked at, and the share of a core, for each rank, below which nothing is done: a rank
+that waits in gloo takes 0.3 %."""
 
 
 class _Idle:

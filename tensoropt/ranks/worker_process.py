@@ -186,32 +186,25 @@ def hangs_in(
         idle_s: how long none of them has worked, if that is why they are given up.
     """
     deadline = time.monotonic() + _STACK_S
-    places: dict[str, list[int]] = {}
+    places: dict[str, list[str]] = {}
     for rank, worker in workers.items():
         written = len(worker.output())
         _write_stack(worker, deadline)
-        places.setdefault(_stands(worker.output()[written:]), []).append(rank)
-    waits = "; ".join(f"{_ranks(ranks)} in {where}" for where, ranks in places.items() if where)
+        places.setdefault(_stands(worker.output()[written:]), []).append(str(rank))
+    waits = "".join(f"; rank {', '.join(one)} is in {where}" for where, one in places.items() if where)
     first, *_ = workers
-    late = f"did not finish {task} within {timeout_s:g} s"
+    why = f"within {timeout_s:g} s{waits}; raise timeout_s or look where it stands"
     if idle_s:
-        late = f"did not finish {task} and did nothing for {idle_s:.0f} s: each waits for what no other sends"
+        why = f"and did nothing for {idle_s:.0f} s: each waits for what no other sends{waits}"
     return RankError(
-        f"rank {', '.join(map(str, workers))} {late}{waits and '; '}{waits}"
-        f"{'' if idle_s else '; raise timeout_s or look where it stands'}{_tail(workers[first])}",
+        f"rank {', '.join(map(str, workers))} did not finish {task} {why}{_tail(workers[first])}",
         rank=first,
         kind="hung",
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    few = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
-    return f"rank {few} is" if len(ranks) == 1 else f"ranks {few} are"
-
-
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
 _PASSING = re.compile(r"[\\/]torch[\\/]|typing_extensions\.py$")
-_MOST_NAMED = 8
 
 
 def _stands(stack: str) -> str:
@@ -224,19 +217,24 @@ def _stands(stack: str) -> str:
 
 
 def worked_s(workers: Sequence[WorkerProcess]) -> float:
-    """Return the CPU seconds that workers, and processes of theirs that have ended, have taken so far; inf
-    where nobody tells, or while one waits for a process that it started."""
+    """Return the CPU seconds that workers have taken so far; inf where nobody tells, and while one has work:
+    a thread that runs, waits for a core or reads a disk, or a process that it started."""
     seconds = 0.0
     for worker in workers:
         process = Path(f"/proc/{worker.process.pid}")
         try:
-            if (process / f"task/{worker.process.pid}/children").read_text():
-                return math.inf
-            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:15]
+            for thread in (process / "task").iterdir():
+                if _fields(thread)[0] in "RD" or (thread / "children").read_text():
+                    return math.inf
+            seconds += sum(map(int, _fields(process)[11:13])) / os.sysconf("SC_CLK_TCK")
         except OSError:
             return math.inf
-        seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return seconds
+
+
+def _fields(process: Path) -> list[str]:
+    """Return what proc(5) says of a process or thread, from its state on."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:

@@ -467,9 +467,10 @@ def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
     return move
 
 
-def _mask(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
-    # The sum over the axes is then the value itself, whoever computes it.
-    return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
+def _mask(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
+    # The sum over the axes is then the value itself, whoever computes it. No rank passes on the storage: what
+    # backward makes again is known by it, and must be on all ranks or on none.
+    return torch.clone if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
 def _pad(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:

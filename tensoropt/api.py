@@ -369,7 +369,7 @@ def _explored(
 def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> Exploration | None:
     """Say what usual strategies need, where a person waits for a search that takes longer; return their
     exploration, None if there is none."""
-    if session.settings.first or not session.is_watched or len(problem.graph.groups) <= _FEW_GROUPS:
+    if session.settings.first or session.first is None or len(problem.graph.groups) <= _FEW_GROUPS:
         return None
     usual = replace(session, settings=replace(session.settings, first=True))
     try:
@@ -377,7 +377,7 @@ def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> 
     except TensorOptError:  # the search is asked more, and says what is wrong
         return None
     if first.points:
-        session.note(f"Before the search: {answer_within(first, session.settings.memory_bytes).sentence()}")
+        session.first(answer_within(first, session.settings.memory_bytes).sentence())
     return first if first.points else None
 
 

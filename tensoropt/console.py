@@ -118,6 +118,10 @@ class ProgressDisplay:
         self.close()
         self._line(text)
 
+    def first(self, text: str) -> None:
+        """Write the answer of usual strategies, before the search."""
+        self.note(f"Before the search: {text}")
+
     def say(self, text: str) -> None:
         """Write a part of the answer, while the rest is still being computed."""
         self.close()

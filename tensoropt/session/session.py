@@ -71,9 +71,9 @@ class Session:
         return getattr(self.progress, "points", None)
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the progress shows notes."""
-        return hasattr(self.progress, "note")
+    def first(self) -> Callable[[str], None] | None:
+        """The function that says the answer before the search; None if the progress has no ``first``."""
+        return getattr(self.progress, "first", None)
 
     def note(self, words: str, /) -> None:
         """Show a line that a person should read before a long part begins, if the progress shows notes."""

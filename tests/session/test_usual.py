@@ -41,13 +41,13 @@ class Watching:
     """A progress that a person watches."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
+        self.answers: list[str] = []
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
         pass
 
-    def note(self, words: str) -> None:
-        self.notes.append(words)
+    def first(self, words: str) -> None:
+        self.answers.append(words)
 
 
 def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPat
         pytest.raises(InterruptedExplorationError) as end,
     ):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, store=store, **SEARCHED)
-    (said,) = [note for note in watching.notes if note.startswith("Before the search: ")]
+    (said,) = watching.answers
     assert "a step" in said
     assert "not searched: all but usual strategies" in str(end.value)
     assert answer(end.value.exploration, None).row is not None

@@ -13,7 +13,7 @@ from tensoropt.estimate.hugging_face import FAMILIES, ConfigError, download_conf
 from tensoropt.estimate.known import figures, known_model
 from tensoropt.zoo import ZooModel
 from tensoropt.zoo.figures import figures as counted
-from tensoropt.zoo.hugging_face import LanguageModelLoss
+from tensoropt.zoo.hugging_face import ModelLoss
 from tensoropt.zoo.registry import tokens
 
 transformers = pytest.importorskip("transformers")
@@ -65,7 +65,7 @@ def tiny(name: str, batch: int = 8) -> tuple[dict[str, Any], ZooModel]:
             "labels": tokens(VOCABULARY, batch, SEQUENCE),
         }
     cached = {} if name == "bert" else {"use_cache": False}
-    model = LanguageModelLoss(network, **cached).train()
+    model = ModelLoss(network, **cached).train()
     return config.to_dict(), ZooModel(name=name, model=model, args=(), kwargs=read)
 
 

@@ -70,6 +70,11 @@ class Session:
         ``points``, which does."""
         return getattr(self.progress, "points", None)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the progress shows notes."""
+        return hasattr(self.progress, "note")
+
     def note(self, words: str, /) -> None:
         """Show a line that a person should read before a long part begins, if the progress shows notes."""
         show = getattr(self.progress, "note", None)

@@ -5,7 +5,8 @@ travel too far, hubs, tied weights, writes in place, buffers, constants that are
 itself from its own seed and the value before it, so that a program that fails is shrunk by leaving statements
 out.
 
-``python -m tests.sweep.programs 2000`` runs so many, and counts what capture refuses.
+``python -m tests.sweep.programs 2000`` runs so many in random order, goes on where it was stopped, and counts
+what capture refuses.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.reference import largest_of
 from tests.engine.threads import largest_differences, step
 
 MESHES = ((1, 2), (1, 3), (1, 2, 2), (2, 2))
@@ -40,6 +43,7 @@ LENGTH = 9
 FAR = 1e-9
 """In float64."""
 LARGEST = 4096
+LOG = Path(__file__).parents[2] / "out" / "sweep" / "programs.jsonl"
 Step = Callable[["Program", torch.Tensor], torch.Tensor]
 
 
@@ -306,7 +310,7 @@ def seeds_of(program: int) -> list[int]:
 
 
 def refusal(seeds: Sequence[int], choice: int, count: int = 1) -> str:
-    """Run a program with some strategies on each mesh; return why capture refuses it, if it does.
+    """Run a program with some strategies on each mesh; return why there is nothing to compare, if so.
 
     Args:
         choice: the seed of the strategies.
@@ -327,6 +331,8 @@ def refusal(seeds: Sequence[int], choice: int, count: int = 1) -> str:
     assert abs(loss - float(wanted)) <= 1e-9 * max(1.0, abs(loss)), (
         f"unsplit: {loss} instead of {float(wanted)}"
     )
+    if largest_of(gradients.values()) < FAR:
+        return "its gradients are rounding"  # of a mean square of what is normalised
     whole = loss, gradients | engine.buffers
     rng = random.Random(choice)
     for mesh in MESHES:
@@ -375,19 +381,28 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    known = {}
+    if LOG.exists():
+        known = {one["program"]: one for one in map(json.loads, LOG.read_text().splitlines())}
     begin, _, end = sys.argv[1].rpartition(":")
-    refused, wrong = Counter[str](), 0
     programs = range(int(begin or 0), int(end))
-    for program in programs:
-        if program % 100 == 0:
-            print(program, dict(refused), flush=True)
-        seeds = seeds_of(program)
-        try:
-            refused[kind_of(refusal(seeds, program))] += 1
-        except Exception as error:
-            wrong += 1
-            print(program, type(error).__name__, error, described(seeds, program), flush=True)
-    print(f"{len(programs)} programs, {wrong} wrong, {refused.pop('', 0)} right, refused: {dict(refused)}")
+    with LOG.open("a") as log:
+        for program in random.Random(0).sample(programs, len(programs)):
+            if program in known:
+                continue
+            seeds, found = seeds_of(program), {"program": program, "refused": "", "wrong": ""}
+            try:
+                found["refused"] = kind_of(refusal(seeds, program))
+            except Exception as error:
+                found["wrong"] = f"{type(error).__name__}: {error}"[:1500]
+                print(program, found["wrong"], described(seeds, program), flush=True)
+            known[program] = found
+            print(json.dumps(found), file=log, flush=True)
+    run = [known[program] for program in programs]
+    refused = Counter(one["refused"] for one in run if not one["wrong"])
+    print(f"{len(run)} programs, {sum(bool(one['wrong']) for one in run)} wrong,", end=" ")
+    print(f"{refused.pop('', 0)} right, refused: {dict(refused)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,15 @@ def test_strategies_compute_what_the_model_does(part: int) -> None:
     assert refused == [""] * len(refused)
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    # A copy that is made again in backward, passed on as a part of a sum on the first rank alone.
+    [[1525000, 1525003, 1525004, 1525005, 1525006, 1525007, 1525008]],
+)
+def test_what_failed_once_is_right(seeds: list[int]) -> None:
+    assert refusal(seeds, seeds[0] // 1000) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_more_strategies_compute_what_the_model_does(part: int) -> None:

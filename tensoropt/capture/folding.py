@@ -1,12 +1,8 @@
 """Constant folding: anything that depends on no input and no parameter is computed once, at capture.
 
-Masks and position ids are dozens of nodes in a language model, and the search must never see them. Values are
-stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what they amount
-to, because they would tie together tensors that are unrelated, and some have no derivative.
-
-Writes into a part of a complex tensor (``out[..., :modes] = spectrum``), which PyTorch cannot differentiate,
-become writes into its real and imaginary parts.
-"""
+Values are stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what
+they amount to, and writes into a part of a complex tensor, which PyTorch cannot differentiate, become writes
+into its real and imaginary parts."""
 
 from __future__ import annotations
 

@@ -2,12 +2,8 @@
 
 Export refuses to branch on a value. Branches that do not affect what a step costs are answered here, with a
 note: guards that only raise or warn, tests of whether values are finite, and layers that are dropped at
-random (LayerDrop, Fan et al., arXiv 1909.11556), for which the likelier branch is taken.
-
-A tensor that is made from no input and nothing that the model stores (positions counted from 0, a mask of
-ones) has the same value in every call, so that a branch on it is answered as in eager mode: ``transformers``
-leaves out masks that hide nothing in this way.
-"""
+random (LayerDrop, Fan et al., arXiv 1909.11556). A tensor that is made from no input and nothing that the
+model stores has the same value in every call, so that a branch on it is answered as in eager mode."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Models that ask for other processes: losses gathered over ranks, statistics that are reduced.
 
-A graph is that of one process, whoever captures it: the model's code finds no process group. If it asks for
-one, in its step or when a function builds it, the step is run once more in one that pretends to have two
-ranks, and a model that communicates there is refused: in a job its ranks would do so beside the plan's, which
-divides the batch and reduces by itself.
-PyTorch's own layers are not asked: a ``SyncBatchNorm`` without a group is the batch norm that a plan
-synchronises.
+A graph is that of one process: the model's code finds no process group. If it asks for one, in its step or
+when a function builds it, the step is run once more in one that pretends to have two ranks, and a model that
+communicates there is refused: in a job its ranks would do so beside the plan's. PyTorch's own layers are not
+asked.
 """
 
 from __future__ import annotations

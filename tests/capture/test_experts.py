@@ -59,6 +59,7 @@ def test_layers_of_transformers(name):
     assert again.fingerprint == graph.fingerprint
 
 
+@pytest.mark.slow
 def test_mixed_precision_keeps_the_operator():
     model, kwargs = language_model("Mixtral")
     graph = capture(model, (), kwargs, dtype="bfloat16").graph

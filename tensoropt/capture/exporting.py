@@ -270,7 +270,7 @@ def _export(
                 all_notes.append(DRAWN)
         if asked:
             with _unheard():
-                refuse_communication(lambda: eager_step(subject, args, kwargs))
+                refuse_communication(lambda _: eager_step(subject, args, kwargs))
             all_notes.append(f"{asked[0]} asks for a process group; the graph is that of one process")
         all_notes += checkpoints.notes
     return exported, step, tuple(all_notes)

@@ -1,4 +1,4 @@
-"""The limit of what CPU ranks compute in a second, for whatever says how fast they are."""
+"""The limit of what CPU ranks compute in a second."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from tensoropt.profiling.workload import Workload
 
 
 class PeakBoundCompute:
-    """Costs of a CPU rank that are nowhere below what its peak FLOP/s allow.
-
-    Repeats of a short piece of work may be faster than any product, by chance or because kernels compute less
-    than is counted, and an efficiency was fitted to other work.
+    """Costs of a CPU rank bounded below by its peak FLOP/s, which noise and extrapolation could violate.
 
     Args:
-        peaks: peak FLOP/s by dtype; float32's for others.
+        peaks: FLOP/s by dtype; float32's for others.
     """
 
     def __init__(self, costs: ComputeCosts, peaks: Mapping[str, float]):
@@ -29,7 +26,6 @@ class PeakBoundCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """The seconds of the optimizer per element."""
         return self.costs.optimizer_s_per_element
 
     def source_of(self, work: Workload) -> str:

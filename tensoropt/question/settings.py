@@ -230,7 +230,7 @@ def _constraints(value: Any) -> Any:
 
 STEP = "what a step does"
 SEARCH = "what is searched"
-COSTS = "where costs come from"
+_COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
@@ -352,14 +352,14 @@ class Settings:
         Literal["all", "never"],
         Setting(
             "never: price from the profile store and a fit to it instead of timing", "Time on this machine",
-            COSTS, width=170,
+            _COSTS, width=170,
         ),
     ] = "all"  # fmt: skip
     process_memory: Annotated[
         bool,
         Setting(
             "count what a process takes of a GPU beside tensors, too: estimates, never compared with a card; "
-            "CPU ranks have none", "Process memory", COSTS,
+            "CPU ranks have none", "Process memory", _COSTS,
         ),
     ] = True  # fmt: skip
     pipelines: Annotated[

@@ -26,10 +26,10 @@ from tensoropt.search.engine import ProgramRunner
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
-from tensoropt.search.exact import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
+from tensoropt.search.shared import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.sources import PassSource, Source
 from tensoropt.types import Floats
 

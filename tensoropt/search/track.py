@@ -12,11 +12,11 @@ from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Highest, Staircase
-from tensoropt.search.exact import SearchSettings
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.paper import BandSearch, distinct, search_bands
 from tensoropt.search.reduced_graph import impossible, reduce_graph
 from tensoropt.search.result import SAME, ChosenStrategies, TrackedFrontier
+from tensoropt.search.shared import SearchSettings
 from tensoropt.types import Floats, Indices
 
 _METHODS = ("auto", "ldp", "elimination")

@@ -50,8 +50,7 @@ def from_config(name: str) -> Callable[..., Recipe]:
     tokens, ``sequence``.
 
     Args:
-        name: ``hf:ID``, a folder with a ``config.json``, or that file. The Hub is asked as the package
-            asks it: for what it has no copy of, and not with ``HF_HUB_OFFLINE``.
+        name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` holds.
 
     Raises:
         ZooError: there is no such config, or its architecture computes no loss of inputs that are known here.

@@ -1,8 +1,4 @@
-"""Transformers whose definition is the ``transformers`` package's, with random weights.
-
-The package is an optional extra and is imported only when one of these is built. Dropout is off unless the
-name says otherwise, so that a split run can be compared with an unsplit one.
-"""
+"""Transformers defined by the ``transformers`` package, an optional extra, with random weights."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ class ModelLoss(nn.Module):
         return self.network(**inputs, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Write the model as its package does; of one with adapters, these alone."""
+        """Save the model with its package; of one with adapters, only these."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 

@@ -17,9 +17,6 @@ from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto,
 from tensoropt.planners.placed.cut_search import CutSearch
 from tensoropt.planners.placed.exact import solver as exact
 from tensoropt.planners.placed.local_search import LocalSearch
-from tensoropt.planners.placed.netsplit import NetSplit
-from tensoropt.planners.placed.pesto import Pesto
-from tensoropt.planners.placed.pesto_extended import PestoExtended
 from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
@@ -36,9 +33,8 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 def short_walks(monkeypatch):
     monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
     monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
-    monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12, search_seconds=0.01))
-    monkeypatch.setattr(pesto_extended, "DEFAULTS", PestoExtended(most_blocks=12))
-    monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
+    for module in (netsplit, pesto, pesto_extended):
+        monkeypatch.setattr(module, "DEFAULTS", replace(module.DEFAULTS, most_blocks=12))
     monkeypatch.setattr(cut_search, "DEFAULTS", CutSearch(seconds=1.0))
     monkeypatch.setattr(local_search, "DEFAULTS", LocalSearch(seconds=1.0))
     monkeypatch.setattr(post, "DEFAULTS", Post(placements=300, per_ascent=20, per_fit=100))

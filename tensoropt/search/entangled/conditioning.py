@@ -27,7 +27,10 @@ from tensoropt.search.entangled.relaxation import (
     relax,
     tighten,
 )
-from tensoropt.search.exact import (
+from tensoropt.search.hull import HullSearch, flatten
+from tensoropt.search.order import Order, greedy_order
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
+from tensoropt.search.shared import (
     LINES,
     SearchResult,
     SearchSettings,
@@ -35,9 +38,6 @@ from tensoropt.search.exact import (
     lines_that_fit,
     useful_classes,
 )
-from tensoropt.search.hull import HullSearch, flatten
-from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.sources import Source
 from tensoropt.search.within import track_auto
 

@@ -266,5 +266,5 @@ def started(context: Context, job: Job, link: Any) -> Any:
     """Return the words that a job was started, or waits, before a link to it."""
     words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
     if (took := context.manager.took(job)) is not None:
-        words += f"The same took {duration(took)} last time. "
+        words += f"The same took {duration(took)} last time; what was kept of it is not done again. "
     return html.Div([words, link], className="note note-info", role="status")

@@ -172,7 +172,10 @@ def estimate_words(estimated: Estimate | None) -> str:
     span = duration(estimated.low_s)
     if estimated.high_s > 1.1 * estimated.low_s:
         span += f" to {duration(estimated.high_s)}"
-    request = "the same" if estimated.same else "this model there, with other settings,"
+    if estimated.same:
+        times = "" if estimated.runs == 1 else f" in {plural(estimated.runs, 'run')}"
+        return f"The same took {span}{times}; what was kept of it is not done again."
+    request = "this model there, with other settings,"
     if estimated.runs == 1:
         return f"About {duration(estimated.last_s)}: {request} took that last time."
     return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."

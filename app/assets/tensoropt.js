@@ -6,8 +6,11 @@ window.dash_clientside = window.dash_clientside || {};
   const PAGES = ["result", "new", "details"];
   const MOVED = { frontier: "result", runs: "result", export: "result", plan: "details", explore: "new", fit: "new" };
   const NAMES = { result: "Result", new: "Plan it", details: "Details" };
+  const GRID = "/_dash-component-suites/dash_ag_grid/dash_ag_grid.min.js";
   const STEP_MS = 1000; // changes closer together are one step of the browser's history
+  const REST_MS = 400; // of a person who types
   let wrote = 0;
+  let typed = 0;
 
   // Follows an address as a link on the page does (`dcc.Link`).
   function go(href, top) {
@@ -55,6 +58,25 @@ window.dash_clientside = window.dash_clientside || {};
     follow: function (href) {
       if (href) go(href, false);
       return SAME();
+    },
+
+    // The script of tables with many rows comes when the first is wanted.
+    grid: function (wanted) {
+      if (!wanted || (typeof wanted === "string" && wanted !== "details")) return SAME();
+      if (window.dash_ag_grid) return true;
+      return new Promise((done) => {
+        const script = document.createElement("script");
+        Object.assign(script, { src: GRID, onload: () => done(true), onerror: () => done(SAME()) });
+        document.head.append(script);
+      });
+    },
+
+    // The form's fields, when a person rests: the first time at once.
+    typed: function (...values) {
+      const mine = ++typed;
+      return new Promise((done) => {
+        window.setTimeout(() => done(mine === typed ? values : SAME()), mine === 1 ? 0 : REST_MS);
+      });
     },
 
     // A person picked another exploration, or others beside it: not those that the page itself wrote there.

@@ -28,12 +28,15 @@ BUDGET, WORDS = 0, 1
 _MOST_LINE = 400
 _GRIP_PX = 9
 """The width in which the budget's line can be taken hold of."""
-_LETTER_PX, _LINE_PX = 7.0, 18.0
+_LETTER_PX, _LINE_PX, _DOT_PX = 7.0, 18.0, 4.0
 _WIDE_PX, _NARROW_PX, _HIGH_PX = 560.0, 250.0, 270.0
 """About the sides of the plot, within which names are placed."""
 _FAR = 1.5
 """From how many times the slowest point a plan made by hand is named at the plot's edge, not drawn."""
-_SHIFTS = ((0, -26), (0, 28), (70, -30), (-70, -30), (70, 32), (-70, 32), (110, -60), (-110, -60), (0, -62))
+_SHIFTS = (
+    (0, -26), (0, 28), (70, -30), (-70, -30), (70, 32), (-70, 32), (110, -60), (-110, -60), (0, -62), (0, 52),
+    (110, 60), (-110, 60), (0, -92), (150, -92), (-150, -92),
+)  # fmt: skip
 """Where a name may stand beside its point, in pixels."""
 
 
@@ -168,7 +171,7 @@ def _frame(
         annotations=[
             _budget(data, view, limit, x, colours),
             *_above(data, found, far, colours),
-            *_names(data, view, found, (x, y), colours, _NARROW_PX if narrow else _WIDE_PX),
+            *_names(data, view, found, (x, y), seen, colours, _NARROW_PX if narrow else _WIDE_PX),
         ],
         # What is dragged is written in these units, and held to what a device has.
         meta={"unit": unit, "most": device},
@@ -197,23 +200,29 @@ def _budget(data: FrontierData, view: View, limit: float, ends: list[float], col
 
 
 def _names(
-    data: FrontierData, view: View, found: Budgeted, ends: tuple[list[float], list[float]], colours: Palette,
-    wide: float,
+    data: FrontierData, view: View, found: Budgeted, ends: tuple[list[float], list[float]], seen: np.ndarray,
+    colours: Palette, wide: float,
 ) -> Iterator[Json]:  # fmt: skip
-    """Yield the names of the chosen, the fastest and the leanest plan; none is printed over another or
-    beyond the plot."""
+    """Yield the names of the chosen, the fastest and the leanest plan; none is printed over another, over a
+    point, or beyond the plot."""
     titles: dict[int, list[str]] = {data.chosen(view, found): ["chosen"]}
     if found.chosen is not None:
         titles.setdefault(found.chosen.fastest, []).append("fastest that fits")
     titles.setdefault(int(data.line[0]), []).append("leanest")
     (low_x, high_x), (low_y, high_y) = ends
+
+    def pixels(row: int) -> tuple[float, float]:
+        x, y = (values[0] for values in _xy(data, np.array([row])))
+        return (x - low_x) / (high_x - low_x) * wide, (high_y - y) / (high_y - low_y) * _HIGH_PX
+
+    dots = list(map(pixels, seen.tolist()))
     taken: list[tuple[float, float, float]] = []
     for row, words in titles.items():
         x, y = (values[0] for values in _xy(data, np.array([row])))
         if not (low_x <= x <= high_x and low_y <= y <= high_y):
             continue
         text = ", ".join(words)
-        at = (x - low_x) / (high_x - low_x) * wide, (high_y - y) / (high_y - low_y) * _HIGH_PX
+        at = pixels(row)
         half = _LETTER_PX * len(text) / 2
         for right, down in _SHIFTS:
             left, up = at[0] + right - half, at[1] + down
@@ -221,6 +230,11 @@ def _names(
             if left < 0 or box[1] > wide or not _LINE_PX / 2 < up < _HIGH_PX - _LINE_PX / 2:
                 continue
             if any(a < box[1] and box[0] < b and abs(c - up) < _LINE_PX for a, b, c in taken):
+                continue
+            if any(
+                box[0] - _DOT_PX < a < box[1] + _DOT_PX and abs(b - up) < _LINE_PX / 2 + _DOT_PX
+                for a, b in dots
+            ):
                 continue
             taken.append(box)
             yield {

@@ -15,7 +15,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one scheme; ``kinds`` of memory, ``series`` for families of plans."""
+    """The colours of one scheme; ``series`` for several frontiers."""
 
     surface: str
     ink: str
@@ -23,30 +23,20 @@ class Palette:
     grid: str
     accent: str
     select: str
-    other: str
     faded: str
     veil: str
     band: str
-    kinds: dict[str, str]
     series: tuple[str, ...]
 
 
 LIGHT = Palette(
     surface="#ffffff", ink="#1b2733", muted="#52606d", grid="#e3e8ed", accent="#0b5fa5", select="#b3410a",
-    other="#7a3b8f", faded="#8b97a3", veil="rgba(82,96,109,0.13)", band="rgba(11,95,165,0.14)",
-    kinds={
-        "parameters": "#0b4f8a", "gradients": "#4a90c8", "optimizer": "#00785c", "kept": "#c05600",
-        "transient": "#a2457f",
-    },
+    faded="#8b97a3", veil="rgba(82,96,109,0.13)", band="rgba(11,95,165,0.14)",
     series=("#0b5fa5", "#c05600", "#00785c", "#a2457f", "#4a90c8", "#8a6d00", "#5b4bb3"),
 )  # fmt: skip
 DARK = Palette(
     surface="#1a222b", ink="#e6ecf2", muted="#a3b1bf", grid="#2f3b47", accent="#6cb6ff", select="#ff9e5e",
-    other="#d9a4ec", faded="#75828f", veil="rgba(163,177,191,0.14)", band="rgba(108,182,255,0.18)",
-    kinds={
-        "parameters": "#3d86cf", "gradients": "#9bcbf7", "optimizer": "#2bc49b", "kept": "#f0a04b",
-        "transient": "#e08fc0",
-    },
+    faded="#75828f", veil="rgba(163,177,191,0.14)", band="rgba(108,182,255,0.18)",
     series=("#6cb6ff", "#f0a04b", "#2bc49b", "#e08fc0", "#b6dbff", "#e3cf57", "#a99cf5"),
 )  # fmt: skip
 

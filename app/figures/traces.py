@@ -29,18 +29,12 @@ def font(colour: str) -> Json:
     return {"color": colour, "size": 12}
 
 
-def titled(colours: Palette, text: str, **more: Any) -> Json:
-    """Return an axis with a title."""
-    return {"title": {**layout(colours)["xaxis"]["title"], "text": text}, **more}
-
-
 def axis(colours: Palette, text: str, *, log: bool) -> Json:
     """Return an axis of figures, with a title, linear or logarithmic."""
     # With a format, Plotly writes ticks between powers of ten as 20 and 30; without one, as a small 2 and 3.
     scale = {"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}
-    return {
-        **layout(colours)["xaxis"], **titled(colours, text), "exponentformat": "none", "nticks": 8, **scale
-    }  # fmt: skip
+    own = layout(colours)["xaxis"]
+    return {**own, "title": {**own["title"], "text": text}, "exponentformat": "none", "nticks": 8, **scale}
 
 
 def across(side: str, at: float, line: Json, **more: Any) -> Json:

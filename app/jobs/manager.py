@@ -347,9 +347,8 @@ class JobManager:
     def _ended(self, job: Job, running: _Running, outcome: tuple[str, str] | None) -> None:
         state, error = outcome or ("failed", "")
         if outcome is None:
-            error = (
-                f"its process ended without a result (exit code {running.process.exitcode}); "
-                "the machine's memory may be used up"
+            error = f"its process ended without a result (exit code {running.process.exitcode}); " + (
+                "its log may say why" if running.process.exitcode > 0 else "the memory may be used up"
             )
         if running.cancelled:
             state, error = "cancelled", ""

@@ -138,7 +138,8 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
     try:
         question: Question = question_option(parser().parse_args([*words, *more]))
     except TensorOptError as error:
-        raise RequestError(_field(str(error)), str(error)) from None
+        field = _field(str(error))
+        raise RequestError(field, re.sub(rf"^--{field}:? ", "", str(error))) from None
     _check_divides(question, source)
     _check_planners(question)
     for name in question.also_on:

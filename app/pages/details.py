@@ -8,10 +8,8 @@ from typing import Any
 from dash import dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
-from tensoropt.report.faster import what_is_faster
 from tensoropt.report.owners import point_owners
 from tensoropt.report.ran import miss_sentences
-from tensoropt.units import share_words
 
 from ..context import Context
 from ..downloads import address
@@ -36,7 +34,7 @@ def layout() -> Any:
     return html.Div(
         [
             html.H1("Details", className="unseen"),
-            *parts.stores("details-shown", "details-rest"),
+            *parts.stores("details-shown"),
             html.Div(id="details-empty"),
             parts.stack(
                 parts.panel(html.Div(id="details-head")),
@@ -45,7 +43,6 @@ def layout() -> Any:
                     parts.panel(html.Div(id="details-step"), title="One step"),
                 ),
                 html.Div(id="details-more"),
-                html.Div(id="details-faster"),
                 id="details-body",
             ),
         ]
@@ -90,21 +87,19 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
     return None, {}, head, memory, _bar(step_bar(data, row)), parts.hint(_COMING), search
 
 
-@CALLBACKS.answer(
-    sets="+details-more.children details-rest.data", when="details-shown.data", given="url.search"
-)
-def _rest(context: Context, shown: Any, search: Any) -> Any:
+@CALLBACKS.answer(sets="+details-more.children", when="details-shown.data gridded.data", given="url.search")
+def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
     """Show what takes the step to be simulated again."""
     view = context.view_from(search)
     data = context.frontier(view)
-    if data is None or shown is None:
-        return no_update, no_update
+    if data is None or shown is None or not gridded:
+        return no_update
     row = data.chosen(view)
     try:
         detail: Any = context.detail(data, row)
     except TensorOptError as error:
         words = f"What the step goes into, and what single operators cost, is not shown: {error}"
-        return [parts.note(words, "warn"), _operators(data, row, None)], search
+        return [parts.note(words, "warn"), _operators(data, row, None)]
     trace = html.A(
         "The timeline of the step, for ui.perfetto.dev",
         href=address(view.exploration, "trace.json", row), download="trace.json",
@@ -120,31 +115,7 @@ def _rest(context: Context, shown: Any, search: Any) -> Any:
             parts.panel(*whose, title="Whose memory, at the peak"),
         ),
         _operators(data, row, detail),
-    ], search
-
-
-@CALLBACKS.answer(
-    sets="details-faster.children", when="details-rest.data details-shown.data", given="url.search"
-)
-def _faster(context: Context, rest: Any, shown: Any, search: Any) -> Any:
-    """Show, last of all, what the step would take at other prices."""
-    data = context.frontier(view := context.view_from(search))
-    if data is None or rest != shown:
-        return None
-    row = data.chosen(view)
-    try:
-        found = what_is_faster(data.exploration, row)
-    except TensorOptError:
-        return None
-    rows = [
-        [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
-        for one in found
     ]
-    words = parts.hint("The same plan; a search at these prices may find a better one.")
-    if not rows:
-        words = parts.hint("Neither faster links nor kernels nor a faster host shorten it.")
-    table = parts.plain_table(["", "a step", ""], rows, numbers=(1, 2)) if rows else None
-    return parts.panel(table, words, title="Why not faster: the step with")
 
 
 def _owners(data: FrontierData, row: int) -> list[Any]:
@@ -184,7 +155,7 @@ def _devices(data: FrontierData, row: int) -> list[Any]:
     """Return the most that each device holds, if they differ."""
     rows = [[s.title, s.size] for s in device_bars(data, row)]
     table = parts.plain_table(["", ""], rows, numbers=(1,))
-    return [html.H3("Most that a device holds, in tensors"), table] if rows else []
+    return [html.H3("Most that a device holds, without driver and allocator"), table] if rows else []
 
 
 def _operators(data: FrontierData, row: int, detail: Any) -> Any:

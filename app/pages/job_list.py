@@ -65,7 +65,7 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
     job = ended[0]
     keys = _keys_of(job.id, context)
     more: list[Any] = [dcc.Link("open the result", href=f"/result?x={keys[-1]}")] if keys else []
-    words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
+    words = f"{job.title}: {STATE_WORDS[job.state]}" + (f": {job.error}" if job.error else ".")
     box = row(html.Span(words), *more, names="tight", key=job.id)
     kind = "info" if job.state == "done" else "warn"
     return html.Div(box, className=f"note note-{kind}"), active

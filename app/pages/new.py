@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,16 +17,8 @@ from tensoropt.report.commands import cluster_is_named, question_of
 from tensoropt.units import format_bytes
 
 from ..context import Context
-from ..jobs.request import (
-    DTYPES,
-    FIELDS,
-    OPTIONS,
-    RequestError,
-    cluster_of,
-    devices_text,
-    form_of,
-    request_from,
-)
+from ..jobs.record import Job
+from ..jobs.request import DTYPES, FIELDS, OPTIONS, RequestError, cluster_of, form_of, request_from
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from . import job_list, parts
@@ -51,31 +44,31 @@ def layout(context: Context) -> Any:
 
 def _form(context: Context) -> Any:
     uploads = context.manager.uploads
-    text: Any = {"debounce": 400}
     return parts.panel(
+        *parts.stores("typed"),
         parts.spoken("filled-said"),
         dmc.Autocomplete(
-            id="model", label="Model", value=_FIRST["model"], data=models(uploads.known()), **text,
+            id="model", label="Model", value=_FIRST["model"], data=models(uploads.known()),
             description="of the list, ORGANISATION/MODEL of the Hugging Face Hub, or a file"
             + (f"; or file.py:function below {uploads.own} here" if uploads.own else ""),
         ),
         parts.hint(id="model-said"),
         dmc.Autocomplete(
-            id="devices", label="Devices", value=_FIRST["devices"], data=clusters(uploads.clusters()), **text,
+            id="devices", label="Devices", value=_FIRST["devices"], data=clusters(uploads.clusters()),
             description="a preset, also dgx-h100x4 or dgx-h100[2]; 8xRTX-4090; or a file",
         ),
         parts.hint(id="devices-said"),
         parts.row(
             parts.number_field("batch", "Batch, samples", value=_FIRST["batch"], placeholder="8; 8,16; auto",
-                               w=118, **text),
+                               w=118),
             parts.number_field("sequence", "Sequence, tokens", value=_FIRST["sequence"],
-                               placeholder="the model's", w=132, **text),
+                               placeholder="the model's", w=132),
             dmc.Select(id="dtype", label="Computes in", data=list(DTYPES), value=DTYPES[0],
                        allowDeselect=False, w=112),
             names="fields",
         ),
         dmc.TextInput(
-            id="more", label="More options", placeholder="--micro-batches 1,2 --max-points 100", **text,
+            id="more", label="More options", placeholder="--micro-batches 1,2 --max-points 100",
             description="as the command line has them",
         ),
         html.Details(
@@ -118,24 +111,19 @@ def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
     if not origin or "new" not in (made or []):
         return *none, no_update
     try:
-        title, fields, left_out = _earlier(context, origin)
+        title, fields, left_out = earlier(context, origin)
     except TensorOptError as error:
         return *none, note(str(error), "error")
-    if "batch" in asked:
-        fields["batch"] = asked["batch"]
+    fields |= {name: asked[name] for name in ("batch", "devices") if name in asked}
     words = f"Filled from {title}. Change what should be different, then press Plan it."
     if left_out:
         words += f" {', '.join(left_out)}: left out, for the command line only."
-    if asked.get("devices", "").isdecimal():
-        more = _more_devices(context, origin, int(asked["devices"]))
-        fields["devices"] = more or fields["devices"]
-        words += "" if more else f" No preset has {asked['devices']} of these devices: drop a file of them."
     said = note(words, "warn" if left_out else "info")
     values = (fields[name] for name in FIELDS)
     return *values, models(uploads.known()), clusters(uploads.clusters()), said
 
 
-def _earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Return (what it is called, the form's fields, what is left out) of a job or an exploration.
 
     Raises:
@@ -152,20 +140,25 @@ def _earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[
     return f"{title} on {exploration.cluster['name']}", fields, left_out
 
 
-def _more_devices(context: Context, origin: str, count: int) -> str:
-    kinds = {str(kind["name"]) for kind in context.library.load(origin).cluster["kinds"]}
-    return devices_text(count, kinds.pop()) if len(kinds) == 1 else ""
-
-
 _SAID = (
     *(f"{name}.error" for name in FIELDS if name != "dtype"),
     *("model-said.children", "devices-said.children", "estimate.children"),
 )
 
 
-@CALLBACKS.answer(jobs=True, sets=_SAID, when=[f"{name}.value" for name in FIELDS], at_start=True)
-def _look(context: Context, *values: Any) -> Any:
-    """Say beside each field what is wrong with it, and how long the search takes, as one types."""
+CALLBACKS.in_browser(
+    "tensoropt.typed",
+    sets="typed.data",
+    when=[f"{name}.value" for name in FIELDS],
+    at_start=True,
+    jobs=True,
+)
+
+
+@CALLBACKS.answer(jobs=True, sets=_SAID, when="typed.data")
+def _look(context: Context, values: Any) -> Any:
+    """Say beside each field what is wrong with it, and how long the search takes, when a person rests from
+    typing. The fields themselves have each letter at once, for a click that follows."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""
@@ -174,10 +167,10 @@ def _look(context: Context, *values: Any) -> Any:
         estimate = estimate_words(context.manager.estimate(request))
     except RequestError as error:
         errors[error.field] = str(error)
-    if not errors["devices"]:
+    with suppress(RequestError):  # said beside its field
         cluster = load_cluster(cluster_of(str(form["devices"] or "").strip(), uploads))
         devices = f"{cluster.counts}, {format_bytes(cluster.memory_bytes)} each."
-    words = model_words(f"zoo:{str(form['model'] or '').removeprefix('zoo:').partition('?')[0]}")[0]
+    words = model_words(str(form["model"] or "").removeprefix("zoo:").partition("?")[0])
     token = next((t for t, (_, label) in uploads.known().items() if label == form["model"]), "")
     if dims := uploads.open_dims(token) if token else []:
         words = f"The file leaves {', '.join(dims)} open; give sizes in more options: --dim {dims[0]}=8"
@@ -223,9 +216,13 @@ def _start(context: Context, clicks: Any, *values: Any) -> Any:
         job = context.manager.submit(request)
     except TensorOptError as error:
         return note(f"Not started: {error}", "error")
+    # On a narrow screen the list stands below the form.
+    return started(context, job, html.A("Show it", href=f"#job-{job.id}"))
+
+
+def started(context: Context, job: Job, link: Any) -> Any:
+    """Return the words that a job was started, or waits, before a link to it."""
     words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
     if (took := context.manager.took(job)) is not None:
-        words += f"The same took {duration(took)} last time. "
-    # On a narrow screen the list stands below the form.
-    link = html.A("Show it", href=f"#job-{job.id}")
+        words += f"The same took {duration(took)} last time; what was kept of it is not done again. "
     return html.Div([words, link], className="note note-info", role="status")

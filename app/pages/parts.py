@@ -15,6 +15,9 @@ from tensoropt.terms import TERMS
 
 from ..figures.palette import GRAPH_CONFIG
 
+# A quarter of what a first page would load: it comes with the first table (``assets/tensoropt.js``).
+dag._js_dist[0]["dynamic"] = True
+
 
 def aria(**attributes: str) -> dict[str, Any]:
     """Return ARIA attributes under the hyphenated names that Dash takes, which Python does not allow."""

@@ -9,19 +9,22 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import ctx, dcc, html, no_update
 
+from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.facts_table import Fact
-from tensoropt.units import format_seconds, parse_bytes, parse_seconds, read_number
+from tensoropt.report.faster import what_is_faster
+from tensoropt.units import format_seconds, parse_bytes, parse_seconds, read_number, share_words
 
 from ..context import Context
 from ..figures.frontier import compared_figure, frontier_figure
+from ..jobs.request import request_from
 from ..state import View, said_fault
 from ..views.explorations import compared, named
 from ..views.frontier import FrontierData, address_sentences, budget_fault, count_words, without_point
 from ..views.point import NOTE, ORIGIN, assumptions
-from ..views.result import AnswerLine, answer_line, baseline_rows, choices, what_if
-from ..views.units import unit_for
+from ..views.result import AnswerLine, answer_line, baseline_rows, choices, two_digits, what_if
 from . import export, parts
+from .new import earlier, started
 from .parts import note
 from .wiring import Callbacks
 
@@ -36,6 +39,16 @@ def layout(context: Context) -> Any:
     head = parts.row(
         html.Div(id="bar-words", className="bar-words"),
         parts.row(
+            html.Label("on", htmlFor="bar-devices"),
+            dmc.TextInput(
+                id="bar-devices",
+                size="xs",
+                w=168,
+                value="",
+                debounce=True,
+                disabled=context.jobs is None,
+                **parts.aria(label="Devices"),
+            ),
             html.Label("Budget", htmlFor="budget"),
             budget,
             html.Label("Longest step", htmlFor="longest"),
@@ -44,9 +57,12 @@ def layout(context: Context) -> Any:
             id="limits",
         ),
         parts.grow(),
-        dcc.Link("New", href="/new", className="plain-button"),
-        html.Button("Share", id="share", type="button", className="plain-button"),
-        dmc.Button("Export ▾", id="export-open", size="xs"),
+        parts.row(
+            dcc.Link("New", href="/new", className="plain-button"),
+            html.Button("Share", id="share", type="button", className="plain-button"),
+            dmc.Button("Export ▾", id="export-open", size="xs"),
+            names="tight",
+        ),
         names="tight bar-head",
     )
     plot = parts.panel(
@@ -98,6 +114,7 @@ def _below(context: Context) -> list[Any]:
     )  # fmt: skip
     return [
         html.Details([html.Summary("Assumptions, and what they rest on"), money, html.Div(id="assumptions")]),
+        html.Details([html.Summary("Why not faster", id="faster-show"), parts.spoken("faster")]),
         html.Details([html.Summary("Plans that people make by hand"), html.Div(id="baselines")]),
         html.Details(
             [
@@ -114,7 +131,7 @@ _BLANK: dict[str, dict[str, Any]] = {
     "result-notes": {"children": None}, "graph": {"figure": no_update}, "choices": {"children": None},
     "budget": {"value": "", "error": False, "placeholder": ""}, "longest": {"value": "", "error": False},
     "whole": {"children": "", "href": ""}, "result-body": {"style": {}}, "below": {"style": {}},
-    "limits": {"style": {}}, "plot-hint": {"style": {}},
+    "bar-devices": {"value": "", "error": False}, "limits": {"style": {}}, "plot-hint": {"style": {}},
     "drawn": {"data": None},
 }  # fmt: skip
 """What follows the address, as it is where there is nothing to show."""
@@ -151,11 +168,12 @@ def content(context: Context, search: Any, scheme: str, *, narrow: bool) -> dict
         "choices": {"children": _choices(data, view, found, row)},
         "budget": {"value": data.limit_words(view), "error": False, "placeholder": free},
         "longest": {"value": _longest_words(view), "error": False},
+        "bar-devices": {"value": _devices_words(data), "error": False},
         "whole": {"children": more, "href": view.link(whole=not view.whole)},
     }
 
 
-_FIELDS = ("budget", "longest", "bar-said")
+_FIELDS = ("budget", "longest", "bar-devices", "bar-said")
 """What another callback sets, too."""
 
 
@@ -177,7 +195,7 @@ def _show(context: Context, search: Any, page: Any, scheme: Any, made: Any, narr
 
 def _empty(context: Context, view: View) -> Any:
     if not view.exploration:
-        link = dcc.Link("Plan it: what fits is said at once, before any search.", href="/new")
+        link = dcc.Link("Plan it: usual strategies are priced first, then all others.", href="/new")
         return parts.empty("No exploration yet", link)
     try:
         context.exploration(view)
@@ -189,17 +207,16 @@ def _empty(context: Context, view: View) -> Any:
 
 
 def _bar(data: FrontierData, view: View) -> Any:
-    """Return what was asked: the model and the devices, each with the way to change it."""
-    exploration, whole = data.exploration, unit_for(data.capacity_bytes)
-    batch = f", batch {exploration.model.batch}" if exploration.model.batch else ""
-    change = f"/new?from={view.exploration}"
-    return [
-        html.Strong(named(data.model)),
-        f"{batch} on ",
-        html.Strong(f"{data.count} × {data.device}"),
-        f" of {whole.limit(data.capacity_bytes)} ",
-        dcc.Link("change", href=change, className="small"),
-    ]
+    """Return what was asked: the model, with the way to change it."""
+    batch = f", batch {data.exploration.model.batch}" if data.exploration.model.batch else ""
+    change = dcc.Link("change", href=f"/new?from={view.exploration}", className="small")
+    return [html.Strong(named(data.model)), f"{batch} ", change]
+
+
+def _devices_words(data: FrontierData) -> str:
+    """Return the devices as the field has them: ``8 × H100-80GB``; of several kinds the cluster's name."""
+    several = len(data.exploration.cluster["kinds"]) > 1
+    return str(data.exploration.cluster["name"]) if several else f"{data.count} × {data.device}"
 
 
 def answer(line: AnswerLine, view: View) -> Any:
@@ -214,7 +231,7 @@ def answer(line: AnswerLine, view: View) -> Any:
     return [
         html.P(figures, className="figures"),
         *said,
-        html.P(line.beside, className="muted") if line.beside else None,
+        html.P(line.beside, className="muted"),
     ]
 
 
@@ -335,6 +352,35 @@ def _typed(context: Context, budget: Any, longest: Any, search: Any, drawn: Any)
     return link, "budget" in faults, "longest" in faults, said
 
 
+@CALLBACKS.answer(
+    jobs=True,
+    sets="+goto.data +bar-devices.error +bar-said.children",
+    when="bar-devices.n_submit bar-devices.value",
+    given="url.search",
+)
+def _elsewhere(context: Context, _: Any, typed: Any, search: Any) -> Any:
+    """Plan the same on other devices: show what is known of them, else start a job."""
+    view, text = context.view_from(search), str(typed or "").strip()
+    data = context.frontier(view)
+    if data is None or view.beside or text in ("", _devices_words(data)):
+        return no_update, False, None
+    try:
+        _, form, left_out = earlier(context, view.exploration)
+        request = request_from({**form, "devices": text}, context.manager.uploads)
+        named = request.question.cluster
+        cluster = load_cluster(named) if isinstance(named, str) else Cluster.from_dict(named)
+        for entry in context.library.alike(view.exploration):
+            if context.library.head_of(entry).cluster == cluster.name:
+                return View(entry.key).link(), False, None
+        if "bar-devices.n_submit" not in ctx.triggered_prop_ids:
+            return no_update, False, note(f"Press Enter in that field to plan it on {cluster.counts}.")
+        job = context.manager.submit(request)
+    except TensorOptError as error:
+        return no_update, True, note(f"Devices: {error}", "error")
+    said = started(context, job, dcc.Link("Show it", href="/new"))
+    return no_update, False, [said, note(f"Left out: {', '.join(left_out)}." if left_out else "", "warn")]
+
+
 def _budget(data: FrontierData, text: str) -> float | None:
     """Return the bytes of a typed budget; a bare number is in the unit shown."""
     if not text:
@@ -398,11 +444,37 @@ def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: An
     return no_update if any(said) or link == view.link() else link, *said
 
 
-@CALLBACKS.answer(sets="points-place.children", when="points-show.n_clicks url.search")
-def _points(context: Context, clicks: Any, search: Any) -> Any:
-    """Make the table of points where it is asked for; gone with another address."""
+@CALLBACKS.answer(sets="faster.children", when="faster-show.n_clicks drawn.data", given="url.search")
+def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
+    """Show what the chosen plan's step would take at other prices, while that is open."""
+    data = context.frontier(view := context.view_from(search))
+    if data is None or view.beside or not clicks or clicks % 2 == 0:
+        return None
+    row = data.chosen(view)
+    try:
+        found = what_is_faster(data.exploration, row)
+    except TensorOptError as error:
+        return parts.hint(str(error))
+    if not found:
+        return parts.hint("Neither faster links nor kernels nor a faster host shorten it.")
+    rows = [
+        [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
+        for one in found
+    ]
+    words = parts.hint("The same plan; a search at these prices may find a better one.")
+    return [parts.plain_table(["the step with", "a step", ""], rows, numbers=(1, 2)), words]
+
+
+CALLBACKS.in_browser("tensoropt.grid", sets="+gridded.data", when="points-show.n_clicks")
+
+
+@CALLBACKS.answer(
+    sets="points-place.children", when="points-show.n_clicks listed.data gridded.data", given="url.search"
+)
+def _points(context: Context, clicks: Any, _: Any, gridded: Any, search: Any) -> Any:
+    """Make the table of points where it is asked for; gone with another frontier or budget."""
     data = context.frontier(context.view_from(search))
-    if data is None or ctx.triggered_id != "points-show" or not clicks:
+    if data is None or ctx.triggered_id == "listed" or not clicks or not gridded:
         return None
     return points_table(data, context.view_from(search))
 

@@ -29,7 +29,7 @@ _DARK_SCALE = (
 _TITLES = {"result": "Result", "new": "Plan it", "details": "Details"}
 _STORES = (
     "page", "narrow", "scheme", "titled", "goto", "gone", "made", "finished", "told", "heard", "waited",
-    "active-jobs", "written", "shown",
+    "active-jobs", "written", "shown", "gridded",
 )  # fmt: skip
 """The data that every page keeps in the browser."""
 SCHEME_COOKIE, NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
@@ -156,6 +156,7 @@ CALLBACKS.in_browser(
     when="page.data exploration.value exploration.data notice.children",
     at_start=True,
 )
+CALLBACKS.in_browser("tensoropt.grid", sets="+gridded.data", when="page.data", at_start=True)
 CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
 CALLBACKS.in_browser("tensoropt.follow", sets="gone.data", when="goto.data")
 CALLBACKS.in_browser(

@@ -180,24 +180,25 @@ def estimate_words(estimated: Estimate | None) -> str:
     span = duration(estimated.low_s)
     if estimated.high_s > 1.1 * estimated.low_s:
         span += f" to {duration(estimated.high_s)}"
-    request = "the same" if estimated.same else "this model there, with other settings,"
+    if estimated.same:
+        times = "" if estimated.runs == 1 else f" in {plural(estimated.runs, 'run')}"
+        return f"The same took {span}{times}; what was kept of it is not done again."
+    request = "this model there, with other settings,"
     if estimated.runs == 1:
         return f"About {duration(estimated.last_s)}: {request} took that last time."
     return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."
 
 
-def model_words(source: str) -> tuple[str, str]:
-    """Describe a model of the zoo in a sentence, and its options; "" for one that is not of the zoo."""
+def model_words(name: str) -> str:
+    """Describe a model of the zoo in a sentence; "" for one that is not of the zoo."""
     from tensoropt.zoo import list_models
     from tensoropt.zoo.figures import figures
 
-    name = source.removeprefix("zoo:")
-    entry = next((e for e in list_models() if e.name == name and source.startswith("zoo:")), None)
+    entry = next((entry for entry in list_models() if entry.name == name), None)
     if entry is None:
-        return "", ""
+        return ""
     words = [entry.description, f"batch {entry.batch}"]
     size = figures().get(name)
     if size is not None:
         words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
-    options = "&".join(f"{key}={value}" for key, value in entry.overrides.items())
-    return " · ".join(words), f"by default {options}"
+    return " · ".join(words)

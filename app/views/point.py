@@ -83,7 +83,10 @@ def assumptions(
             Fact("predicted / measured", line)
             for line in ((fault,) if fault else verified_lines(data, verified))
         ),
-        Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
+        Fact(
+            "memory of a device",
+            f"{whole.limit(data.capacity_bytes)}, of which a plan may need {data.limit_words(view)}",
+        ),
         Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
         Fact("batch", _batch_words(exploration)),
         Fact(

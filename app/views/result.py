@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class AnswerLine:
         cost: of the training that is asked about; "" where no price is known.
         plan: what it does, in a sentence; name: what people call it.
         runs_in: which launcher can be told it.
-        beside: that it is not the recommended plan, or what keeps it from fitting; "" for nothing.
+        beside: why it is recommended, that it is not, or what keeps it from fitting.
     """
 
     mark: str
@@ -130,8 +131,9 @@ def _beside(data: FrontierData, view: View, found: Budgeted, row: int) -> str:
         least = data.units.memory.text(data.needs[found.leanest or 0])
         more = "Use more or larger devices, or a smaller batch."
         return f"No plan fits {limit}; the leanest needs {least}. {more}"
-    if row == found.row:
-        return ""
+    if found.chosen is not None and row == found.row:
+        rule = found.chosen.rule
+        return f"{rule[:1].upper()}{rule[1:]}."
     other = data.time[found.row] / data.time[row] - 1
     same = abs(other) < 0.005
     beats = "as fast" if same else f"{share_words(abs(other))} {'slower' if other > 0 else 'faster'}"
@@ -291,8 +293,7 @@ def _more_memory(data: FrontierData, view: View, found: Budgeted) -> Iterator[Wh
 
 
 def _again(view: View, **changes: Any) -> str:
-    asked = "".join(f"&{name}={value}" for name, value in changes.items())
-    return f"/new?from={view.exploration}{asked}"
+    return f"/new?{urlencode({'from': view.exploration, **changes})}"
 
 
 def _opened(library: Library, entry: Entry) -> Exploration | None:
@@ -315,11 +316,9 @@ def _other_devices(library: Library, data: FrontierData, view: View, found: Budg
         best = recommended(other, other.limit_bytes)
         words = "does not fit" if best is None else _than(data, found, other.all_points.time[best.row])
         yield WhatIf(f"{count} × {kind}", words, View(entry.key).link(), "show")
-    if (data.device, 2 * data.count) not in known:
-        link = _again(view, devices=2 * data.count)
+    if (data.device, 2 * data.count) not in known and len(data.exploration.cluster["kinds"]) == 1:
+        link = _again(view, devices=f"{2 * data.count}x{data.device}")
         yield WhatIf(f"{2 * data.count} × {data.device}", "not known yet", link, "plan it")
-    if all(kind == data.device for kind, _ in known):
-        yield WhatIf("other devices", "not known yet", _again(view), "plan it")
 
 
 def _other_batches(library: Library, data: FrontierData, view: View) -> Iterator[WhatIf]:

@@ -10,7 +10,7 @@ from tensoropt.units import counted as plural
 from tensoropt.units import share_words as percent
 from tensoropt.units import without_zeros
 
-__all__ = ["Unit", "Units", "digits", "percent", "plural", "signed", "time_unit", "unit_for"]
+__all__ = ["Unit", "Units", "digits", "percent", "plural", "time_unit", "unit_for"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,3 @@ def digits(value: float) -> str:
     if size >= 0.9995:
         return f"{value:.2f}"
     return f"{value:#.3g}" if size >= 1e-4 else f"{value:.1e}"
-
-
-def signed(value: float, text: str) -> str:
-    """Return the text with ``+`` before what grows, and a real minus sign before what shrinks."""
-    return f"+{text}" if value > 0 else f"−{text.lstrip('-')}" if value < 0 else "±0"

@@ -41,13 +41,26 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_is_told_on_every_page(held: Site, opened: Callable[..., Any]) -> None:
+def test_other_devices_are_planned_from_the_result_and_the_end_is_told(
+    held: Site, opened: Callable[..., Any]
+) -> None:
     page = opened(held.url(query="x=opened-small&point=1"), haste=4)
     page.wait_for_selector("#answer .verdict-big")
+    page.wait_for_function("document.querySelector('#bar-devices').value === '8 × H100-80GB'")
+    page.fill("#bar-devices", "8 × Abacus")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#bar-said .note-error:has-text(\"'Abacus' is no kind of device\")")
+    page.fill("#bar-devices", "16 × H100-80GB")
+    page.focus("#budget")  # to leave a field starts nothing
+    page.wait_for_selector("#bar-said:has-text('Press Enter in that field to plan it on 16 x H100-80GB')")
+    assert held.jobs.jobs() == []
+    page.focus("#bar-devices")
     with page.expect_request_finished(lambda r: '"output":"..notice.children' in (r.post_data or "")):
-        job = held.jobs.submit(REQUEST)
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#bar-said:has-text('gpt2-tiny on 16 × H100-80GB')")
+    (job,) = held.jobs.jobs()
     held.release()
-    page.wait_for_selector("#notice:has-text('mlp on dgx-h100: done.')")
+    page.wait_for_selector("#notice:has-text('gpt2-tiny on 16 × H100-80GB'):has-text('done.')")
     page.click("#notice >> text=open the result")
     page.wait_for_function(f"location.search.includes('job-{job.id}')")
     page.click("#notice-close")

@@ -43,8 +43,9 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
     page = opened(real.url("new"))
     form(page, more="--max-points 40 --micro-batches 1")
     page.wait_for_selector("#devices-said:has-text('2 x H100-80GB')")
-    page.click("#start")
-    page.click(".job:has-text('mlp on dgx-h100[2]') >> text=open the result", timeout=240_000)
+    page.fill("#batch", "24")
+    page.click("#start")  # at once: what was typed last counts
+    page.click(".job:has-text('mlp on dgx-h100[2] · batch 24') >> text=open the result", timeout=240_000)
 
     page.wait_for_selector("#answer .verdict-big:has-text('Fits')")
     page.wait_for_selector("#choices td:has-text('recommended')")

@@ -34,6 +34,7 @@ def test_five_questions_are_answered_without_scrolling(site: Site, opened: Calla
             assert box["x"] + box["width"] <= 1280, (name, question)
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.evaluate("document.querySelectorAll('*').length") <= 1500
+        assert not page.evaluate("Boolean(window.dash_ag_grid)")  # it comes with the first table
     # Two of them beside each other: one plot, one table, one CSV.
     page.goto(site.url(query="x=gpt2-dgx-h100&beside=gpt2-dgx-h100-half"))
     page.wait_for_selector("#bar-words:has-text('2 explorations')")
@@ -109,6 +110,10 @@ def test_a_plan_is_chosen_in_every_way(site: Site, opened: Callable[..., Any], t
     page.click("#points-show")
     page.click("#points .ag-row[row-index='5'] [col-id='needs']")
     searched(page, "point=6")
+    page.wait_for_selector("#choices tr:has-text('chosen')")
+    assert page.is_visible("#points")
+    page.click("#faster-show")
+    page.wait_for_selector("#faster p")
     page.click("#below summary:has-text('Assumptions')")
     page.fill("#price", "2.5")
     page.keyboard.press("Enter")

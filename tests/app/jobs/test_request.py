@@ -111,7 +111,7 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
         ({"devices": "dgx-h100x999"}, "devices", "at most 1,024"),
         ({"devices": None}, "devices", "choose devices"),
         ({"batch": "-1"}, "batch", "whole number"),
-        ({"batch": "2.5"}, "batch", "batch"),
+        ({"batch": "2.5"}, "batch", "neither a number"),
         ({"batch": "8,0"}, "batch", "batch of 0"),
         ({"sequence": "-1"}, "sequence", "whole number"),
         ({"more": "--out /etc"}, "more", "'--out' is not taken here"),

@@ -58,7 +58,7 @@ def test_the_answer_says_whether_it_fits_and_what_is_better() -> None:
     found = line(DATA, View(budget_bytes=35 * GIB))
     assert (found.mark, found.verdict, found.needs) == ("fits", "✓ Fits", "30.0 of 35 GiB")
     assert found.time.startswith("600 ms a step")
-    assert found.beside == ""
+    assert found.beside == "The fastest plan that fits; none within 3 % of it is simpler."
     other = line(DATA, View(point=0, budget_bytes=35 * GIB))
     assert other.beside == "Not the recommended plan within 35 GiB, which is 25 % faster."
     over = line(DATA, View(point=4, budget_bytes=35 * GIB))
@@ -119,12 +119,13 @@ def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path: Path) -> No
     assert found["96 GiB of memory"].link == ""
     assert (found["8 × H100-80GB"].words, found["8 × H100-80GB"].action) == ("300 ms a step (−40 %)", "show")
     assert found["8 × H100-80GB"].link == "/result?x=opened-whole"
-    assert found["other devices"].link == "/new?from=opened-half"
     assert (found["batch 16"].words, found["batch 16"].link) == (
         "not known yet", "/new?from=opened-half&batch=16"
     )  # fmt: skip
     # Twice the devices of what is known are planned.
-    assert asked(library, "opened-whole")["16 × H100-80GB"].link == "/new?from=opened-whole&devices=16"
+    assert (
+        asked(library, "opened-whole")["16 × H100-80GB"].link == "/new?from=opened-whole&devices=16xH100-80GB"
+    )
 
 
 def test_another_batch_is_said_by_its_throughput(tmp_path: Path) -> None:

@@ -301,8 +301,6 @@ def _call(
             result = made()
     except (Exception, SystemExit) as error:
         raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
-    if any("site-packages" not in line for line in asked) and _is_module_first(result):
-        refuse_communication(step, made)
     if lora is not None and _is_module_first(result):
         result = (with_adapters(result[0], Lora.of(lora)), *result[1:])
     if not _is_module_first(result) or not isinstance(result[1], (tuple, list)):
@@ -311,6 +309,8 @@ def _call(
             f"{source} returned {kind}; it must return (model, args), (model, args, kwargs) or (model, args, "
             "kwargs, loss), args a tuple and loss a function of what the model returns"
         )
+    if any("site-packages" not in line for line in asked):
+        refuse_communication(step, made)
     kwargs = dict(result[2] or {}) if len(result) > 2 else {}
     model = result[0]
     if len(result) == 4:

@@ -348,7 +348,7 @@ class JobManager:
         state, error = outcome or ("failed", "")
         if outcome is None:
             error = f"its process ended without a result (exit code {running.process.exitcode}); " + (
-                "its log may say why" if running.process.exitcode > 0 else "the memory may be used up"
+                "its log may say why" if (running.process.exitcode or 0) > 0 else "the memory may be used up"
             )
         if running.cancelled:
             state, error = "cancelled", ""

@@ -48,8 +48,6 @@ CHOSEN = Path(__file__).with_name("chosen.json")
 LIMIT_S = 120
 BEGIN = "<!-- begin sweep: made by `python -m tests.sweep --write` -->"
 END = "<!-- end sweep -->"
-WHOLE: dict[str, str] = {}
-"""Why operators are offered no split, where discovery's own words do not say it."""
 LEFT_OUT = {
     "aten.adaptive_avg_pool1d.default": "only where one position is left",
     "aten.avg_pool2d.default": "only along dims whose windows are one element",
@@ -166,18 +164,21 @@ def table() -> str:
     reasons = defaultdict(list)
     for target in sorted(whole):
         said = {kind_of(r) for r in missing[target] if not r.startswith("discovery splits")}
-        reasons[WHOLE.get(target) or "; ".join(sorted(said)) or "has a rule that offers none"].append(target)
+        reasons["; ".join(sorted(said)) or "has a rule that offers none"].append(target)
     left_out = {
         target: next(r for r in why if r.startswith("discovery splits"))
         for target, why in sorted(missing.items())
         if any(r.startswith("discovery splits") for r in why) and target not in LEFT_OUT
     }
     incorrect = [line for record in every for line in record["incorrect"]]
+    unrun = sorted({call.split("(")[0] for record in every for call in record.get("unrun", ())})
     found = len(of) - len(ruled) - len(whole - ruled)
     lines = [
         f"{len(records)} samples of {len({key[0] for key in records})} of PyTorch's operators became "
         f"{len(of)} overloads: {len(ruled)} have a rule, {found} are split by discovery, {len(whole)} are "
         f"offered no split in any sample. Incorrect: {len(incorrect)}.",
+        "",
+        f"Memory is not compared in calls that do not run on random operands, some of: {names(unrun, 100)}.",
         "",
         "| offered no split | operators |",
         "|---|---|",

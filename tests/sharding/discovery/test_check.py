@@ -129,13 +129,6 @@ QUERIES = torch.randn(2, 4, 8, 4)
 WITHOUT_LOCAL = [
     pytest.param("aten.mean.default", lambda m, x: (x * m.w).mean(), (X,), {"w": (8,)}, id="local-mean"),
     pytest.param(
-        "aten.mse_loss.default",
-        lambda m, x: torch.nn.functional.mse_loss(x * m.w, x),
-        (X,),
-        {"w": (8,)},
-        id="local-mean-of-a-loss",
-    ),
-    pytest.param(
         "aten.cross_entropy_loss.default",
         lambda m, x, y: torch.nn.functional.cross_entropy(x * m.w, y),
         (ROWS, CLASSES),
@@ -155,20 +148,6 @@ WITHOUT_LOCAL = [
         (X,),
         {"w": (8,)},
         id="local-batch-statistics",
-    ),
-    pytest.param(
-        "aten.group_norm.default",
-        lambda m, x: torch.nn.functional.group_norm(x * m.w, 4),
-        (X,),
-        {"w": (8,)},
-        id="groups-not-divided",
-    ),
-    pytest.param(
-        "aten.view.default",
-        lambda m, x: (x * m.w).view(4, 2, 4),
-        (X,),
-        {"w": (8,)},
-        id="global-sizes-in-a-view",
     ),
 ]
 

@@ -57,7 +57,7 @@ SKIPPED = {
 FEWEST_BYTES = 64
 """What two figures may differ by in any case: samples are small."""
 MOST_SAMPLES = 400
-"""Of an operator that are drawn; seven have more, in all pairings of their arguments."""
+"""Of an operator that are drawn; a few have more, in all pairings of their arguments."""
 MOST_ELEMENTS = 1 << 12
 """Of a sample's tensor: larger ones are there to test kernels."""
 

@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made zoo-figures fit-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
+.PHONY: help install demo dashboard ready-made zoo-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
 	bench mutants sweep notebooks figures bench-fidelity bench-search
 
 help: ## show the targets
@@ -61,9 +61,6 @@ bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--
 
 zoo-figures: $(STAMP) ## count what `tensoropt list models` shows again (NAMES="gpt2 vgg16" for some)
 	$(BIN)/python -m tests.zoo.statistics $(NAMES)
-
-fit-figures: $(STAMP) ## what `tensoropt fit` knows of the zoo, and how far off it is (NAMES="gpt2 vgg16" for some)
-	$(BIN)/python -m tests.estimate.figures $(NAMES)
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tests.docs.screenshots

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tensoropt.api import compare, explore, recost, with_jobs
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.cluster import Cluster, load_cluster
-    from tensoropt.estimate.fit import fit
     from tensoropt.execute import (
         load_checkpoint,
         original_shape,
@@ -52,7 +51,6 @@ _NAMES = {
     "tensoropt.api": "compare explore recost with_jobs",
     "tensoropt.capture.onnx": "load_onnx",
     "tensoropt.cluster": "Cluster load_cluster",
-    "tensoropt.estimate.fit": "fit",
     "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
     "save_pretrained shutdown whole",
     "tensoropt.exploration.exploration": "Exploration load",
@@ -94,7 +92,6 @@ __all__ = [
     "errors",
     "explore",
     "export_job",
-    "fit",
     "load",
     "load_checkpoint",
     "load_cluster",

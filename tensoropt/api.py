@@ -8,6 +8,7 @@ This module has the order of the stages; :mod:`tensoropt.session` has the stages
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
+from tensoropt.exploration.answer import answer as answer_within
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
@@ -45,6 +47,9 @@ from tensoropt.session.session import Session
 from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import limit_bytes
 from tensoropt.zoo.lora import adapters_words
+
+_FEW_GROUPS = 64
+"""The groups of operators up to which a search takes little longer than the first answer."""
 
 
 @shows_progress
@@ -118,9 +123,16 @@ def _check_words(args: Any, loss: Any) -> None:
         raise TensorOptError(
             f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
         )
-    if loss is not None and not callable(loss):
+    try:
+        if loss is not None:
+            inspect.signature(getattr(loss, "forward", loss)).bind(None)
+        takes = True
+    except (TypeError, ValueError) as error:
+        takes = isinstance(error, ValueError)  # some that are written in C have no signature
+    if not takes:
         raise TensorOptError(
-            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given"
+            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given, "
+            "which cannot be called with one argument; let the model take targets, and compute its own loss"
         )
 
 
@@ -331,7 +343,14 @@ def _explored(
         if kept is not None:
             return kept
     with garbage_sought_seldom():
-        searched = search(session, prepared())
+        problem = prepared()
+        first = _first_answer(session, captured, problem)
+        try:
+            searched = search(session, problem)
+        except KeyboardInterrupt:
+            if first is None:
+                raise
+            raise InterruptedExplorationError(["all but usual strategies"], first) from None
         exploration = _evaluated(session, searched, captured.model, captured.notes)
         if entries and not session.left:
             exploration = with_planners(session, searched, exploration, entries, limits)
@@ -345,6 +364,21 @@ def _explored(
             exploration = exploration.noted([refusal])
     exploration.check_budget()
     return exploration
+
+
+def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> Exploration | None:
+    """Say what usual strategies need, where a person waits for a search that takes longer; return their
+    exploration, None if there is none."""
+    if session.settings.first or session.first is None or len(problem.graph.groups) <= _FEW_GROUPS:
+        return None
+    usual = replace(session, settings=replace(session.settings, first=True))
+    try:
+        first = _evaluated(usual, search(usual, problem), captured.model, captured.notes)
+    except TensorOptError:  # the search is asked more, and says what is wrong
+        return None
+    if first.points:
+        session.first(answer_within(first, session.settings.memory_bytes).sentence())
+    return first if first.points else None
 
 
 def _evaluated(

@@ -74,7 +74,7 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None, answers: TextIO | None = None):
         self.stream = stream if stream is not None else sys.stderr
         self.answers = answers if answers is not None else sys.stdout
-        self.live = self.stream.isatty() or in_notebook()
+        self.live = self.stream.isatty() or _in_notebook()
         self._stage = ""
         self._first = self._began = self._shown = 0.0
         self._drawn = 0
@@ -118,6 +118,10 @@ class ProgressDisplay:
         self.close()
         self._line(text)
 
+    def first(self, text: str) -> None:
+        """Write the answer of usual strategies, before the search."""
+        self.note(f"Before the search: {text}")
+
     def say(self, text: str) -> None:
         """Write a part of the answer, while the rest is still being computed."""
         self.close()
@@ -137,15 +141,15 @@ class ProgressDisplay:
             self.close()
 
 
-def in_notebook() -> bool:
+def _in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def is_watched() -> bool:
+def _is_watched() -> bool:
     """Return whether a person watches: standard error is a terminal, or this is a notebook."""
-    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+    return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -170,7 +174,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
                 f"progress={choice!r} is neither True, False nor None, nor a function that is called with "
                 "(stage, done, total, what)"
             )
-        if not (is_watched() if choice is None else choice):
+        if not (_is_watched() if choice is None else choice):
             kwargs["progress"] = False
             return function(*args, **kwargs)
         display = ProgressDisplay()

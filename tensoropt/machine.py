@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.hosts import Network, detected_hosts, taken_alike, together
+from tensoropt.cluster.hosts import detected_hosts, taken_alike, together
 from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
 from tensoropt.errors import ClusterError, TensorOptError, import_extra
@@ -80,28 +80,20 @@ def detect(hosts: int | None = None, network: str = "") -> Cluster:
 
     Args:
         hosts: how many there are; by default those of the job, or this one.
-        network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``; by default what this host's cards
-            report.
+        network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``.
 
     Raises:
-        ClusterError: there are no hosts, no card says how fast it is, or hosts do not go together.
+        ClusterError: there are no hosts, nothing says how they are linked, or they do not go together.
     """
     local = load_cluster("local")
     if hosts is not None and hosts < 1:
         raise ClusterError(f"{hosts} hosts are none; give at least 1")
     if hosts is None and in_job():
-        found = [
-            (Cluster.from_dict(data), between)
-            for data, between in gathered_from_hosts(lambda: (local.to_dict(), network_between(network)))
-        ]
-        return together([cluster for cluster, _ in found], min((net for _, net in found), key=_speed))
+        found = gathered_from_hosts(local.to_dict)
+        return together([Cluster.from_dict(data) for data in found], network_between(network))
     if hosts is None or hosts == 1:
         return local
     return taken_alike(together([local] * hosts, network_between(network)), hosts)
-
-
-def _speed(between: Network) -> float:
-    return between.link.bandwidth_bytes_per_s * between.cards
 
 
 def dashboard(

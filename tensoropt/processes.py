@@ -103,8 +103,8 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Return ``work(item)`` for every item, in the order of the items; see :func:`as_forks_end`."""
-    return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]
+    """Return ``work(item)`` for every item, in the order of the items; see :func:`_as_forks_end`."""
+    return [answer for _, answer in sorted(_as_forks_end(work, items), key=itemgetter(0))]
 
 
 def spread(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
@@ -114,7 +114,7 @@ def spread(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
     return [found[number % forks][number // forks] for number in range(len(calls))]
 
 
-def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
+def _as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
     """Yield (number of the item, ``work(item)``) as results arrive from forks, one per core at a time.
 
     With one core or one item, or if this process cannot be forked, the work is done in this process. Changes

@@ -14,7 +14,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import REFUSED
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
-from tensoropt.exploration.cluster_offers import ClusterCurve
+from tensoropt.exploration.cluster_offers import fits_within
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration_files import LISTED
 from tensoropt.exploration.export import write_points_csv
@@ -95,7 +95,7 @@ def over_batches(
         name = folder_of_batch(batch)
         progress("batches", len(tried), total, f"batch {batch}")
         found = sweep.add(name, name, partial(explore_at, batch))
-        tried[batch] = found is not None and ClusterCurve.of(found).offered(memory_bytes) is not None
+        tried[batch] = found is not None and fits_within(found, memory_bytes)
     progress("batches", len(tried), len(tried), "")
     sweep.explorations.sort(key=lambda found: StepWork.of(found).samples or 0)
     result = sweep.ended()

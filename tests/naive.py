@@ -153,12 +153,6 @@ def limits(memories, corners, values, weight_m, weight_t, slack):
     return [max(found[i:]) for i in range(len(found))]
 
 
-def factorisations(number, parts):
-    """Every ordered way to write a number as a product of so many factors of at least 2, by trying all."""
-    factors = itertools.product(range(2, number + 1), repeat=parts)
-    return [shape for shape in factors if math.prod(shape) == number]
-
-
 def bends(x, y, most: int) -> list[int]:
     """The ends of a curve in a unit square, then again and again the point farthest from the line through
     those."""

@@ -78,11 +78,13 @@ def figures(exploration):
     [
         ({"args": torch.ones(9, 8)}, r"example inputs in a tuple.*pass \(x,\)"),
         ({"loss": 3}, "loss is a function of what the model returns.*3 was given"),
+        ({"loss": nn.MSELoss()}, r"MSELoss\(\) was given, which cannot be called with one argument"),
+        ({"micro_batches": 2}, r"micro_batches is 'auto' or a tuple of counts, such as \(1, 2\), not 2"),
         ({"cluster": 2}, "a cluster is a text such as.*this is 2"),
         ({"optimizer": torch.optim.AdamW}, "optimizer is a text, such as 'adam'"),
         ({"memory": True}, "memory is a number or a text with a unit"),
     ],
-    ids=["args", "number-as-loss", "cluster", "optimizer", "memory"],
+    ids=["args", "number-as-loss", "loss-of-two", "micro-batches", "cluster", "optimizer", "memory"],
 )
 def test_words_of_another_type_are_refused_in_a_sentence(given: dict[str, Any], words: str) -> None:
     call = {"args": (torch.ones(9, 8),), "loss": torch.sum, "cluster": "cpu:2", **given}
@@ -94,8 +96,12 @@ def test_choices_that_exclude_each_other_are_refused(exploration: Any) -> None:
     for words in ({"fastest": True}, {"time": "1s"}):
         with pytest.raises(tensoropt.TensorOptError, match="give one of them"):
             exploration.choose(knee=True, **words)
+    with pytest.raises(tensoropt.TensorOptError, match="point is a whole number, and '1' was given"):
+        exploration.choose(point="1")
     with pytest.raises(tensoropt.TensorOptError, match="the folder to write"):
         exploration.save(None)
+    with pytest.raises(tensoropt.TensorOptError, match="plan is a plan, its file or a strategy, not a dict"):
+        tensoropt.parallelize(nn.Linear(8, 4), {})
 
 
 def test_the_frontier_is_strictly_decreasing(exploration):

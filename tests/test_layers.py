@@ -31,7 +31,7 @@ def test_every_stage_has_its_layer() -> None:
     assert layers[-12:] == [
         "evaluation | exploration",
         "plan | search",
-        "estimate | question",
+        "question",
         "simulate",
         "costs | frontier",
         "profiling",

@@ -48,6 +48,7 @@ class _Running:
     cancelled: bool = False
     saved: float = 0.0
     points: Growing | None = None
+    first: str = ""
 
 
 class JobManager:
@@ -124,6 +125,11 @@ class JobManager:
     def log(self, id: str) -> str:
         """Return the end of a job's log; "" for an unknown job."""
         return tail(self.folder / id) if id in self._jobs else ""
+
+    def first(self, id: str) -> str:
+        """Return the answer that a job at work gave before its search; "" if there is none."""
+        running = self._running.get(id)
+        return "" if running is None else running.first
 
     def growing(self, id: str) -> Growing | None:
         """Return the points that a job at work knows so far; None if there are none."""
@@ -318,6 +324,8 @@ class JobManager:
                     self._progress(id, running, *content)
                 elif kind == "points":
                     running.points = content
+                elif kind == "first":
+                    running.first = str(content)
                 else:
                     outcome = (kind, str(content))
         running.process.join()

@@ -190,12 +190,15 @@ def model_source(text: str, uploads: Uploads) -> tuple[str, str]:
         except TensorOptError as error:
             raise RequestError("model", str(error)) from None
         return f"zoo:{named}", named
-    if re.fullmatch(r"(hf:)?[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII) and not text.endswith(".py"):
+    if re.fullmatch(
+        r"(hf:|[\w-][\w.-]*/|hf:[\w-][\w.-]*/)[\w-][\w.-]*", text, re.ASCII
+    ) and not text.endswith(".py"):
         return f"hf:{text.removeprefix('hf:')}", text.removeprefix("hf:")
     if ".py" in text or re.fullmatch(r"[\w.]+:\w+", text):
         return _own_function(text, uploads.own)
     raise RequestError(
-        "model", "choose a model of the list, ORGANISATION/MODEL of the Hugging Face Hub, or drop a file"
+        "model",
+        "choose a model of the list, hf:MODEL or ORGANISATION/MODEL of the Hugging Face Hub, or drop a file",
     )
 
 

@@ -48,6 +48,12 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
             with contextlib.suppress(OSError):  # the server is gone; so will this process be
                 messages.send(("progress", (stage, int(done), int(total), str(what))))
 
+        def first(self, text: str) -> None:
+            """Send the answer of usual strategies."""
+            super().first(text)
+            with contextlib.suppress(OSError):
+                messages.send(("first", text))
+
         def points(self, memory: Any, time_s: Any) -> None:
             """Send the points that are known so far, as many as a small plot can show."""
             count = len(memory)

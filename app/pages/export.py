@@ -13,10 +13,10 @@ from tensoropt.launchers import LAUNCHERS
 
 from ..context import Context
 from ..downloads import address
-from ..views.export import commands, files, place
+from ..views.export import commands, files
 from ..views.frontier import FrontierData
 from ..views.result import two_digits
-from .parts import aria, button, copyable, hint, note
+from .parts import aria, button, copyable, note
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -55,7 +55,7 @@ def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]
         )
         for file in files(data)
     ]
-    lines: list[Any] = [hint(place(data, entry))]
+    lines: list[Any] = []
     for number, command in enumerate(commands(data, entry, row)):
         lines += [html.H3(command.title), copyable(command.line, command.title, f"command-{number}")]
     told = [

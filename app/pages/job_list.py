@@ -162,7 +162,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))
             found = found_words(costs.needs.tolist(), costs.time.tolist(), len(costs.needs))
-        card = job_card(job, now, keys, found, manager.growing(job.id))
+        card = job_card(job, now, keys, found, manager.growing(job.id), manager.first(job.id))
         cards.append((card, manager.log(job.id)))
     return cards
 
@@ -173,7 +173,7 @@ def _signs(card: JobCard, log: str) -> dict[str, str]:
         "state": f"{card.state} {card.words}",
         "buttons": f"{card.active} {' '.join(card.results)}",
         "fault": card.error,
-        "progress": f"{card.at_work} {card.share:.3f} {card.growing}",
+        "progress": f"{card.at_work} {card.share:.3f} {card.growing} {card.first}",
         # Its end identifies it, as logs only grow.
         "log": f"{len(log)} {log[-40:]}",
     }
@@ -202,11 +202,12 @@ def _fault(card: JobCard, _: str) -> Any:
 
 
 def _progress(card: JobCard, _: str) -> Any:
-    """Draw how much of a job is done, and the points that it knows so far."""
+    """Draw how much of a job is done, its answer before the search, and the points that it knows so far."""
     if not card.at_work:
         return None
     bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.title}: {card.at_work}"))
     shown: list[Any] = [bar, html.Span(card.at_work, className="muted small")]
+    shown += [html.P(f"Before the search: {card.first}")] if card.first else []
     if card.growing is not None and card.growing[2]:
         memory, time_s, count = card.growing
         dots = html.Div(style={"maskImage": f'url("{sketch(memory, time_s)}")'}, className="dots")

@@ -1,5 +1,4 @@
-"""The page *Plan it*: a model, devices, what usual strategies need of them at once, and the searches that
-were started."""
+"""The page *Plan it*: a model, devices, and the searches that were started."""
 
 from __future__ import annotations
 
@@ -9,17 +8,25 @@ from urllib.parse import parse_qsl
 import dash_mantine_components as dmc
 from dash import html, no_update
 
+from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.estimate.fit import Fit
 from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.report.commands import cluster_is_named, question_of
 from tensoropt.units import format_bytes
 
 from ..context import Context
-from ..jobs.request import DTYPES, FIELDS, OPTIONS, RequestError, devices_text, form_of, request_from
+from ..jobs.request import (
+    DTYPES,
+    FIELDS,
+    OPTIONS,
+    RequestError,
+    cluster_of,
+    devices_text,
+    form_of,
+    request_from,
+)
 from ..safety import MAX_UPLOAD_BYTES
-from ..views.fit import fit_of
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from . import job_list, parts
 from .parts import note
@@ -37,7 +44,7 @@ def layout(context: Context) -> Any:
     return html.Div(
         [
             html.H1("Plan it", className="unseen"),
-            html.Div([_form(context), parts.stack(_usual(), jobs)], className="new-columns"),
+            html.Div([_form(context), jobs], className="new-columns"),
         ]
     )
 
@@ -96,15 +103,6 @@ def _form(context: Context) -> Any:
 _OTHERS = ("seed", "planners", "devices", "also-on", "dim", "output", "loss", "headroom", "lora")
 
 
-def _usual() -> Any:
-    return parts.panel(
-        html.P(id="fit-answer", className="fit-answer", **parts.aria(live="polite")),
-        parts.scrolled("Usual strategies", id="fit-table"),
-        html.Details([html.Summary("What is assumed"), html.Ul(id="fit-assumed", className="notes")]),
-        title="What usual strategies need, by arithmetic",
-    )
-
-
 @CALLBACKS.answer(
     jobs=True,
     sets=[*(f"+{name}.value" for name in FIELDS), "model.data", "devices.data", "filled-said.children"],
@@ -161,15 +159,13 @@ def _more_devices(context: Context, origin: str, count: int) -> str:
 
 _SAID = (
     *(f"{name}.error" for name in FIELDS if name != "dtype"),
-    *("model-said.children", "devices-said.children", "fit-answer.children", "fit-table.children"),
-    *("fit-assumed.children", "estimate.children"),
+    *("model-said.children", "devices-said.children", "estimate.children"),
 )
 
 
 @CALLBACKS.answer(jobs=True, sets=_SAID, when=[f"{name}.value" for name in FIELDS], at_start=True)
 def _look(context: Context, *values: Any) -> Any:
-    """Say beside each field what is wrong with it, what usual strategies need, and how long the search
-    takes, as one types."""
+    """Say beside each field what is wrong with it, and how long the search takes, as one types."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""
@@ -178,45 +174,16 @@ def _look(context: Context, *values: Any) -> Any:
         estimate = estimate_words(context.manager.estimate(request))
     except RequestError as error:
         errors[error.field] = str(error)
-    found: Fit | str
-    try:
-        found = fit_of(form, uploads)
-        devices = f"{found.cluster.counts}, {format_bytes(found.cluster.memory_bytes)} each."
-    except TensorOptError as error:
-        wrong = errors["model"] or errors["devices"]
-        found = "" if wrong else f"No estimate before the search: {error}."
-    fits = not isinstance(found, str)
+    if not errors["devices"]:
+        cluster = load_cluster(cluster_of(str(form["devices"] or "").strip(), uploads))
+        devices = f"{cluster.counts}, {format_bytes(cluster.memory_bytes)} each."
     words = model_words(f"zoo:{str(form['model'] or '').removeprefix('zoo:').partition('?')[0]}")[0]
     token = next((t for t, (_, label) in uploads.known().items() if label == form["model"]), "")
     if dims := uploads.open_dims(token) if token else []:
         words = f"The file leaves {', '.join(dims)} open; give sizes in more options: --dim {dims[0]}=8"
     return (
-        *(errors[name] for name in FIELDS if name != "dtype"), words, devices,
-        found.sentence() if isinstance(found, Fit) else found,
-        table(found) if isinstance(found, Fit) else None,
-        list(map(html.Li, found.assumptions())) if isinstance(found, Fit) else no_update,
-        estimate if fits or estimate else "",
+        *(errors[name] for name in FIELDS if name != "dtype"), words, devices, estimate,
     )  # fmt: skip
-
-
-def table(found: Fit) -> Any:
-    """Return each usual strategy as it is written first that fits, or where it needs least: what it needs,
-    whether it fits, and the largest sizes that would."""
-    titles = ["", "needs", "", "largest batch", *["longest sequence"] * bool(found.step.sequence)]
-    cells = []
-    for title in dict.fromkeys(row.strategy.title for row in found.rows):
-        rows = [row for row in found.rows if row.strategy.title == title]
-        fitting = [row for row in rows if row.fits]
-        row = fitting[0] if fitting else min(rows, key=lambda one: one.memory_bytes)
-        again = "" if row.strategy.recompute == rows[0].strategy.recompute else ", recomputed"
-        mark = "" if row.refusal else "over" if not row.fits else "tight" if row.tight else "fits"
-        largest = [row.largest_batch, *([row.largest_sequence] if found.step.sequence else [])]
-        cells.append([
-            f"{title}{again}", "—" if row.refusal else format_bytes(row.memory_bytes),
-            html.Span(row.verdict, className=f"verdict {mark}" if mark else ""),
-            *("—" if size is None else f"{size:,}" for size in largest),
-        ])  # fmt: skip
-    return parts.plain_table(titles, cells, numbers=(1, 3, 4))
 
 
 @CALLBACKS.answer(

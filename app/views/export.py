@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensoropt.report.commands import Command, cluster_is_named, commands_for, explore_line, run_place
+from tensoropt.report.commands import Command, cluster_is_named, commands_for, explore_line
 
 from ..library import Entry
 from .frontier import FrontierData
@@ -48,11 +48,6 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     folder = command_folder(entry)
     rerun = folder if entry.origin == "opened" else f"out/{entry.key}"
     return commands_for(data.exploration, folder, rerun, row)
-
-
-def place(data: FrontierData, entry: Entry) -> str:
-    """Say from where they run as they are."""
-    return run_place(data.exploration, command_folder(entry))
 
 
 def command_folder(entry: Entry) -> str:

@@ -31,6 +31,7 @@ class JobCard:
         share: how much of its present stage is done, 0 to 1.
         at_work: what it does now and how long all of it still takes; "" unless it runs.
         growing: the points that it knows so far.
+        first: its answer before the search.
         command: the line that does the same without the dashboard; "" where there is none.
         results: the keys of its explorations, none while it runs.
         can_refill: whether the form can be filled from it.
@@ -48,6 +49,7 @@ class JobCard:
     share: float = 0.0
     at_work: str = ""
     growing: Growing | None = None
+    first: str = ""
 
 
 def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) -> str:
@@ -90,14 +92,19 @@ _SWEEPS = ("clusters", "batches")
 
 
 def job_card(
-    job: Job, now: float, results: tuple[str, ...] = (), found: str = "", growing: Growing | None = None
+    job: Job,
+    now: float,
+    results: tuple[str, ...] = (),
+    found: str = "",
+    growing: Growing | None = None,
+    first: str = "",
 ) -> JobCard:
     """Return the card of a job at the moment ``now`` (seconds since the epoch).
 
     Args:
         results: the keys of what it left.
         found: that in words, if it is one frontier.
-        growing: the points that it knows so far, if it is at work.
+        growing, first: the points that it knows so far, and its answer before the search, if it is at work.
     """
     stage = job.stages[-1] if job.stages else None
     spent = (job.ended or now) - (job.started or job.ended or now)
@@ -118,6 +125,7 @@ def job_card(
         share=stage.done / stage.total if stage is not None and stage.total else 0.0,
         at_work=_at_work(job) if job.state == "running" else "",
         growing=growing,
+        first=first,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from tensoropt.costs.device_fit import FAILS, TIGHT
@@ -48,8 +49,8 @@ def verified_words(run: Verified, data: FrontierData) -> str:
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
     """Return a line per point that was run, ascending; :data:`NOT_YET` if none was."""
-    rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
-    runs = [(row, run) for row, run in rows if run is not None]
+    found = [(run.point_of(data.exploration), run) for run in verified]
+    runs = sorted(((row, run) for row, run in found if row is not None), key=itemgetter(0))
     lines = [
         f"{data.title(row)}: {verified_words(run, data)} ({run.checked_on})"
         for row, run in runs[:_MOST_LISTED]

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.answer import Baseline, Budgeted, without_plans
+from tensoropt.exploration.answer import Baseline, Budgeted, launcher_words, without_plans
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import range_of
-from tensoropt.exploration.first_lines import launcher_words
 from tensoropt.exploration.rates import THOUSAND_STEPS, Amount, Rates, RatesOf, amount_of
 from tensoropt.exploration.recommended import a_config_says, recommended
 from tensoropt.plan.plan_names import YOUR_JOB, brief_name, planner_title

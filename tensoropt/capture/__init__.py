@@ -2,10 +2,10 @@
 
 from tensoropt.capture.convert import Mode
 from tensoropt.capture.fidelity import rebuild
-from tensoropt.capture.loss import Returned, WithLoss, find_loss
+from tensoropt.capture.loss import WithLoss, find_loss
 from tensoropt.capture.precision import COMPUTE_DTYPES
 from tensoropt.capture.pytorch import Capture, capture
-from tensoropt.capture.results import OutputPlaces, WithResults
+from tensoropt.capture.results import OutputPlaces, Returned, WithResults
 
 __all__ = [
     "COMPUTE_DTYPES",

@@ -1,12 +1,9 @@
 """Attention masks: those that hide the future become PyTorch's flag ``is_causal``, those that hide nothing
 are dropped.
 
-A model may write out its causal mask: as an operand of ``scaled_dot_product_attention``, or in attention by
-hand, ``softmax(q k^T * scale + mask) v``. The flag means the same, keeps no ``[queries, keys]`` tensor, and
-lets kernels skip what it hides. It hides all ``key > query``, both counted from 0
-(``torch.ones(queries, keys).tril()``), and only a constant that is exactly this, or that adds to the scores
-what softmax turns into zero, becomes the flag.
-"""
+The flag means the same as a mask that a model writes out, as an operand or in attention by hand
+(``softmax(q k^T * scale + mask) v``), keeps no ``[queries, keys]`` tensor, and lets kernels skip what it
+hides. Only a constant that hides exactly all ``key > query`` becomes the flag."""
 
 from __future__ import annotations
 

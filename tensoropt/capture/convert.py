@@ -17,6 +17,7 @@ from tensoropt.capture.folding import (
     COPYING_VIEW,
     VIEW,
     Folder,
+    arguments_of,
     checks_of,
     filled,
     renamed,
@@ -24,8 +25,16 @@ from tensoropt.capture.folding import (
     with_elements,
     write_complex_as_real,
 )
-from tensoropt.capture.unsupported import NUMBER, higher_order, numbered, of_error, of_shape
-from tensoropt.capture.unsupported import node_line as _source
+from tensoropt.capture.lines import node_line as _source
+from tensoropt.capture.numbering import numbered
+from tensoropt.capture.unsupported import (
+    SPARSE_GRADIENT,
+    VALUE,
+    Unsupported,
+    higher_order,
+    kind_of_tensor,
+    of_error,
+)
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
@@ -157,7 +166,8 @@ class Converter:
             else:
                 raise CaptureError(
                     f"the model reads {spec.target or node.name}, an object that is no tensor "
-                    f"({kind.lower()}); pass tensors, numbers and containers of them only"
+                    f"({kind.lower()}); pass tensors, numbers and containers of them only, and draw random "
+                    "numbers without generator="
                 )
         return inputs
 
@@ -198,9 +208,11 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
+        if unlike := kind_of_tensor(value):
+            raise Unsupported(f"makes {unlike[0]}", unlike[1]).refused("the model", _source(node))
         # A symbolic size: a computed value determines the tensor's size.
         if not all(isinstance(size, int) for size in value.shape):
-            raise of_shape(str(node.target)).refused("the model", _source(node))
+            raise VALUE.refused("the model", _source(node))
         shape = tuple(value.shape)
         self.tensors[name] = Tensor(name, shape, _dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
@@ -276,6 +288,8 @@ class Converter:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise higher_order(target).refused("the model", _source(node))
+        if arguments_of(node).get("sparse") is True:
+            raise SPARSE_GRADIENT.refused("the model", _source(node))
         # Before renames: a constant that is renamed is folded as well, and leaves no operator.
         if self.folder.can_fold(node):
             self.folder.fold(node)
@@ -365,7 +379,7 @@ class Converter:
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
         if not single and not isinstance(value, (tuple, list)):
-            raise NUMBER.refused("the model", _source(node))
+            raise VALUE.refused("the model", _source(node))
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tensoropt.capture.unsupported import current_line, first_line, own_calls, shown_error
+from tensoropt.capture.lines import current_line, first_line, shown_error
+from tensoropt.capture.unsupported import own_calls
 from tensoropt.errors import CaptureError
 from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, apply, operator_of, set_tracing
 

@@ -1,14 +1,9 @@
 """Layers of experts, which models write as a dozen operators, as one operator each.
 
-The form is that of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``), of which
-Mixtral, Qwen-MoE, DeepSeek, OLMoE, GPT-OSS and others make use: expert numbers are sorted, tokens gathered in
-that order, multiplied with one matrix per group of rows, scaled by the router's weights, brought back, and
-summed over the experts of each token. :mod:`tensoropt.ops.families.routed_experts` says why one operator can
-be split where these cannot.
-
-Only what is exactly this becomes the operator; a layer that is anything else stays as it is, and a note says
-so.
-"""
+The form is that of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``): expert
+numbers are sorted, tokens gathered in that order, multiplied with one matrix per group of rows, scaled by the
+router's weights, brought back, and summed over the experts of each token. Only what is exactly this becomes
+the operator, which can be split where these cannot (:mod:`tensoropt.ops.families.routed_experts`)."""
 
 from __future__ import annotations
 

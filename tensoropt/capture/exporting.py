@@ -2,8 +2,7 @@
 text.
 
 Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model:
-the plan chooses what is computed again. Operators that change their operands although their schemas do not
-say so are written out.
+the plan chooses what is computed again.
 """
 
 from __future__ import annotations
@@ -16,28 +15,26 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from torch._decomp import _should_decompose_because_unsafe_op
 from torch._export import utils
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.custom_functions import own_backwards
 from tensoropt.capture.fidelity import DRAWN, EagerStep, any_names, eager_step, seeded
 from tensoropt.capture.forward_calls import followed_calls, known_values
+from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
 from tensoropt.capture.other_processes import no_other_processes, refuse_communication
 from tensoropt.capture.state import watched
-from tensoropt.capture.unsupported import own_lines_kept, refusing
+from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
 _LIST, _OVERRIDE = "_materialize_cpp_cia_ops", "_override_composite_implicit_decomp"
@@ -100,73 +97,17 @@ def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any])
             rules.pop(op, None)
 
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
-    """Return the decompositions of operators that are otherwise kept whole, for those that change an operand
-    internally.
-
-    Their schemas do not say so: they are composed of operators of which some change their operands
-    (``instance_norm`` its running statistics). Written out, these become functional, and the new values
-    become results.
-    """
-    tried: dict[Any, dict[Any, bool]] = {}
-    # Regions without gradient are separate modules.
-    modules = [m for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    for node in (node for module in modules for node in module.graph.nodes):
-        if _may_change(node.target):
-            args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-            uses, use = tried.setdefault(node.target, {}), _call_key(args, kwargs)
-            if use not in uses:
-                uses[use] = _changes(node.target, args, kwargs)
-    return {
-        target: partial(_written_out, target, frozenset(use for use, changes in uses.items() if changes))
-        for target, uses in tried.items()
-        if any(uses.values())
-    }
-
-
-def _may_change(target: Any) -> bool:
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and not target._schema.is_mutable
-        # The former are written out in any case.
-        and not _should_decompose_because_unsafe_op(target)
-        and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE)
-    )
-
-
-def _call_key(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key of everything that decides whether a call changes its operands: the operands that are
-    present, and all arguments that are not tensors.
-    """
-    arguments = [*enumerate(args), *sorted(kwargs.items())]
-    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in arguments)
-    return tuple(f"{key}={value}" for key, value in shown)
-
-
-def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    def on_meta(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
-
-    with torch.no_grad(), _disable_current_modes():
-        try:
-            args, kwargs = tuple(map(on_meta, args)), {key: on_meta(value) for key, value in kwargs.items()}
-            operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-            before = [v._version for v in operands]
-            target._op_dk(_COMPOSITE, *args, **kwargs)
-        except Exception:  # a call that cannot be tried without data changes nothing that a graph could carry
-            return False
-        return [v._version for v in operands] != before
-
-
-def _written_out(target: Any, uses: frozenset[Any], *args: Any, **kwargs: Any) -> Any:
-    if _call_key(args, kwargs) not in uses:
+def _instance_norm(*args: Any, **kwargs: Any) -> Any:
+    """Write out an instance norm that tracks statistics: it changes them, although its schema does not say
+    so. Written out, the new values become results."""
+    operator = torch.ops.aten.instance_norm.default
+    bound = dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False)) | kwargs
+    if bound["running_mean"] is None or not bound["use_input_stats"]:
         return NotImplemented
-    return target._op_dk(_COMPOSITE, *args, **kwargs)
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+_WRITTEN_OUT = {torch.ops.aten.instance_norm.default: _instance_norm}
 
 
 class _Checkpoints:
@@ -270,7 +211,7 @@ def _export(
                 all_notes.append(DRAWN)
         if asked:
             with _unheard():
-                refuse_communication(lambda: eager_step(subject, args, kwargs))
+                refuse_communication(lambda _: eager_step(subject, args, kwargs))
             all_notes.append(f"{asked[0]} asks for a process group; the graph is that of one process")
         all_notes += checkpoints.notes
     return exported, step, tuple(all_notes)
@@ -356,7 +297,7 @@ def _functional(
     # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
     # table does not list them.
     with composites_prepared_once():
-        return exported.run_decompositions(_changes_inside(exported))
+        return exported.run_decompositions(_WRITTEN_OUT)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,9 @@
 """Whether a captured graph computes what its model does: one step of both, compared.
 
 Which parameters get a gradient is always compared, in a step of the model on tensors without values; loss,
-gradients and buffers are too where a model is small and has values. What its code changes is put back. A
-model that is not on the CPU is captured on the meta device, so that a capture needs no GPU.
-
-The way back is here as well: an operator graph as a module of one call per operator, with the model's own
-parameters, and the same graph in double precision, operator for operator, which tells rounding from errors (a
-model in float64 has another graph: ``x.float()`` does nothing in one and rounds in the other).
-
-Python's and numpy's random numbers are the same in every process that captures a model.
-"""
+gradients and buffers are too where a model is small and has values. What its code changes is put back. The
+way back is here as well: an operator graph as a module of one call per operator, and the same graph in double
+precision."""
 
 from __future__ import annotations
 
@@ -31,8 +25,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture.lines import shown_error
 from tensoropt.capture.refusals import refusing_hooks
-from tensoropt.capture.unsupported import shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 from tensoropt.ops.calls import LocalCall

@@ -1,17 +1,12 @@
 """Constant folding: anything that depends on no input and no parameter is computed once, at capture.
 
-Masks and position ids are dozens of nodes in a language model, and the search must never see them. Values are
-stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what they amount
-to, because they would tie together tensors that are unrelated, and some have no derivative.
-
-Writes into a part of a complex tensor (``out[..., :modes] = spectrum``), which PyTorch cannot differentiate,
-become writes into its real and imaginary parts.
-"""
+Values are stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what
+they amount to, and writes into a part of a complex tensor, which PyTorch cannot differentiate, become writes
+into its real and imaginary parts."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -19,6 +14,7 @@ from typing import Any
 import torch
 
 from tensoropt.capture.bands import Band, banded
+from tensoropt.capture.lines import node_line
 from tensoropt.errors import CaptureError
 from tensoropt.units import format_bytes
 
@@ -193,19 +189,15 @@ def _unexpanded(value: torch.Tensor) -> tuple[int, ...]:
 def _check_size(nbytes: int, node: torch.fx.Node) -> None:
     if nbytes <= _CONSTANT_LIMIT:
         return
+    line = node_line(node)
     raise CaptureError(
-        f"the constant {node.name}{_line_of(node)} has the shape {tuple(node.meta['val'].shape)} and takes "
+        f"the constant {node.name}{f' at {line}' if line else ''} has the shape "
+        f"{tuple(node.meta['val'].shape)} and takes "
         f"{format_bytes(nbytes)} on every rank, but constants may take up to "
         f"{format_bytes(_CONSTANT_LIMIT)}. If it is a causal mask, leave it out and pass is_causal=True to "
         "scaled_dot_product_attention; else make it in forward by comparing positions, from parts that are "
         "small, or pass it as an input"
     )
-
-
-def _line_of(node: torch.fx.Node) -> str:
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    match = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
-    return f" at {match[1]}:{match[2]} ({lines[-1].strip()})" if match else ""
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -429,7 +421,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
         value = node.meta.get("val")
         if str(node.target) not in _WRITES or not isinstance(value, torch.Tensor) or not value.is_complex():
             continue
-        arguments = _arguments(node)
+        arguments = arguments_of(node)
         # The new dim is last, so dims counted from the end would shift.
         arguments |= {name: arguments[name] % value.dim() for name in _DIMS if name in arguments}
         with graph.inserting_before(node):
@@ -449,7 +441,8 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call by name, those that are not passed by their defaults."""
     assert isinstance(node.target, torch._ops.OpOverload)
     declared = node.target._schema.arguments
     passed = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)

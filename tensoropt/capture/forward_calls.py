@@ -2,12 +2,8 @@
 
 Export refuses to branch on a value. Branches that do not affect what a step costs are answered here, with a
 note: guards that only raise or warn, tests of whether values are finite, and layers that are dropped at
-random (LayerDrop, Fan et al., arXiv 1909.11556), for which the likelier branch is taken.
-
-A tensor that is made from no input and nothing that the model stores (positions counted from 0, a mask of
-ones) has the same value in every call, so that a branch on it is answered as in eager mode: ``transformers``
-leaves out masks that hide nothing in this way.
-"""
+random (LayerDrop, Fan et al., arXiv 1909.11556). A tensor that is made from no input and nothing that the
+model stores has the same value in every call, so that a branch on it is answered as in eager mode."""
 
 from __future__ import annotations
 
@@ -28,14 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tensoropt.capture.unsupported import (
-    asking_frame,
-    calling_frame,
-    is_own,
-    line_of,
-    refuse_call,
-    refuse_result,
-)
+from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
+from tensoropt.capture.unsupported import refuse_call
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Tests of every element, mapped to their answers for finite numbers."""
@@ -435,9 +425,7 @@ class _ForwardCalls(_Answers):
                 kwargs.pop("device", None)
                 return super().__torch_function__(func, types, args, kwargs).to(_META)
             args, kwargs = self._placed(func, name, args, kwargs)
-        result = super().__torch_function__(func, types, args, kwargs)
-        refuse_result(result)
-        return result
+        return super().__torch_function__(func, types, args, kwargs)
 
     @staticmethod
     def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

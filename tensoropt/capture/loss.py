@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
-import inspect
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
+from tensoropt.capture.results import Returned, attributes_of
 from tensoropt.errors import CaptureError
 
 
@@ -57,90 +55,6 @@ class _Cell:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Returned:
-    """Position of the loss in a model's output: alone (``container`` None), or in a container under ``key``.
-
-    ``keys`` are all positions of a mapping or a sequence, so that callers that unpack it still can; empty if
-    the loss is an attribute. ``attributes`` are those of the object that has the loss as an attribute.
-    """
-
-    container: type | None
-    key: Any
-    keys: tuple[Any, ...] = ()
-    attributes: tuple[str, ...] = ()
-
-    def rebuild(self, loss: torch.Tensor) -> Any:
-        """Rebuild the model's output, with None in place of everything but the loss.
-
-        Raises:
-            CaptureError: objects of this class cannot be built from the loss alone.
-        """
-        if self.container is None:
-            return loss
-        for make in (self._made, self._made_bare):
-            # Whatever a user's class does when it is given None.
-            with contextlib.suppress(Exception):
-                output = make(self.container, loss)
-                if self.loss_in(output) is loss:
-                    return output
-        name = f"{self.container.__module__}.{self.container.__qualname__}"
-        raise CaptureError(
-            f"the model returns its loss in {name}, and no such object can be made that holds only the "
-            "loss, as a plan returns it in training; give its other fields defaults, or return a dict, a "
-            "tuple or the loss"
-        )
-
-    def loss_in(self, output: Any) -> Any:
-        """Return the loss in an output of the model."""
-        if self.container is None:
-            return output
-        return output[self.key] if self.keys else getattr(output, self.key)
-
-    def _made(self, container: type, loss: torch.Tensor) -> Any:
-        """Return an object built by its class's own constructor, with None for every argument without a
-        default.
-        """
-        contents = dict.fromkeys(self.keys) | {self.key: loss}
-        if fields := getattr(container, "_fields", None):
-            return container(
-                *(loss if field in (self.key, self._field(fields)) else None for field in fields)
-            )
-        if not self.keys:
-            needed = dict.fromkeys(_needed(container))
-            return container(**needed | {self.key: loss})
-        return container(contents if issubclass(container, Mapping) else contents.values())  # type: ignore[call-arg]
-
-    def _field(self, fields: tuple[str, ...]) -> str | None:
-        return fields[self.key] if self.keys and isinstance(self.key, int) else None
-
-    def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
-        """Return an object made without its constructor, for a class whose constructor does not accept
-        None.
-        """
-        instance = container.__new__(container)
-        if isinstance(instance, MutableMapping):
-            instance.__init__()  # type: ignore[misc]
-            instance.update(dict.fromkeys(self.keys) | {self.key: loss})
-            return instance
-        for name in self.attributes:
-            # Bypasses the class's own method, with which a frozen class refuses.
-            object.__setattr__(instance, name, loss if name == self.key else None)
-        return instance
-
-
-def _needed(container: type) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    arguments = inspect.signature(container).parameters.values()
-    return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
-
-
-def attributes_of(value: Any) -> tuple[str, ...]:
-    """Return the names of an object's own attributes, whether in slots or not."""
-    slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
-    return tuple(dict.fromkeys(name for name in (*getattr(value, "__dict__", ()), *slots)))
-
-
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
     """Return the scalar loss in a model's output: the output itself, the value called ``loss``, or the only
     scalar in it.
@@ -152,23 +66,20 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         return Returned(None, None), output
     # Before the items: outputs of `transformers` are mappings with other scalars, including auxiliary losses.
     if _is_loss(getattr(output, "loss", None)):
-        return Returned(type(output), "loss", attributes=attributes_of(output)), output.loss
+        return Returned.inside(output, "loss", output.loss, item=False), output.loss
     items = _items(output)
     losses = {key: value for key, value in items if _is_loss(value)}
     if "loss" in losses:
         losses = {"loss": losses["loss"]}
-    if len(losses) > 1:
-        raise CaptureError(_ambiguous(output, list(losses)))
-    if losses:
+    if len(losses) == 1:
         ((key, value),) = losses.items()
-        if not isinstance(output, (Mapping, tuple, list)):
-            return Returned(type(output), key, attributes=attributes_of(output)), value
-        return Returned(type(output), key, tuple(k for k, _ in items)), value
-    if below := [place for place, _ in _losses_below(output)]:
+        item = isinstance(output, (Mapping, tuple, list))
+        return Returned.inside(output, key, value, item=item), value
+    if places := [place for place, _ in _losses_below(output)]:
         raise CaptureError(
-            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside another value that it "
-            f"returns ({_named(below)}), and does not say what to train; pass loss=lambda out: "
-            f"{' + '.join(below)} (a model file returns it as the fourth item: model, args, kwargs, loss), "
+            f"the model returns {len(places)} loss{'es' if len(places) > 1 else ''} ({', '.join(places)}), "
+            "and none of them as 'loss', so it does not say what to train; pass loss=lambda out: "
+            f"{' + '.join(places)} (a model file returns it as the fourth item: model, args, kwargs, loss), "
             "or return the one to train as 'loss'"
         )
     raise CaptureError(_none_found(output, [output, *(value for _, value in items)]))
@@ -210,28 +121,13 @@ def _own_attributes(output: Any) -> tuple[str, ...]:
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if returned.container is None:
         return ()
-    trained = output[returned.key] if returned.keys else getattr(output, returned.key)
+    trained = returned.loss_in(output)
     untrained = {id(value): place for place, value in _losses_below(output) if value is not trained}
     if not untrained:
         return ()
     return (
-        f"of what the model returns '{returned.key}' is trained; {_named(list(untrained.values()))} could be "
-        f"too, and {'is' if len(untrained) == 1 else 'are'} left out unless '{returned.key}' has it in it",
-    )
-
-
-def _ambiguous(output: Any, keys: list[Any]) -> str:
-    names = _named([str(key) if isinstance(output, (tuple, list)) else f"'{key}'" for key in keys])
-    place = "at the places " if isinstance(output, (tuple, list)) else ""
-    total = "sum(out)" if isinstance(output, (tuple, list)) else "sum(out.values())"
-    if not isinstance(output, (Mapping, tuple, list)):
-        total = " + ".join(f"out.{key}" for key in keys)
-    elif len(_items(output)) != len(keys):
-        total = " + ".join(f"out[{key!r}]" for key in keys)
-    return (
-        f"the model returns {len(keys)} losses ({type(output).__name__}: {place}{names}) and none is called "
-        f"'loss', so it does not say what to train; pass loss=lambda out: {total} (a model file returns it "
-        "as the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
+        f"of what the model returns '{returned.key}' is trained; {', '.join(untrained.values())} could be "
+        f"too, and is left out unless '{returned.key}' has it in it",
     )
 
 
@@ -247,10 +143,6 @@ def _none_found(output: Any, values: list[Any]) -> str:
         "the loss is computed under no_grad or inference_mode, or from detached tensors (detach(), .data; "
         "for a forward pass alone use mode inference)"
     )
-
-
-def _named(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _checked(loss: Any) -> torch.Tensor:

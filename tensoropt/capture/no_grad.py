@@ -1,7 +1,6 @@
 """``torch.no_grad`` and ``torch.inference_mode`` inside a model, preserved through decomposition.
 
-Decomposition inlines such a region without a trace: its results are detached beforehand. A tensor from
-outside that it writes to keeps its gradient (``gaussian_nll_loss`` bounds variances in this way).
+Decomposition inlines such a region without a trace: its results are detached beforehand.
 
 Also the mode (training or evaluation) of each module during capture, and the attributes that the forward of a
 kind of module reads, in its own code and in the code that it calls.
@@ -15,7 +14,6 @@ import inspect
 import operator
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -23,7 +21,7 @@ import torch
 from torch import fx, nn
 
 from tensoropt.capture.convert import Mode
-from tensoropt.capture.unsupported import is_own, node_line
+from tensoropt.capture.lines import is_own, node_line
 from tensoropt.errors import CaptureError
 
 
@@ -147,12 +145,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def keep_no_grad(exported: Any) -> None:
-    """Detach, in place, every result of a region that ran without gradients; a tensor that a region has
-    written to keeps its earlier gradient.
+    """Detach, in place, every result of a region that ran without gradients.
 
     Raises:
-        CaptureError: a region writes to a tensor that has a gradient, and the graph also sees that memory
-            under another name.
+        CaptureError: a region writes to a tensor that has a gradient.
     """
     wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
     for module in exported.graph_module.modules():
@@ -160,54 +156,40 @@ def keep_no_grad(exported: Any) -> None:
             continue
         regions = [n for n in module.graph.nodes if n.target is wrap and n.args[0] is False]
         for region in regions:
-            writes = _writes_of(module, region)
+            written = _written(module, region)
+            # Facts about gradients may follow from an earlier region.
+            having = _having_gradients(exported, module) if written else set()
+            for tensor, write in written.items():
+                # A changed parameter is refused as such.
+                if tensor in having and tensor.op != "placeholder":
+                    line = node_line(write)
+                    raise CaptureError(
+                        f"the model{f' at {line}' if line else ''} writes, without gradients, to a tensor "
+                        "that has one (gaussian_nll_loss bounds its variances so); compute a new tensor: "
+                        "x + (bounded(x) - x).detach() has the value of the one, the gradient of the other"
+                    )
             for result in [user for user in region.users if user.target is operator.getitem]:
                 value = result.meta.get("val")
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     _detach(module.graph, result)
-            # Facts about gradients may follow from an earlier region.
-            having = _having_gradients(exported, module) if writes else set()
-            for write in writes:
-                if write.written in having:
-                    _pass_on(module.graph, region, write)
         if regions:
             module.recompile()
 
 
-@dataclass(frozen=True)
-class _Write:
-    """A tensor from outside that a region writes to, and the region's results that are that tensor."""
-
-    written: fx.Node
-    results: tuple[fx.Node, ...]
-
-
-def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
+def _written(module: fx.GraphModule, region: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Return the tensors from outside that a region writes to, whole or in part, each with the write."""
     inside: Any = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
     placeholders = [node for node in inside.nodes if node.op == "placeholder"]
-    bases, itself = {node: node for node in placeholders}, {node: node for node in placeholders}
-    written: dict[fx.Node, None] = {}
+    bases: dict[fx.Node, Any] = dict(zip(placeholders, region.args[2:], strict=True))
+    written: dict[fx.Node, fx.Node] = {}
     for node in inside.nodes:
-        first = node.args[0] if node.args else None
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not isinstance(first, fx.Node) or first not in bases:
-            continue
-        alias = schema.arguments[0].alias_info
-        if alias is not None and alias.is_write:
-            written[bases[first]] = None
-            if first in itself:
-                itself[node] = itself[first]
-        if alias is not None:
+        first, schema = next(iter(node.args), None), getattr(node.target, "_schema", None)
+        alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
+        if alias is not None and isinstance(first, fx.Node) and first in bases:
             bases[node] = bases[first]
-    (returned,) = (node.args[0] for node in inside.nodes if node.op == "output")
-    got = {user.args[1]: user for user in region.users if user.target is operator.getitem}
-    return [
-        _Write(
-            region.args[2 + placeholders.index(base)],  # type: ignore[arg-type]
-            tuple(got[i] for i, node in enumerate(returned) if itself.get(node) is base and i in got),
-        )
-        for base in written
-    ]
+            if alias.is_write:
+                written[bases[first]] = node
+    return written
 
 
 def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
@@ -222,48 +204,6 @@ def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
         if node.name in trained or (not cut and not nodes.isdisjoint(node.all_input_nodes)):
             nodes.add(node)
     return nodes
-
-
-def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
-    """Make readers of a written tensor after a region see the region's value and the tensor's earlier
-    gradient."""
-    written, place = write.written, {node: number for number, node in enumerate(graph.nodes)}
-    later = [user for user in written.users if place[user] > place[region]]
-    sharing = [user for user in written.users if user is not region and _is_view(user)]
-    if _is_view(written) or any(place[u] > place[region] for view in sharing for u in view.users):
-        line = node_line(region)
-        raise CaptureError(
-            f"the model{f' at {line}' if line else ''} writes, without gradients, to a tensor that has one, "
-            "and of which it has a view; write to the tensor before the view is taken, or use torch.where"
-        )
-    aten = torch.ops.aten
-    with graph.inserting_before(region):
-        before = graph.call_function(aten.detach.default, (written,))
-        # Zero, with the gradient of the earlier tensor.
-        kept = graph.call_function(aten.sub.Tensor, (written, before))
-    last = max((user for user in region.users), key=lambda user: place[user], default=region)
-    with graph.inserting_after(last):
-        detached = graph.call_function(aten.detach.default, (written,))
-    with graph.inserting_after(detached):
-        passed = graph.call_function(aten.add.Tensor, (detached, kept))
-    for node in (before, kept, detached, passed):
-        node.meta = {**written.meta, "stack_trace": region.meta.get("stack_trace")}
-    for user in later:
-        if user is not region:
-            user.replace_input_with(written, passed)
-    for result in write.results:
-        for reader in (result, *(user for user in result.users if user.target is aten.detach.default)):
-            reader.replace_all_uses_with(
-                passed, delete_user_cb=lambda user: user.target is not aten.detach.default
-            )
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.arguments:
-        return False
-    alias = schema.arguments[0].alias_info
-    return alias is not None and not alias.is_write
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """Models that ask for other processes: losses gathered over ranks, statistics that are reduced.
 
-A graph is that of one process, whoever captures it: the model's code finds no process group. If it asks for
-one, its step is run once more in one that pretends to have two ranks, and a model that communicates there is
-refused: in a job its ranks would do so beside the plan's, which divides the batch and reduces by itself.
-PyTorch's own layers are not asked: a ``SyncBatchNorm`` without a group is the batch norm that a plan
-synchronises.
+A graph is that of one process: the model's code finds no process group. If it asks for one, in its step or
+when a function builds it, the step is run once more in one that pretends to have two ranks, and a model that
+communicates there is refused: in a job its ranks would do so beside the plan's. PyTorch's own layers are not
+asked.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tensoropt.capture.unsupported import current_line, is_ours, is_own, quoted_line
+from tensoropt.capture.lines import current_line, is_ours, is_own, quoted_line
 from tensoropt.errors import CaptureError
 
 _REFUSED: ContextVar[list[str]] = ContextVar("lines that communicate")
@@ -46,18 +45,26 @@ def no_other_processes() -> Iterator[list[str]]:
         yield asked
 
 
-def refuse_communication(run: Callable[[], object]) -> None:
-    """Run a model's code in one of two ranks.
+def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] = lambda: None) -> None:
+    """Run a model's step in one of two ranks.
+
+    Args:
+        run: the step of what ``build`` returns.
+        build: makes the model there; what it sends itself, as DDP does around a model, is before any step.
 
     Raises:
-        CaptureError: it communicates.
+        CaptureError: the step communicates.
     """
     # Of rank and size alone, as PyTorch's own tests make groups: its stubs do not say so.
     pretended: dist.ProcessGroup = _Pretended(0, 2)  # type: ignore[call-arg]
     refused = _REFUSED.set([])
     try:
         with _group_found(lambda frame: pretended):
-            run()
+            try:
+                built = build()
+            except Exception:
+                return
+            run(built)
         # What PyTorch does about an error in a collective raises others.
         if lines := _REFUSED.get():
             raise CaptureError(

@@ -1,18 +1,10 @@
 """Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between them.
 
-Parameters stay float32 between steps (master weights), and so do their gradients and the optimizer's state;
-every reader that computes in bfloat16 sees them cast. Operators declare which of three classes they belong to
-(:class:`tensoropt.ops.calls.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference") and
-Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
-
-- *bfloat16*: matrix products, convolutions, attention, lookups and the norms that are one kernel, whose
-  statistics the kernel itself takes in float32. Batch norm's weights and running statistics stay float32;
-- *float32*: losses, softmax, powers, exponentials, sums and means: their operands are cast up;
-- *the rest* follows the widest tensor with a gradient among its operands, so that the residual stream, which
-  autocast leaves in float32 from the embedding on, is bfloat16. Masks, constants and parameters never widen.
-
-The pass runs over the captured graph instead of ``torch.autocast`` around the export, because autocast has no
-meta device. An operator that cannot run on these types keeps its own.
+Parameters, their gradients and the optimizer's state stay float32 (master weights). Operators declare their
+class (:class:`tensoropt.ops.calls.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference")
+and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1): bfloat16 (products, convolutions,
+attention, lookups, norms of one kernel), float32 (losses, softmax, powers, sums), or that of the widest
+tensor with a gradient among their operands. ``torch.autocast`` around the export has no meta device.
 """
 
 from __future__ import annotations

@@ -2,12 +2,7 @@
 
 ``torch.export.export`` followed by ``run_decompositions({})`` gives a flat, functional ATen graph that keeps
 ``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. In training everything but the loss
-is dropped, and only activations on a path from a parameter to the loss get a gradient, which export does not
-say.
-
-Tokens per expert are counted alike on every device: ``transformers`` casts expert numbers for ``histc`` to
-float32 on a CPU and to int32 elsewhere; counts are exact in float32 up to 2**24 tokens.
-"""
+is dropped, and only activations on a path from a parameter to the loss get a gradient."""
 
 from __future__ import annotations
 
@@ -32,12 +27,13 @@ from tensoropt.capture.fidelity import (
     shadowed,
 )
 from tensoropt.capture.folding import kept_constants
-from tensoropt.capture.loss import Returned, WithLoss
+from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
 from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
+from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
 
@@ -112,7 +108,8 @@ COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32
 
 
 def _count_in_floats(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph in which every cast that only feeds a ``histc`` of integers is a cast to float32."""
+    """Return the graph in which every cast that only feeds a ``histc`` of integers is a cast to float32:
+    ``transformers`` counts tokens per expert so on a CPU, and in int32 elsewhere (both exact up to 2**24)."""
     tensors, casts = dict(graph.tensors), set()
     for op in graph.operators:
         source = op.inputs()[0] if op.target == COUNT else None

@@ -23,17 +23,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.unsupported import (
-    OBJECT,
+from tensoropt.capture.lines import (
     causes,
     failing_line,
     first_line,
     frames_of,
     is_own,
-    kind_of_tensor,
-    of_error,
     raised_by_model,
 )
+from tensoropt.capture.state import plain_tensor_changed
+from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
@@ -105,32 +104,28 @@ def refusal(
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
-    name = type(model).__name__
-    if (own := raised_by_model(error)) is not None:
-        return _own_error(name, own)
-    line, kind = failing_line(error), of_error(error)
+    if changed := re.search(r"Constant (?:model\.)?(\S+) is mutated", str(error)):
+        return plain_tensor_changed(changed[1])
+    name, line, kind = type(model).__name__, failing_line(error), of_error(error)
+    at = f" at {line}" if line else ""
+    raised = next(frames_of(error), None)
+    own = raised_by_model(error)
+    if own is None and kind is None and raised is not None and is_own(raised.f_code.co_filename):
+        own = error
+    if own is not None:
+        line = failing_line(own)
+        return CaptureError(
+            f"{name}'s own code raises {type(own).__name__}{f' at {line}' if line else ''}: "
+            f"{_first_lines(own).rstrip('.')}; it has to run on the example inputs"
+        )
     if kind is OBJECT:
         for path, leaf in _named_leaves(model, args, kwargs or {}):
             if not isinstance(leaf, _PASSED):
                 return CaptureError(_object_refused(path, leaf))
     if kind is not None:
-        return kind.refused(name, line, _innermost_module(model, error), _first_lines(error, 1))
-    part = _innermost_module(model, error)
-    where = f" at {line}" if line else f" (in `{part}`)" if part else ""
-    reason = _first_lines(error)
-    raised = next(frames_of(error), None)
-    if raised is not None and is_own(raised.f_code.co_filename):
-        return _own_error(name, error)
+        return kind.refused(name, line, _first_lines(error, 1))
     return CaptureError(
-        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {_USUAL}."
-    )
-
-
-def _own_error(name: str, error: BaseException) -> CaptureError:
-    line = failing_line(error)
-    return CaptureError(
-        f"{name}'s own code raises {type(error).__name__}{f' at {line}' if line else ''}: "
-        f"{_first_lines(error).rstrip('.')}; it has to run on the example inputs"
+        f"PyTorch cannot follow {name}{at}: {_first_lines(error).rstrip('.')}. What usually helps: {_USUAL}."
     )
 
 
@@ -152,27 +147,33 @@ def _object_refused(path: str, value: Any) -> str:
     return f"the input {path} is of the class {kind}, which a captured call cannot hold; {remedy}"
 
 
-def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
-    """Return the path of the submodule in whose forward an error was raised, or "" for the model itself."""
-    paths = {id(vars(module)): path for path, module in model.named_modules() if path}
-    for frame in frames_of(error):
-        subject = frame.f_locals.get("self")
-        # Export wraps modules in proxies, which share the attribute dict.
-        if isinstance(subject, torch.nn.Module) and id(vars(subject)) in paths:
-            return paths[id(vars(subject))]
-    return ""
-
-
 def check_model(model: torch.nn.Module) -> None:
     """Refuse an object that is not a model, a model that is already distributed, and one on several
     devices."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a torch.nn.Module; pass the module itself")
     for path, module in model.named_modules():
-        _check_module(path, module)
+        named = f"`{path}`" if path else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{named} was made by torch.jit (script, trace or load), which leaves no Python code to "
+                "follow; pass the module itself, as it was before"
+            )
+        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), "")
+        if wrapper:
+            raise CaptureError(
+                f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; {_INSIDE}"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"`{name}` has no shape yet (a lazy module); call the model once on the example inputs before"
+            )
+        if hasattr(tensor, "ds_id") or isinstance(tensor, DTensor):
+            how = "partitioned by DeepSpeed (ZeRO stage 3)" if hasattr(tensor, "ds_id") else "a DTensor"
+            raise CaptureError(f"`{name}` is {how}, spread over ranks already; {_INSIDE}")
+        _check_kind(f"`{name}`", tensor)
     places: dict[str, str] = {}
-    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        _check_tensor(name, parameter)
     for name, tensor in model.named_parameters():
         places.setdefault(str(tensor.device), name)
     if len(places) > 1:
@@ -195,77 +196,29 @@ _WRAPPERS = frozenset(
     }
 )
 """The names of classes that distribute a model."""
+_INSIDE = (
+    "pass what is inside (its attribute .module; with fully_shard, parallelize_module or deepspeed.zero.Init "
+    "the model built without them), because the search decides how to spread it"
+)
 
 
-def _check_module(path: str, module: torch.nn.Module) -> None:
-    named = f"`{path}`" if path else "the model"
-    if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError(
-            f"{named} was made by torch.jit (script, trace or load), which leaves no Python code to follow; "
-            "pass the module itself, as it was before"
-        )
-    wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), "")
-    if wrapper:
-        raise CaptureError(
-            f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; pass what is inside "
-            "(its attribute .module; with fully_shard the model as it was before), because the search "
-            "decides how to spread it"
-        )
-
-
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
-    if is_lazy(tensor):
-        raise CaptureError(
-            f"`{name}` has no shape yet (a lazy module); call the model once on the example inputs before"
-        )
-    if hasattr(tensor, "ds_id"):
-        raise CaptureError(
-            f"`{name}` is partitioned by DeepSpeed (ZeRO stage 3); build the model without "
-            "deepspeed.zero.Init and deepspeed.initialize"
-        )
-    if isinstance(tensor, DTensor):
-        raise CaptureError(
-            f"`{name}` is a DTensor, spread over ranks already; build the model without fully_shard or "
-            "parallelize_module, because the search decides how to spread it"
-        )
-    if kind_of_tensor(tensor) is not None:
-        raise CaptureError(
-            f"`{name}` is {_described(tensor)}, which no plan can hold; {_REMEDY_OF_KIND[_described(tensor)]}"
-        )
-
-
-_REMEDY_OF_KIND = {
-    "a nested tensor": "pad the sequences to one length and pass a mask",
-    "a quantized tensor": "pass it in floating point (`.dequantize()`)",
-    "a sparse tensor": "pass it dense (`.to_dense()`), or as indices for index_select and index_add",
-}
-
-
-def _described(tensor: torch.Tensor) -> str:
-    if tensor.is_nested:
-        return "a nested tensor"
-    return "a quantized tensor" if tensor.is_quantized else "a sparse tensor"
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    kind = kind_of_tensor(tensor)
+    if kind is not None:
+        raise CaptureError(f"{name} is {kind[0]}, which no plan can hold; {kind[1]}")
 
 
 def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse example inputs for which no plan can be made: empty ones, and unsupported kinds of tensors."""
-    for name, tensor in _named_inputs(model, args, kwargs):
-        if kind_of_tensor(tensor) is not None:
-            kind = _described(tensor)
-            raise CaptureError(f"the input {name} is {kind}, which no plan can hold; {_REMEDY_OF_KIND[kind]}")
+    for name, tensor in _named_leaves(model, args, kwargs):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        _check_kind(f"the input {name}", tensor)
         if tensor.numel() == 0:
             raise CaptureError(
                 f"the input {name} of shape {tuple(tensor.shape)} is empty; pass a batch of at least one "
                 "sample, of the size that a step has"
             )
-
-
-def _named_inputs(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, leaf in _named_leaves(model, args, kwargs):
-        if isinstance(leaf, torch.Tensor):
-            yield name, leaf
 
 
 def _named_leaves(

@@ -1,17 +1,17 @@
-"""All that a model returns: a wrapper module that returns the tensors alone, and what makes the model's own
-output of them again."""
+"""What a model returns: a wrapper module that returns the tensors alone, what makes the model's own output of
+them again, and the position of the loss in it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import copyreg
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.loss import Returned, attributes_of
 from tensoropt.errors import CaptureError
 
 
@@ -40,34 +40,29 @@ class OutputPlaces:
 
     @classmethod
     def of(
-        cls, output: Any, returned: Returned | None, *, everything: bool = True
+        cls, output: Any, loss: Any, *, everything: bool = True
     ) -> tuple[OutputPlaces, tuple[torch.Tensor, ...]]:
         """Return the places of an output's tensors, and the tensors.
 
         Args:
-            returned: how the model returns its loss; None for a model without one.
-            everything: False for the loss alone, if there is one, with None in place of other tensors.
+            loss: what lies in the place of the loss; None for a model without one.
+            everything: False for the loss alone, if there is one, with None in place of all else but numbers
+                and texts.
         """
         leaves, spec = pytree.tree_flatten(output)
         kind = None
         if len(leaves) == 1 and leaves[0] is output and not isinstance(output, torch.Tensor):
             kind = type(output)
             leaves, spec = pytree.tree_flatten(_contents(output))
+        # A call without targets has no loss, and what lies in its place may be something else.
+        is_one = isinstance(loss, torch.Tensor) and loss.numel() == 1
+        if is_one and not everything:
+            leaves = [v if v is loss or isinstance(v, (int, float, str)) else None for v in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        loss = None
-        if returned is not None:
-            # A call without targets has no loss, and what lies in its place may be something else.
-            with contextlib.suppress(Exception):
-                value = returned.loss_in(output)
-                if isinstance(value, torch.Tensor) and value.numel() == 1:
-                    loss = next(i for i, tensor in enumerate(tensors) if tensor is value)
-        if loss is not None and not everything:
-            kept = tensors[loss]
-            leaves = [None if isinstance(v, torch.Tensor) and v is not kept else v for v in leaves]
-            tensors, loss = [v for v in leaves if v is kept], 0
+        place = next((i for i, tensor in enumerate(tensors) if is_one and tensor is loss), None)
         numbers = iter(range(len(tensors)))
         places = tuple(_Tensor(next(numbers)) if isinstance(v, torch.Tensor) else v for v in leaves)
-        return cls(kind, spec, places, loss), tuple(tensors)
+        return cls(kind, spec, places, place), tuple(tensors)
 
     def rebuild(self, tensors: Sequence[torch.Tensor | None]) -> Any:
         """Return the model's output with these tensors in it."""
@@ -77,7 +72,9 @@ class OutputPlaces:
             return contents
         kind: Any = self.kind
         made = kind.__new__(kind)
-        if issubclass(kind, dict):
+        if issubclass(kind, MutableMapping):
+            if not issubclass(kind, dict):
+                made.__init__()
             made.update(contents)
             return made
         for name, value in contents.items():
@@ -88,7 +85,56 @@ class OutputPlaces:
 def _contents(output: Any) -> dict[str, Any]:
     if isinstance(output, Mapping):
         return dict(output)
-    return {name: getattr(output, name) for name in attributes_of(output)}
+    return {name: getattr(output, name) for name in attributes_of(output) if hasattr(output, name)}
+
+
+def attributes_of(value: Any) -> tuple[str, ...]:
+    """Return the names of an object's own attributes, whether in slots or not."""
+    slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
+    return tuple(dict.fromkeys((*getattr(value, "__dict__", ()), *slots)))
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Position of the loss in a model's output: alone (``container`` None), or in a container under ``key``.
+
+    ``item`` distinguishes items from attributes.
+    """
+
+    container: type | None
+    key: Any
+    item: bool = False
+    places: OutputPlaces | None = None
+
+    @classmethod
+    def inside(cls, output: Any, key: Any, loss: torch.Tensor, *, item: bool) -> Returned:
+        """Return the position of a loss that an output holds."""
+        return cls(type(output), key, item, OutputPlaces.of(output, loss, everything=False)[0])
+
+    def rebuild(self, loss: torch.Tensor) -> Any:
+        """Rebuild the model's output, with None in place of other tensors.
+
+        Raises:
+            CaptureError: objects of this class cannot be built from the loss alone.
+        """
+        if self.container is None:
+            return loss
+        if self.places is None or self.places.loss is None:
+            raise CaptureError(
+                f"the model returns its loss in {self.container.__module__}.{self.container.__qualname__}, "
+                "and no such object can be made that holds only the loss, as a plan returns it in training; "
+                "return it in an attribute, a dict or a tuple, or alone"
+            )
+        return self.places.rebuild([loss])
+
+    def loss_in(self, output: Any) -> Any:
+        """Return what lies in the place of the loss in an output of the model; None if there is no such
+        place."""
+        if self.container is None:
+            return output
+        with contextlib.suppress(Exception):  # whatever a user's class does
+            return output[self.key] if self.item else getattr(output, self.key)
+        return None
 
 
 class _Cell:
@@ -131,7 +177,8 @@ class WithResults(torch.nn.Module):
         output = self.model(*args, **kwargs)
         if self.loss is not None:
             output = self.loss(output)
-        self._cell.results, tensors = OutputPlaces.of(output, self._returned, everything=self._everything)
+        loss = None if self._returned is None else self._returned.loss_in(output)
+        self._cell.results, tensors = OutputPlaces.of(output, loss, everything=self._everything)
         if not tensors:
             raise CaptureError(f"the model returns no tensor in this call, but {type(output).__name__}")
         return tensors

@@ -257,13 +257,16 @@ def _settings_option(options: argparse.Namespace) -> Any:
     chosen = {}
     for setting in settings_fields():
         value = getattr(options, setting.key, setting.default)
-        if isinstance(value, str) and not setting.choices:
-            try:
-                value = setting.read(value)
-            except TensorOptError as error:
-                raise TensorOptError(f"--{setting.flag} {error}") from None
-        chosen[setting.name] = value
+        text = isinstance(value, str) and not setting.choices
+        chosen[setting.name] = _read(setting.flag, setting.read, value) if text else value
     return Settings(**chosen)
+
+
+def _read(flag: str, read: Callable[[str], Any], text: str) -> Any:
+    try:
+        return read(text)
+    except TensorOptError as error:
+        raise TensorOptError(f"--{flag} {error}") from None
 
 
 def question_option(options: argparse.Namespace) -> Any:
@@ -276,15 +279,8 @@ def question_option(options: argparse.Namespace) -> Any:
     limits = options.memory.split(",") if comparing and options.memory else []
     if comparing:
         options = argparse.Namespace(**{**vars(options), "memory": None})
-    devices = getattr(options, "devices", None) or ""
-    try:
-        devices = read_counts(devices) if devices else ""
-    except TensorOptError as error:
-        raise TensorOptError(f"--devices {error}") from None
-    try:
-        batches = {} if options.batch is None else read_batches(options.batch)
-    except TensorOptError as error:
-        raise TensorOptError(f"--batch {error}") from None
+    devices = getattr(options, "devices", None)
+    batches = {} if options.batch is None else _read("batch", read_batches, options.batch)
     if comparing and "batches" in batches:
         raise TensorOptError(
             f"--batch {options.batch}: planners are compared at one batch; give one, as in --batch 8"
@@ -304,7 +300,7 @@ def question_option(options: argparse.Namespace) -> Any:
         planners=_names(getattr(options, "planners", None)),
         planner_options=getattr(options, "planner_option", ()),
         limits=[parse_bytes(limit) for limit in limits] or [None],
-        devices=devices,
+        devices=_read("devices", read_counts, devices) if devices else "",
         also_on=_names(getattr(options, "also_on", None)),
         beside=tuple(getattr(options, "beside", ())),
         anew=options.anew,

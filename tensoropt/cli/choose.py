@@ -78,6 +78,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     headroom = headroom_option(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
+    from tensoropt.plan.keys import plan_key
     from tensoropt.report.commands import run_ways
     from tensoropt.saved import chosen_point
 
@@ -110,6 +111,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(exploration, [index])[0],
+        "key": plan_key(plan),
         **told,
         "answer": within.to_data(),
         "out": options.out,

@@ -101,7 +101,9 @@ def explore(
     asked = asked or {}
     if question.planners:
         return compare(question, progress, out)
-    _check_prices(question, asked)
+    if "tariff" in asked:
+        clusters = _clusters(question).values()
+        asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
     if question.also_on and question.devices:
         raise TensorOptError(
             "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
@@ -179,18 +181,16 @@ def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[
     return fact_lines(rate_facts(priced, asked.get("amount")))
 
 
-def _check_prices(question: Any, asked: Mapping[str, Any]) -> None:
-    if "tariff" in asked:
-        clusters = _clusters(question).values()
-        asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
-
-
 def _clusters(question: Any) -> dict[str, Any]:
     from tensoropt.cluster import load_cluster
 
     whole = load_cluster(question.cluster)
     if question.devices:
-        return {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
+        # Of those that are named, the cluster says which are parts of it.
+        named = not isinstance(question.devices, str)
+        sizes = sorted(set(question.devices)) if named else whole.part_sizes
+        parts = [whole.subset(size) for size in sizes]
+        return {f"{part.device_count}-devices": part for part in parts}
     first = question.cluster if isinstance(question.cluster, str) else whole.name
     return {first: whole, **{name: load_cluster(name) for name in question.also_on}}
 
@@ -260,12 +260,6 @@ def _check_for_several(out: str) -> None:
         raise TensorOptError(
             f"{out} holds one exploration, and several would lie in folders inside it; choose another --out"
         )
-
-
-def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
-    if isinstance(devices, str):
-        return tuple(cluster.part_sizes)
-    return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))
 
 
 VERB = Verb("explore", "find the cost frontier of a model on a cluster", add_arguments, answer, measures=True)

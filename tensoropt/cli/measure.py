@@ -33,7 +33,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="how many hosts like this one; under torchrun, with one process per host, each says what it has",
     )
     host.add_argument(
-        "--network", default="", metavar="8xIB-400G", help="cards between hosts; default: those of this host"
+        "--network", default="", metavar="8xIB-400G", help="the cards of each host, if there are several"
     )
     host.add_argument("--out", metavar="FILE", help="cluster file to write, .yaml or .json")
     files = verb.add_argument_group("profiles").add_mutually_exclusive_group()

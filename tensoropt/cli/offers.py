@@ -21,16 +21,10 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
     Args:
         asked: the fields of a :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion`.
     """
-    from tensoropt.exploration.cluster_offers import (
-        ClusterCurve,
-        ClusterQuestion,
-        offers,
-        offers_data,
-        profile,
-    )
+    from tensoropt.exploration.cluster_offers import ClusterQuestion, offers, offers_data, profile
 
     found = offers(sweep.explorations, ClusterQuestion(**asked), sweep.refused)
-    table = profile([ClusterCurve.of(one) for one in sweep.explorations])
+    table = profile(sweep.explorations)
     lines = [*found.sentences(), "", _profile_table(table, sweep.explorations), "", _table(found)]
     best = {
         name: None if row is None else row.cluster

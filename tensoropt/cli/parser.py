@@ -20,7 +20,6 @@ from tensoropt.cli import (
     dashboard,
     explore,
     export,
-    fit,
     list_names,
     measure,
     tune,
@@ -30,7 +29,7 @@ from tensoropt.cli.arguments import Verb
 from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
-_IN_ORDER = (fit, explore, choose, export, verify, tune, dashboard, list_names, measure)
+_IN_ORDER = (explore, choose, export, verify, tune, dashboard, list_names, measure)
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
 _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130

@@ -128,11 +128,12 @@ def verify_text(data: dict[str, Any]) -> str:
     for i, p in enumerate(data["plans"]):
         predicted, issued = (sum(c["count"] for c in p[f"collectives_{k}"]) for k in ("predicted", "issued"))
         agree = {True: "agree", False: "DIFFER", None: "-"}[p["replicas_agree"]]
+        in_order = {True: " in order", False: " RANKS DIFFER", None: ""}[p["collectives_in_order"]]
         rows.append(
             [
                 str(i), p["mesh"], str(p["micro_batches"]), _difference(p["loss_difference"]),
                 _difference(p["gradient_difference"]), agree,
-                f"{predicted} {'!=' if p['collectives_unlike'] else '='} {issued}{_in_order(p)}",
+                f"{predicted} {'!=' if p['collectives_unlike'] else '='} {issued}{in_order}",
                 format_bytes(p["memory_predicted_bytes"]), format_bytes(p["memory_tracked_bytes"]),
                 format_seconds(p["time_predicted_s"]),
                 "-" if p["time_measured_s"] is None else format_seconds(p["time_measured_s"]),
@@ -207,22 +208,8 @@ def _file_remark(file: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _in_order(plan: dict[str, Any]) -> str:
-    words = {True: " in order", False: " RANKS DIFFER", None: ""}
-    return words[plan["collectives_in_order"]]
-
-
 def _difference(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
-
-
-def _undefined(counts: dict[str, int]) -> str:
-    shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
-    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
-    return (
-        f"the unsplit model itself gives NaN or infinite values, which are compared by their places only: "
-        f"{shown}{more}"
-    )
 
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
@@ -233,8 +220,13 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "
             f"after the optimizer's steps in {plan['worst_parameter']} ({plan['parameter_difference']:.1e})"
         )
-    if plan["not_finite"]:
-        lines.append(_undefined(plan["not_finite"]))
+    if counts := plan["not_finite"]:
+        shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
+        more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+        lines.append(
+            "the unsplit model itself gives NaN or infinite values, which are compared by their places only: "
+            f"{shown}{more}"
+        )
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(

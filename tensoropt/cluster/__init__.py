@@ -19,7 +19,7 @@ from tensoropt.cluster.catalog import (
 )
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh, slowest
-from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
+from tensoropt.cluster.local import available_cores, pin_rank, rank_cores
 
 __all__ = [
     "ASSUMED",
@@ -46,5 +46,4 @@ __all__ = [
     "reached_by",
     "slower_beside",
     "slowest",
-    "stolen_s",
 ]

@@ -54,10 +54,6 @@ def efficiency_figures() -> Mapping[str, Any]:
     return _preset("efficiencies")
 
 
-def _host_figures() -> Mapping[str, Any]:
-    return _preset("host")
-
-
 def list_devices() -> tuple[str, ...]:
     """Return the names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))
@@ -233,7 +229,7 @@ class HostSeconds:
 @cache
 def host_seconds(device_type: str) -> HostSeconds | None:
     """Return the host figures for a device type; None if the host is the device, as with CPU ranks."""
-    figures = _host_figures().get(device_type)
+    figures = _preset("host").get(device_type)
     return None if figures is None else HostSeconds(**figures)
 
 

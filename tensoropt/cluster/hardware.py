@@ -13,8 +13,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -92,24 +92,12 @@ class DeviceKind:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "memory_bytes": self.memory_bytes,
-            "flops": dict(self.flops),
-            "memory_bandwidth": self.memory_bandwidth,
-            "price_per_hour": self.price_per_hour,
-            "source": self.source,
-            # Left out if empty, so that files saved for CPU ranks do not change.
-            **({"capability": self.capability} if self.capability else {}),
-        }
+        data = {name: getattr(self, name) for name in self.__slots__} | {"flops": dict(self.flops)}
+        # Left out if empty, so that files saved for CPU ranks do not change.
+        return {name: value for name, value in data.items() if name != "capability" or value}
 
     def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
-        return _rebuild_kind, (self.to_dict(),)
-
-
-def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
-    return DeviceKind(**data)
+        return partial(DeviceKind, **self.to_dict()), ()
 
 
 def slowest(kinds: Iterable[DeviceKind]) -> DeviceKind:
@@ -135,10 +123,6 @@ class Link:
     def __post_init__(self) -> None:
         LATENCY.read(self.latency_s, f"latency of link '{self.name}'")
         BANDWIDTH.read(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,15 +199,6 @@ class Mesh:
             for length in range(1, self.axis_count + 1)
             for subset in itertools.combinations(numbers, length)
         )
-
-    def to_dict(self) -> dict[str, list]:
-        """Return plain data, which :meth:`from_dict` reads back."""
-        return {"shape": list(self.shape), "names": list(self.names)}
-
-    @classmethod
-    def from_dict(cls, data: dict) -> Mesh:
-        """Return the mesh that :meth:`to_dict` wrote."""
-        return cls(shape=tuple(data["shape"]), names=tuple(data.get("names", ())))
 
     def __str__(self) -> str:
         return self.label
@@ -317,15 +292,6 @@ class Level:
         count(self.size, f"size of level '{self.name}'")
         count(self.link_count, f"links per {self.name}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return {
-            "name": self.name,
-            "size": self.size,
-            "link": self.link.to_dict(),
-            "link_count": self.link_count,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -411,14 +377,6 @@ class Cluster:
     def memory_bytes(self) -> int:
         """The memory of the smallest device: what a sharded plan may use per rank."""
         return min(kind.memory_bytes for kind in self.devices)
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """The price of all devices together; None if any price is unknown."""
-        prices = [kind.price_per_hour for kind in self.devices]
-        return (
-            None if any(price is None for price in prices) else float(sum(price or 0.0 for price in prices))
-        )
 
     def link(self, first: int, second: int) -> Link:
         """Return the link between two ranks: the pair's own link if it has one, otherwise that of the
@@ -519,8 +477,8 @@ class Cluster:
             "name": self.name,
             "kinds": [kind.to_dict() for kind in self.device_kinds],
             "devices": [names.index(kind.name) for kind in self.devices],
-            "levels": [level.to_dict() for level in self.levels],
-            "pairs": [{"between": list(pair), "link": link.to_dict()} for pair, link in self.pairs.items()],
+            "levels": [asdict(level) for level in self.levels],
+            "pairs": [{"between": list(pair), "link": asdict(link)} for pair, link in self.pairs.items()],
             "source": self.source,
         }
 

@@ -1,15 +1,14 @@
 """Several hosts as one cluster: how many a job has, the network between them, and what each of them has.
 
 A number of hosts is taken to be like this one, or the processes of a job say what their own hosts have
-(:func:`tensoropt.detect` under ``torchrun``). The network is what this host's cards report to the kernel.
+(:func:`tensoropt.detect` under ``torchrun``). The network between them is said; `measure links` times it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from tensoropt.cluster.catalog import link, list_links
@@ -17,10 +16,8 @@ from tensoropt.cluster.hardware import Cluster, Level, Link
 from tensoropt.cluster.quantities import BANDWIDTH
 from tensoropt.errors import ClusterError
 
-_SYSTEM = Path("/sys/class")
-_LATENCIES = {"InfiniBand": "IB-400G", "Ethernet": "Ethernet-100G", "RoCE": "IB-400G"}
-"""The links of the catalogue whose latency is that of cards: RoCE moves memory as InfiniBand does."""
-_BITS = 8
+_LIKE = "Ethernet-100G"
+"""The link of the catalogue whose latency is taken where only a bandwidth is given."""
 
 
 class Network(NamedTuple):
@@ -30,77 +27,32 @@ class Network(NamedTuple):
     cards: int
 
 
-def network(text: str = "") -> Network:
+def network(text: str) -> Network:
     """Return the links between hosts.
 
     Args:
         text: a link of the catalogue or a bandwidth, with the number of cards before it if there are several:
-            ``IB-400G``, ``8xIB-400G``, ``2x100Gbit/s``. By default what this host's active cards report:
-            those of InfiniBand or RoCE, or else the fastest of Ethernet.
+            ``IB-400G``, ``8xIB-400G``, ``2x100Gbit/s``.
 
     Raises:
-        ClusterError: the text is no link, or no card reports a speed.
+        ClusterError: the text is no link.
     """
-    if text:
-        cards, _, name = text.partition("x") if re.match(r"\d+x", text) else ("1", "", text)
-        if int(cards) < 1:
-            raise ClusterError(f"--network '{text}' has no card; write for example 8xIB-400G")
-        if name in list_links():
-            return Network(link(name), int(cards))
-        try:
-            bandwidth = BANDWIDTH.read_written(name, "--network")
-        except ClusterError as error:
-            raise ClusterError(
-                f"{error}; or give a link of the catalogue, for example 8xIB-400G ({', '.join(list_links())})"
-            ) from None
-        return Network(_link("Ethernet", bandwidth, "--network"), int(cards))
-    found = list(_remote_memory_cards()) or list(_ethernet_cards())
-    if not found:
+    cards, _, name = text.partition("x") if re.match(r"\d+x", text) else ("1", "", text)
+    if not text or int(cards) < 1:
         raise ClusterError(
-            "no network card of this host reports its speed; give --network, for example 8xIB-400G or "
-            "100Gbit/s"
+            f"the network between hosts is '{text}'; give --network, for example 8xIB-400G or 100Gbit/s"
         )
-    fastest = max(bandwidth for _, bandwidth in found)
-    kinds = [kind for kind, bandwidth in found if bandwidth == fastest]
-    return Network(_link(kinds[0], fastest, "read from /sys/class on one host"), len(kinds))
-
-
-def _link(kind: str, bandwidth: float, source: str) -> Link:
-    like = link(_LATENCIES[kind])
-    return Link(
-        name=f"{kind}-{bandwidth * _BITS / 1e9:g}G",
-        latency_s=like.latency_s,
-        bandwidth_bytes_per_s=bandwidth,
-        source=f"{source}; latency: that of {like.name}",
-    )
-
-
-def _remote_memory_cards() -> Iterator[tuple[str, float]]:
-    for port in sorted(_SYSTEM.glob("infiniband/*/ports/*")):
-        rate = re.match(r"([\d.]+)\s*Gb/sec", _read(port / "rate"))
-        if rate and "ACTIVE" in _read(port / "state"):
-            kind = "RoCE" if _read(port / "link_layer") == "Ethernet" else "InfiniBand"
-            yield kind, float(rate[1]) * 1e9 / _BITS
-
-
-def _ethernet_cards() -> Iterator[tuple[str, float]]:
-    """Yield the kind and bytes per second of the cards that are up; bridges and the like are no devices."""
-    for card in sorted(_SYSTEM.glob("net/*")):
-        speed = _read(card / "speed")
-        if (
-            (card / "device").exists()
-            and _read(card / "operstate") == "up"
-            and speed.isdigit()
-            and int(speed)
-        ):
-            yield "Ethernet", int(speed) * 1e6 / _BITS
-
-
-def _read(path: Path) -> str:
+    if name in list_links():
+        return Network(link(name), int(cards))
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):  # a card that is down refuses to tell its speed
-        return ""
+        bandwidth = BANDWIDTH.read_written(name, "--network")
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}; or give a link of the catalogue, for example 8xIB-400G ({', '.join(list_links())})"
+        ) from None
+    like = link(_LIKE)
+    source = f"--network; latency: that of {like.name}"
+    return Network(replace(like, name=name, bandwidth_bytes_per_s=bandwidth, source=source), int(cards))
 
 
 def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Cluster:

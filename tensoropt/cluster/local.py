@@ -101,20 +101,6 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
 
 
-def stolen_s() -> float:
-    """Return the seconds that the host of this virtual machine has given to others while a core had work to
-    do, summed over all cores since the machine started, to the hundredth; 0 if the system does not report
-    them.
-    """
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, usually of
-        # 1/100 s.
-        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
     """Make this thread, and those it starts, run as CPU ranks do, whether measured or at work; return an undo
     function.

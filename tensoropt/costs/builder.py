@@ -1,5 +1,4 @@
-"""Build the cost tables of one mesh from templates and prices. This module fills in the tables of variables,
-:mod:`tensoropt.costs.edges` those of edges."""
+"""Build the cost tables of one mesh: variables here, edges in :mod:`tensoropt.costs.edges`."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ class TableBuilder:
 
     Args:
         micro: each group's strategy on the micro-batch axis.
-        templates: per group, the template that it shares with groups that look alike.
-        regions: blocks that may be recomputed; each group in a region has every configuration twice.
-        restriction: how parameters may be stored, and which groups must agree.
-        arrays: arrays of this mesh at these prices that were built earlier.
+        templates: per group, the template shared with isomorphic groups.
+        regions: blocks that may be recomputed; their groups have every configuration twice.
+        restriction: what constraints allow.
+        arrays: cached arrays of this mesh at these prices.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class TableBuilder:
         self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}
 
     def build(self) -> CostTables:
-        """Build the tables of all variables and edges."""
         self.configurations = {
             g.name: [
                 Configuration(g, (self.micro[g.name], *(g.strategies[i] for i in choice)))

@@ -1,7 +1,7 @@
-"""The seconds that a collective takes on a mesh's groups.
+"""The seconds of a collective on a mesh's groups.
 
 In order of trust: the fit of the same collective on the same groups (``measured``), a formula with
-point-to-point fits (``fitted``), the same formula with data-sheet figures (``data sheet``).
+point-to-point fits (``fitted``), the formula with data-sheet figures (``data sheet``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 
 _PRICED = (*COLLECTIVES, RING_SEND)
-"""The kinds that have a price; messages of a ring are not measured, only those of pairs of ranks."""
+"""The kinds with a price."""
 _Prediction = Callable[[float], float]
 _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
 
@@ -38,12 +38,10 @@ class _GroupLink:
     """The figures of a ring through the slowest group of a set of axes.
 
     Attributes:
-        size: ranks per group.
         hop_s: mean latency of a hop.
         slowest_hop_s: the largest latency of a hop.
-        seconds_per_byte: of the slowest link, including the effect of sharing it.
-        hop_seconds_per_byte: of the slowest hop, if each rank sends to the next one: a message does not leave
-            a node by several cards, as collectives do that make as many rings.
+        seconds_per_byte: of the slowest link, sharing included.
+        hop_seconds_per_byte: of the slowest message to the next rank, which uses one card, not several rings.
         exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
     """
 
@@ -60,8 +58,7 @@ class CommunicationModel:
 
     Args:
         cluster: a cluster with as many devices as the mesh has ranks.
-        fits: measurements of this mesh, as returned by :func:`~tensoropt.profiling.links.measure_links` or
-            ``load_links``; may be partial.
+        fits: measurements of this mesh (:func:`~tensoropt.profiling.links.measure_links`); may be partial.
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh, fits: LinkFits | None = None) -> None:
@@ -83,12 +80,11 @@ class CommunicationModel:
 
     @property
     def fits(self) -> LinkFits | None:
-        """The measurements of this mesh that were passed in, or None."""
         return self._fits
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of one collective over the groups that vary along ``axes``, all running at the
-        same time.
+        """Return the seconds of one collective over the groups that vary along ``axes``, all at the same
+        time.
 
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
@@ -301,8 +297,8 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
 def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    Either several rings run over dedicated wires at once (at most as many as the rank with the fewest wires
-    has), or the one ring whose slowest link is fastest (the natural order for more than 8 ranks).
+    Several rings over dedicated wires at once, as many as the rank with the fewest wires has, or the one ring
+    whose slowest link is fastest (the natural order for more than 8 ranks).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:
@@ -316,9 +312,7 @@ def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
-    """Return the bandwidth of a ring. ``table[i][j]``: the bandwidth between members i and j, and whether the
-    wire is dedicated to them.
-    """
+    """Return the bandwidth of a ring; ``table[i][j]``: (bandwidth, wire is dedicated) of members i and j."""
     size = len(table)
     # Several simultaneous rings reach every rank only if dedicated wires connect all of them, so the
     # reachable ranks are searched.
@@ -346,10 +340,7 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """Return the seconds of an all-to-all among the members, per byte that each sends to each other member.
-
-    Dedicated wires work in parallel; messages over other links leave a rank one after another.
-    """
+    """Return the seconds of an all-to-all per byte from each member to each other one."""
     worst = 0.0
     for rank in members:
         links: list[Link] = [cluster.link(rank, other) for other in members if other != rank]
@@ -360,10 +351,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """Return the cluster with its links' figures replaced by point-to-point fits; None if a level has none.
-
-    A level takes the slowest of its fitted pairs; pairs with their own links take their own fits.
-    """
+    """Return the cluster with its links replaced by each level's slowest fit; None if a level has none."""
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
         # A fit's last segment has the slope of large messages, its first one the latency of small ones.

@@ -1,7 +1,4 @@
-"""The seconds of workloads: as measured, or estimated for those that were not timed.
-
-Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``.
-"""
+"""The seconds of workloads, each ``measured`` on these ranks, ``fitted``, or from the ``data sheet``."""
 
 from __future__ import annotations
 
@@ -30,17 +27,16 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
 
 MATRIX_EFFICIENCY = ASSUMED.arithmetic
-"""The share of peak FLOP/s that large matrix products reach, if nothing is fitted; an assumption."""
+"""The share of peak FLOP/s of large matrix products, if not fitted; an assumption."""
 MEMORY_EFFICIENCY = ASSUMED.memory
-"""The share of peak memory bandwidth that element-wise kernels reach, if nothing is fitted; an assumption."""
+"""The share of peak memory bandwidth of element-wise kernels, if not fitted; an assumption."""
 _LAUNCH_S = 5e-6
-"""The time of a CPU rank for each kernel, in addition to that for its FLOP and bytes; an assumption.
-``presets/host.yaml`` has the figures for a GPU and its host."""
+"""Seconds of a CPU rank per kernel launch; an assumption. ``presets/host.yaml`` has those of GPUs."""
 
 MOST_SAMPLES = 20_000
-"""The most store records that a fit uses; reading a million took half a minute, and no curve needs them."""
+"""The most store records that a fit uses; reading a million took half a minute."""
 FEWEST_SAMPLES = 8
-"""The fewest samples of one class and direction for a fit to be trusted; an assumption."""
+"""The fewest samples of one class and direction for a fit; an assumption."""
 _SAMPLES_PER_KNOT = 6  # an assumption
 # An assumption: leaving out a fifth at a time leaves enough to fit, and costs five fits.
 _FOLDS = 5
@@ -69,19 +65,14 @@ def _kernels_of(work: Workload) -> int:
 
 
 def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
-    """Return the number format in which operators of a class compute: the dtype, or ``tf32`` if PyTorch's
-    settings make GPUs round float32 numbers to it. A GPU without such tensor cores computes in float32
-    regardless.
-    """
+    """Return the number format of a class's operators: the dtype, or ``tf32`` where PyTorch allows it."""
     setting = _TF32_BY.get(cls)
     may = device_type == "cuda" and dtype == "float32" and setting is not None
     return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
 
 
 def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
-    """Return the peak FLOP/s of operators of a class on a device, in the number format that they use
-    there.
-    """
+    """Return the peak FLOP/s of a class's operators, in the number format that they use."""
     name = number_format(dtype, cls, device.type, kernels)
     return device.flops_of(name if name in device.flops else dtype)
 
@@ -108,9 +99,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return the fields of a workload's record besides its seconds, so that other workloads can be fitted to
-    it.
-    """
+    """Return the fields of a workload's record, without seconds, that fits need."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -120,9 +109,7 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Return the samples among records of the store; failures, and records that are of no workload (an
-    optimizer, overheads), are skipped.
-    """
+    """Return the samples among records of the store, without failures and records of other work."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
@@ -132,21 +119,21 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """log10 of efficiency over log10 of ideal seconds, linear between knots and flat outside."""
+    """log10 of efficiency over log10 of ideal seconds, linear between knots, flat outside."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
 
     def seconds(self, ideal: float) -> float:
-        """Return the actual seconds of work that takes ``ideal`` seconds at peak; ``ideal`` is above 0."""
+        """Return the actual seconds of work with ``ideal`` > 0 seconds at peak."""
         # numpy.interp is flat outside the knots: an extrapolated line could promise efficiencies above 1.
         at = float(np.interp(math.log10(ideal), self.sizes, self.values))
         return ideal / 10**at
 
 
 @dataclass(frozen=True)
-class FitError:
-    """The relative error of a fit on workloads it was not fitted to."""
+class _FitError:
+    """The relative error of a fit on workloads left out of it."""
 
     cls: str
     direction: str
@@ -157,10 +144,10 @@ class FitError:
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Fitted curves by (class, direction), and how well they predict."""
+    """Fitted curves by (class, direction), with their errors."""
 
     curves: Mapping[tuple[str, str], _EfficiencyCurve]
-    errors: tuple[FitError, ...] = ()
+    errors: tuple[_FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
         """Return the fitted seconds; None if too little of this class was timed."""
@@ -174,7 +161,7 @@ NO_EFFICIENCIES = Efficiencies({})
 
 
 def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
-    """Fit a curve per class and direction, and estimate its error by leaving out one fifth at a time."""
+    """Fit a curve per class and direction; their errors by leaving out one fifth at a time."""
     by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for sample in samples:
         for direction, ideal, measured in zip(_DIRECTIONS, sample.ideal, sample.measured, strict=True):
@@ -189,7 +176,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
         curves[cls, direction] = _curve(pairs)
         missed = _left_out(found)
         errors.append(
-            FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
+            _FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
         )
     return Efficiencies(curves, tuple(errors))
 
@@ -197,7 +184,6 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
 def fit_errors(
     records: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the errors of the fits, by (device type, mode)."""
     by: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for key, record in records:
         if "device_type" in record:
@@ -238,13 +224,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """Return an estimate of the share of a workload's backward that the product of a weight's gradient takes,
-    if its first call is a linear operator.
-
-    Of backward's FLOP, a linear operator has two equal products. The rest of the workload's backward, most of
-    it bound by memory, is assumed to take as long as its FLOP, which are few: the share is therefore somewhat
-    too large.
-    """
+    """Estimate the share of backward in the product of a weight's gradient; somewhat too large."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -257,35 +237,31 @@ _TF32_BY = {
     CostClass.CONVOLUTION: "convolution",
     CostClass.RECURRENT: "recurrent",
 }
-"""The setting that decides whether float32 numbers are computed in TF32, by class of operator."""
+"""Class -> the setting that allows TF32 for float32."""
 
 
 _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
-"""Classes of operators that share a kernel with others of these classes, if they are fused."""
+"""Classes whose neighbouring operators are one kernel if fused."""
 
 
 def moved_bytes(cls: CostClass, of: CallWork) -> int:
-    """Return what a call of a class reads and writes on a GPU: a norm is one kernel there, even where a CPU
-    runs several (``aten::_fused_rms_norm``)."""
+    """Return the bytes that a call moves on a GPU, where a norm is one kernel (``aten::_fused_rms_norm``)."""
     return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
 
 
 def _as_one(chain: Sequence[CallWork]) -> CallWork:
-    """Return a chain of calls as one kernel, which reads and writes what the largest of them does:
-    intermediate results stay on the chip.
-    """
+    """Return a chain of calls as one kernel, which moves what the largest of them does."""
     size = max(of.traffic_bytes for of in chain)
     return CallWork(sum(of.forward_flops for of in chain), size, size)
 
 
 class RooflineCompute:
-    """Ideal seconds divided by efficiencies, plus launches; see the module.
+    """Ideal seconds divided by efficiencies, plus launches.
 
     Args:
-        efficiencies: the fitted ones; anything they do not cover has fixed efficiencies.
-        kernels: PyTorch's settings, which decide whether GPUs compute float32 numbers in TF32.
-        fused: on GPUs, neighbouring element-wise operators and norms of a group are one kernel, as a compiler
-            or hand-written kernels would make them.
+        efficiencies: fitted; other classes have fixed ones.
+        kernels: PyTorch's settings, TF32 among them.
+        fused: whether neighbouring element-wise operators and norms are one GPU kernel.
         dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
     """
 
@@ -311,9 +287,7 @@ class RooflineCompute:
         self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
-        """Return ``fitted`` if both directions of the workload's class have a curve, otherwise ``data
-        sheet``.
-        """
+        """Return ``fitted`` if both directions of the workload's class have a curve, else ``data sheet``."""
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in _DIRECTIONS)
         return FITTED if covered else DATA_SHEET
@@ -358,7 +332,6 @@ class RooflineCompute:
         return forward_s, backward_s if work.has_backward else 0.0
 
     def kernels_of(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
-        """Yield the class and work of each kernel of a group's forward."""
         chain: list[CallWork] = []
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
@@ -388,18 +361,13 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the product of a weight's gradient: half of its call's backward, and one of
-        its two launches; if calls are not listed separately, see :func:`weight_gradient_share`.
-        """
+        """Return the seconds of a weight gradient's product: half of its call's backward and one launch."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
         return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def peak(self, dtype: str, cls: CostClass) -> float:
-        """Return the peak FLOP/s of operators of a class: GPUs compute float32 in TF32 if PyTorch's settings
-        allow it.
-        """
         return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
@@ -411,12 +379,12 @@ class RooflineCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """The seconds per element that the memory's bandwidth allows, in float32."""
+        """Seconds per float32 element at the memory's bandwidth."""
         return 4.0 * kind_of(self.optimizer).traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
 def processor_name() -> str:
-    """Return the CPU's model name, for store keys and reports."""
+    """Return the CPU's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -429,11 +397,11 @@ def processor_name() -> str:
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
-    """Return the head of a workload's key in the store: the hardware it was timed on and how it was timed.
+    """Return the head of a workload's key in the store: the hardware and the way of timing.
 
     Args:
         device: a kind of GPU; None for this machine's processor.
-        kernels: the PyTorch settings it was timed under; PyTorch's defaults if not given.
+        kernels: PyTorch's settings; its defaults if None.
     """
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
@@ -449,9 +417,7 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is of a failure that was not lack of memory. Timings run on made-up operands,
-    so that such a failure does not say that the work is impossible.
-    """
+    """Return whether a record is of a failure other than out of memory, which made-up operands can cause."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
@@ -459,8 +425,8 @@ class MeasuredCompute:
     """Costs from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
-        rest: prices workloads without a record, and those that could not be timed; None if everything was.
-        source: the source of the optimizer's figure; if None, that of ``rest``.
+        rest: prices workloads that were not timed; None if all were.
+        source: that of the optimizer's figure; by default ``rest``'s.
     """
 
     def __init__(
@@ -486,9 +452,7 @@ class MeasuredCompute:
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds; infinite for a workload that could not run (out of
-        memory).
-        """
+        """Return the (forward, backward) seconds; infinite if it ran out of memory."""
         record = self._record(work)
         if record is None:
             if self.rest is not None:
@@ -513,11 +477,7 @@ class MeasuredCompute:
 
 
 class SlowestCompute:
-    """The costs of a sharded plan on devices of several kinds: each operator runs at the pace of its slowest
-    kind, for which the ranks of the other kinds wait.
-
-    The slowest kind differs by operator: one kind has fewer FLOP/s, another slower memory.
-    """
+    """Costs on devices of several kinds: each operator runs at the pace of its slowest kind."""
 
     def __init__(self, kinds: Sequence[MeasuredCompute]):
         self.kinds = tuple(kinds)
@@ -528,7 +488,6 @@ class SlowestCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """The seconds per element on the kind whose optimizer is slowest."""
         return self._slowest_optimizer.optimizer_s_per_element
 
     @property
@@ -536,12 +495,12 @@ class SlowestCompute:
         return max(self.kinds, key=lambda kind: kind.optimizer_s_per_element)
 
     def source_of(self, work: Workload) -> str:
-        """Return the least trusted of the kinds' sources: measured only if all of them were."""
+        """Return the least trusted of the kinds' sources."""
         # SOURCES is ordered from the most to the least trusted, so the largest index is the least trusted.
         return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds, each of the kind that is slowest at it."""
+        """Return (forward, backward) seconds, each on its slowest device kind."""
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
         # Forward and backward have separate maxima: the kind that is slowest in forward need not be the
         # slowest in backward.
@@ -552,8 +511,6 @@ class SlowestCompute:
         return slowest.weight_gradient_s(work, facts)
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of issuing the workload, each on the host of the slowest
-        kind.
-        """
+        """Return (forward, backward) seconds of launching, each on the slowest kind's host."""
         forward, backward = zip(*(kind.host_seconds(work) for kind in self.kinds), strict=True)
         return max(forward), max(backward)

@@ -1,8 +1,4 @@
-"""The cost graph: variables with configurations, and the cost in memory and time of every choice.
-
-:class:`CostGraph` is what a search takes. The tables of a model (:class:`tensoropt.costs.tables.CostTables`)
-are such a graph, together with what its choices mean.
-"""
+"""The cost graph that searches take: variables, configurations, and every choice's memory and time."""
 
 from __future__ import annotations
 
@@ -19,11 +15,9 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.types import Floats, Indices
 
 LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
-"""Nonzero costs, and their sums, must lie between these, so that slopes and products of two costs are floats
-that neither overflow nor lose digits."""
+"""The range of nonzero costs and sums, in which products neither overflow nor lose digits."""
 
 NO_OPTION = np.zeros(1, dtype=bool)
-"""A mask that allows no option."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +26,11 @@ class VariableTable:
 
     Attributes:
         key: the variable's name; in tables of a model, a :class:`tensoropt.costs.tables.Variable`.
-        layouts: for a hub or a shared parameter, one per configuration.
-        kept: for a hub: per configuration, whether the tensor is kept for backward as it is materialised.
-        again: for a group or hub in a region: per configuration, whether its forward runs a second time in
-            backward; a group's configurations come once plain, then once more recomputed.
-        options: for groups: per configuration, the stored layouts of each option.
-        memory, compute, communication: per configuration, an array over its options; bytes and seconds.
+        layouts: one per configuration of a hub or tied parameter.
+        kept: per configuration of a hub, whether the tensor is saved for backward as materialised.
+        again: per configuration in a region, whether it is recomputed; all plain ones come first.
+        options: per configuration of a group, the stored layouts of each option.
+        memory, compute, communication: per configuration, bytes or seconds by option.
     """
 
     key: Any
@@ -51,7 +44,6 @@ class VariableTable:
 
     @property
     def costs(self) -> list[Floats]:
-        """The (options, 2) arrays of memory and time, one per configuration."""
         return [
             np.stack([m, c + n], axis=1)
             for m, c, n in zip(self.memory, self.compute, self.communication, strict=True)
@@ -60,11 +52,9 @@ class VariableTable:
 
 @dataclass(frozen=True, eq=False)
 class EdgeTable:
-    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
-    ``table[rows[i], cols[j]] = (memory, time)``; all time is communication.
+    """The costs between two variables: ``table[rows[i], cols[j]] = (memory, communication time)``.
 
-    An edge with options of its own has a row (memory, time) for each of them there: ``table`` is (P, Q,
-    options, 2).
+    ``i`` and ``j`` are configurations of ``a`` and ``b``. An edge with options has shape (P, Q, options, 2).
     """
 
     a: Any
@@ -81,20 +71,16 @@ def edge_keys(edges: Iterable[EdgeTable]) -> list[tuple[Any, Any, int]]:
 
 
 Allowed = Callable[[VariableTable, int], NDArray[np.bool_] | None]
-"""(variable, configuration) -> mask over its options, or None for all of them."""
+"""(variable, configuration) -> mask over its options, or None for all."""
 
 
 @dataclass(eq=False)
 class CostGraph:
-    """Variables ("operators" of a search), their configurations, and the cost of each choice in memory
-    (bytes) and time (seconds).
+    """Variables ("operators" of a search), configurations, and costs in memory (bytes) and time (seconds).
 
-    ``inf`` marks the impossible; an empty list of options is an impossible configuration. Parallel edges (in
-    either direction), several components, and variables with one configuration are allowed. The search
-    prepares equal tables once, so identical layers cost nothing.
-
-    Attributes:
-        of: the variables by name.
+    ``inf`` marks the impossible, as does an empty list of options. Parallel edges, several components, and
+    variables
+    with one configuration are allowed. Equal tables are prepared once.
     """
 
     variables: list[VariableTable] = field(default_factory=list)
@@ -118,18 +104,10 @@ class CostGraph:
 
     @property
     def names(self) -> list[str]:
-        """The names of the variables, in order."""
         return list(self.of)
 
     def restricted(self, allowed: Allowed) -> Self:
-        """Return this graph with all options marked impossible that a mask leaves out.
-
-        Indices stay as they are, so that the points of all searches share them. If nothing is allowed for a
-        variable, the search of the graph says so.
-
-        Raises:
-            ValueError: a mask does not fit its table.
-        """
+        """Return this graph with options outside the masks impossible; ValueError if a mask misfits."""
         # Layers that look alike go on sharing their arrays, and are prepared once by the search.
         shared: dict[object, tuple[Floats, ...]] = {}
         variables = []
@@ -148,8 +126,10 @@ class CostGraph:
     def add_operator(self, name: str, costs: Any) -> None:
         """Add a variable; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
 
-        A float array (K, options, 2) is equivalent; (K, 2) means one option each. Raises ``ValueError``
-        naming the operator for a repeated name, no configurations, or negative, NaN or ragged costs.
+        A float array (K, options, 2) is equivalent; (K, 2) means one option each.
+
+        Raises:
+            ValueError: repeated name, no configurations, or negative, NaN or ragged costs.
         """
         what = f"operator {name!r}"
         if name in self.of:
@@ -183,9 +163,10 @@ class CostGraph:
         """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` is (Ka, Kb, 2) or (Ka, Kb,
         options, 2).
 
-        With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
-        ``costs[rows[i]][cols[j]]``. Parallel edges stay separate. Raises ``ValueError`` naming the edge for
-        unknown ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
+        With ``rows`` (Ka,) and ``cols`` (Kb,), configurations (i, j) cost ``costs[rows[i]][cols[j]]``.
+
+        Raises:
+            ValueError: unknown ends, a self-edge, a wrong shape, or negative, NaN or ragged costs.
         """
         what = f"edge {source!r} -> {target!r}"
         for end in (source, target):
@@ -205,7 +186,7 @@ class CostGraph:
 
 
 def check_costs(points: Floats, what: str) -> None:
-    """Raise ``ValueError``, which begins with ``what``, for costs that no search can add up."""
+    """Raise a ValueError beginning with ``what`` for costs that no search can add up."""
     if np.isnan(points).any():
         raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
     if (points < 0).any():

@@ -1,8 +1,7 @@
-"""What a plan needs of a device, how much of the device it may use, and whether it fits.
+"""A plan's need of device memory, the usable memory, and whether it fits.
 
-*Need* is one number: the tensors of a step with the constants of its graph, what a process takes beside them,
-what the driver keeps, and what PyTorch's allocator reserves beyond tensors. On CPU ranks it is tensors and
-constants. It does not depend on a budget.
+The need is the step's tensors and constants and, on GPUs, the process's other memory, the driver's, and what
+PyTorch's allocator reserves beyond tensors.
 """
 
 from __future__ import annotations
@@ -17,37 +16,33 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
 
 LEAST, MOST = 0.96, 1.11
-"""Measured over predicted memory of GPUs, between which four fifths of 28 published peaks lie: what PyTorch
-and nvidia-smi show; without V100s, of which nobody said how they were measured (up to 1.7)."""
+"""Measured over predicted GPU memory for four fifths of 28 published peaks, without V100s."""
 
 ALLOCATOR_SHARE = 0.02
-"""What PyTorch's allocator reserves beyond tensors, over tensors: the middle of replays of published jobs."""
+"""The allocator's reserve over tensors: the median of replays of published jobs."""
 DRIVER_SHARE = 0.011
-"""What the driver keeps of a GPU's memory: of 80 GiB of A100s and H100s PyTorch's messages call 79.1 the
-total capacity, of 32 GiB of V100s 31.7."""
+"""The driver's share: PyTorch reports 79.1 of 80 GiB (A100, H100) and 31.7 of 32 GiB (V100)."""
 HEADROOM = 0.05
-"""The share of a device's memory that stays free unless a budget or another share is asked for; an
-assumption."""
+"""The share of memory left free without a budget; an assumption."""
 Verdict = Literal["fits", "tight", "does not fit"]
 FITS: Verdict = "fits"
 TIGHT: Verdict = "tight"
 FAILS: Verdict = "does not fit"
 WORDS: Mapping[Verdict, str] = {FITS: "yes", TIGHT: "tight", FAILS: "no"}
-"""The verdicts in a word, as a column has them."""
+"""The verdicts as words of a column."""
 MARKS: Mapping[Verdict, str] = {FITS: "", TIGHT: " ~", FAILS: " ✕"}
-"""The verdicts as a mark behind a figure."""
+"""The verdicts as marks behind a figure."""
 _UNUSED = "segments"
-"""The term that no plan needs: where memory runs short PyTorch gives unused segments back before it fails."""
+"""A term that is no need: PyTorch returns unused segments when memory runs short."""
 _Size = TypeVar("_Size", float, np.ndarray)
 
 
-def process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
+def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
     """Return what a process on a GPU takes beside tensors, by name, of one plan or of many.
 
     Args:
-        tensors: bytes of the step's tensors at their peak, constants included.
-        terms: what the process takes of itself (:data:`~tensoropt.costs.process_memory.TERMS`).
-        device_bytes: the memory of the device.
+        tensors: peak bytes of the step's tensors and constants.
+        terms: see :data:`~tensoropt.costs.process_memory.TERMS`.
     """
     own = {name: size for name, size in terms.items() if name not in (CONSTANTS, _UNUSED)}
     return {
@@ -58,25 +53,23 @@ def process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: floa
 
 
 def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
-    """Return what a plan needs of a device in whole bytes, of one plan or of many."""
+    """Return a plan's need in whole bytes, of one plan or of many."""
     found: _Size = np.rint(tensors + sum(process.values()))
     return found
 
 
 def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:
-    """Return the bytes that the verdict on a plan is about: the budget, but no more than a device has."""
+    """Return the smaller of budget and device memory, which the verdict is about."""
     return device_bytes if budget_bytes is None else min(budget_bytes, device_bytes)
 
 
 def usable_bytes(
     device_bytes: float, budget_bytes: float | None = None, headroom: float | None = None
 ) -> float:
-    """Return the bytes that a chosen plan may need of a device: the budget, but no more than a device has;
-    without one what the headroom leaves.
+    """Return the bytes that a chosen plan may need: budget or device memory; without a budget, less headroom.
 
     Args:
-        headroom: the share that was asked for, which also holds beside a budget; None for the usual one,
-            which does not.
+        headroom: a requested share, subtracted from a budget too; None for :data:`HEADROOM`, which is not.
     """
     left = device_bytes * (1.0 - (HEADROOM if headroom is None else headroom))
     if budget_bytes is None:
@@ -86,15 +79,13 @@ def usable_bytes(
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """What a plan is predicted to need of a device, beside what there is; bytes of the fullest rank.
+    """A plan's predicted need and the room for it, in bytes of the fullest rank.
 
     Attributes:
-        tensors: of the step, constants of its graph included.
-        process: what else the process takes, each term by its name
-            (:data:`~tensoropt.costs.process_memory.TERMS`, ``driver`` and ``allocator``).
-        room_bytes: the memory of the device, or the part of it that may be used.
-        estimated: whether it is a GPU's memory, whose predictions have an error; tensors of CPU ranks are
-            predicted to the byte.
+        tensors: those of the step, constants included.
+        process: the process's other terms (:func:`_process_parts`).
+        room_bytes: the usable memory.
+        estimated: whether the need has an error, as on GPUs; CPU tensors are predicted to the byte.
     """
 
     tensors: float
@@ -104,17 +95,15 @@ class DeviceFit:
 
     @property
     def needed_bytes(self) -> float:
-        """What is predicted in all."""
         return float(needed_bytes(self.tensors, self.process))
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits, by the error of such predictions."""
         return verdict_on(self.needed_bytes, self.room_bytes, estimated=self.estimated)
 
     @property
     def words(self) -> str:
-        """All of it for people: ``81 GiB (tensors 74, process 7.2): tight``."""
+        """Describe it: ``81 GiB (tensors 74, process 7.2): tight``."""
         whole = format_bytes(self.needed_bytes)
         if not self.process:
             return f"{whole}: {self.verdict}"
@@ -137,7 +126,6 @@ class DeviceFit:
 
 
 def verdict_on(needed_bytes: float, room: float, *, estimated: bool) -> Verdict:
-    """Return the verdict on so many bytes of need in so much room."""
     if needed_bytes > room:
         return FAILS
     return FITS if not estimated or needed_bytes * MOST <= room else TIGHT
@@ -149,14 +137,12 @@ def device_fit(
     """Return whether a plan fits.
 
     Args:
-        tensors: bytes of the step's tensors at their peak.
-        terms: what the process takes beside them, by name.
-        device_bytes: the memory of the device.
-        room: the part of it that may be used.
-        estimated: as for :class:`DeviceFit`.
+        tensors: peak bytes of the step's tensors.
+        terms: the process's other bytes by name.
+        room: the usable part of ``device_bytes``.
     """
     tensors += terms.get(CONSTANTS, 0.0)
     if not estimated:
         return DeviceFit(tensors, {}, room, estimated)
-    parts = process_parts(tensors, terms, device_bytes)
+    parts = _process_parts(tensors, terms, device_bytes)
     return DeviceFit(tensors, {name: size for name, size in parts.items() if size}, room, estimated)

@@ -1,7 +1,4 @@
-"""Pairwise costs: the tables of resharding between configurations of adjacent variables.
-
-An edge belongs to the region of the group that reads. Each group of a region runs again in backward or once.
-"""
+"""Pairwise costs: resharding between configurations of adjacent variables."""
 
 from __future__ import annotations
 
@@ -32,17 +29,16 @@ from tensoropt.sharding.regions import Region, left_as_views
 from tensoropt.sharding.reshard.steps import forward_placements
 
 MOST_BYTES = 1 << 28
-"""The most bytes kept per mesh; more is not kept, since reading takes about as long as building. An
-assumption."""
+"""The most bytes stored per mesh, beyond which reading takes as long as building; an assumption."""
 
 
 class TableArrays:
     """The arrays of one mesh at its prices, each built once.
 
     Args:
-        store: keeps them between runs; None for none.
-        key: everything that determines them, except what is passed with each array.
-        in_memory: whether arrays that are in no store are kept for the lifetime of this object.
+        store: keeps them between runs, if given.
+        key: everything that determines them all.
+        in_memory: whether to cache arrays without a store.
     """
 
     def __init__(self, store: ProfileStore | None = None, key: str = "", *, in_memory: bool = False):
@@ -54,11 +50,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a stored array, or build it now.
-
-        Args:
-            depends_on: everything that its numbers follow from, in addition to the key.
-        """
+        """Return a stored array or build it; ``depends_on``: what its numbers follow from besides the key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())
@@ -68,7 +60,7 @@ class TableArrays:
         return self._arrays[key]
 
     def save(self) -> None:
-        """Store the arrays if any was built; those that cannot be stored are built again the next time."""
+        """Store new arrays."""
         size = sum(array.nbytes for array in self._arrays.values())
         if self.store is None or not self._made or size > MOST_BYTES:
             return
@@ -78,13 +70,13 @@ class TableArrays:
 
 
 class _Within(NamedTuple):
-    """How the reader of a tensor lies in a region.
+    """The position of a tensor and its reader in a region.
 
     Attributes:
         inside: the tensor is made in the reader's region.
-        viewed: results of the reader may be views of the tensor.
+        viewed: the reader's results may be views of it.
         gatherable: the tensor may be gathered again in backward.
-        pinned: whether it is, if that is pinned.
+        pinned: whether constraints say so; None if they do not.
     """
 
     inside: bool = False
@@ -106,12 +98,10 @@ class EdgeBuilder:
     """The builder of one mesh's edge tables.
 
     Args:
-        effects: the effects of moves and uses.
         configurations: by group name, in the order of the group's template.
-        region_of: by group name, the region that may recompute the group.
-        arrays: arrays of this mesh at these prices that were built earlier.
-        gathered_again: by group name, whether what it reads is gathered again in backward, where that is
-            pinned.
+        region_of: group name -> its region.
+        arrays: cached arrays of this mesh.
+        gathered_again: group name -> whether constraints have its inputs gathered again in backward.
     """
 
     def __init__(
@@ -137,7 +127,6 @@ class EdgeBuilder:
         self.products = products_beside(self.graph) if effects.prices.beside else {}
 
     def build(self, variables: Mapping[str, VariableTable]) -> Iterator[EdgeTable]:
-        """Yield the tables of all edges between ``variables``."""
         self.variables = variables
         hubs = set(self.graph.hubs)
         for group in self.graph.groups:
@@ -151,7 +140,7 @@ class EdgeBuilder:
             yield self._hub_producer(name)
 
     def optional(self, edges: Sequence[EdgeTable]) -> dict[str, tuple[Variable, Variable, int]]:
-        """Return, for each tensor that may be gathered again, the name of its edge among those built."""
+        """Return the edge of each tensor that may be gathered again."""
         keys = {id(edge): key for edge, key in zip(edges, edge_keys(edges), strict=True)}
         return {name: keys[id(edge)] for name, edge in self._with_options.items()}
 
@@ -199,12 +188,10 @@ class EdgeBuilder:
         return [None if product is None else WeightProduct(product.seconds) for product in found]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[WeightProduct | None]:
-        """Return the shortest product that overlaps with the gradient's reduction, per placement of a hub,
-        over those configurations of the first reader that read the hub as it is; None if one of them does not
-        reduce the gradient.
+        """Return, per placement of a hub, the shortest product that overlaps with its gradient's reduction.
 
-        If the first reader moves the hub for itself, it reduces its gradient itself, which a table with two
-        ends cannot express: in that case the simulator finds more overlap.
+        Over configurations of the first reader that read the hub unmoved; None if one of them does not
+        reduce. If the reader moves the hub, it reduces itself, which only the simulator sees.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -241,9 +228,8 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """Return the states that a hub can have: at a placement of its producer or of a reader; kept, where a
-        reader's backward may need it so or a reader may run again that finds it there; made once or, in a
-        region, recomputed.
+        """Return the states of a hub: placement of the producer or a reader, saved or not, recomputed or
+        not.
         """
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
@@ -274,9 +260,8 @@ class EdgeBuilder:
         """Build the table of two variables, indexed by their distinct ends.
 
         Args:
-            within: how the two lie in a region; part of what the costs follow from.
-            costs: returns for all pairs of ends an array (first ends, second ends, 2) of memory and time,
-                infinite where the two ends are incompatible.
+            costs: (first ends, second ends) -> array (.., .., 2) of memory and time; infinite if
+                incompatible.
         """
         (a, left), (b, right) = ends
         # Many configurations view the tensor in the same way, so the table has one row per distinct end and
@@ -314,8 +299,8 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Return the seconds (sources, targets) per step of moving a tensor forward, a second time where
-        ``again`` marks it as recomputed, and its gradient back.
+        """Return seconds (sources, targets) per step of moving a tensor and its gradient, twice where
+        ``again``.
         """
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]
@@ -336,14 +321,13 @@ class EdgeBuilder:
     def _with_option(
         self, cells: np.ndarray, memory: np.ndarray, time_s: np.ndarray, may: np.ndarray, within: _Within
     ) -> np.ndarray:
-        """Return (sources, targets, options, 2) the cells of an edge, with the option to gather the tensor
-        again where that saves memory; the cells themselves if it nowhere does.
+        """Add the option to gather a tensor again where it saves memory: (sources, targets, options, 2).
 
         Args:
-            cells: (sources, targets, 2) those of keeping the copy.
-            memory: (sources, 1) what is kept if it is gathered again.
-            time_s: (sources, targets) the seconds of that.
-            may: (sources, targets) whether the copy that the edge makes is what is kept.
+            cells: (sources, targets, 2) costs with the copy saved.
+            memory: (sources, 1) bytes saved for backward if gathered again.
+            time_s: (sources, targets) seconds of that.
+            may: (sources, targets) whether the edge's copy is what is saved.
         """
         memory = np.broadcast_to(memory, time_s.shape)
         may = may & (memory < cells[..., 0]) & np.isfinite(cells[..., 0])
@@ -445,7 +429,7 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Tie the groups of each class, which have the same labels to choose from, to equal labels."""
+        """Tie the groups of each class to equal labels."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
@@ -479,8 +463,7 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return whether a reader takes the tensor a second time in backward (sources, reads): to run again, or
-    because its backward needs what was not kept."""
+    """Return (sources, reads) whether backward takes the tensor again."""
     again: np.ndarray = _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
     return again
 

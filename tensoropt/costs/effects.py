@@ -1,8 +1,4 @@
-"""The effects of a choice in a step, each with the moment at which it takes place.
-
-This is the only description of what anything costs. A choice is a group's configuration with the storage of
-its parameters, the layouts between which a tensor moves, or the layout in which a parameter is stored.
-"""
+"""The effects of a choice in a step, each with its moment; the only description of costs."""
 
 from __future__ import annotations
 
@@ -39,17 +35,15 @@ from tensoropt.sharding.reshard.steps import (
 from tensoropt.sharding.strategy import output_layout
 
 Phase = Literal["first", "forward", "again", "backward", "last", "reduction", "optimizer"]
-"""``again``: the second forward of a recomputed region, in its backward; ``first``: the forward of the first
-micro-batch, ``last``: the backward of the last one."""
+"""``again``: second forward of a region; ``first``, ``last``: forward, backward of such a micro-batch."""
 
 
 class When(NamedTuple):
-    """A moment of a step as named by the owner of an effect: the group, the tensor or the parameter.
+    """A moment of a step, relative to the owner of an effect: group, tensor or parameter.
 
     Attributes:
-        what: the kind of moment; :mod:`tensoropt.simulate.step_schedule` determines its position in a step.
-        number: the number of a part of a group's forward, of a tensor's reader, or of the end of a gradient's
-            storage.
+        what: its kind; :mod:`tensoropt.simulate.step_schedule` finds its position.
+        number: of a part of forward, a reader, or the end of a gradient's storage.
     """
 
     phase: Phase
@@ -58,13 +52,12 @@ class When(NamedTuple):
 
     @property
     def once(self) -> bool:
-        """Whether it occurs once per step, however many micro-batches there are."""
+        """Whether it occurs once per step, not per micro-batch."""
         return self.phase in ("first", "last", "reduction", "optimizer")
 
     @property
     def at_once(self) -> bool:
-        """Whether a collective sent together with others is waited for at once, because there is no block
-        that it could overlap with."""
+        """Whether a coalesced collective is waited for at once, as no block overlaps it."""
         return self.what == "begin"
 
 
@@ -102,8 +95,7 @@ ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first ar
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
 COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
-"""The moments at which a gradient is complete where its parameter is stored: in backward, after it was
-scattered behind, or after backward; moments of the parameter or of its only group."""
+"""When a gradient is complete at its parameter: in backward, after scattering, after backward."""
 
 
 def part_of(part: int, *, again: bool = False) -> When:
@@ -117,17 +109,12 @@ def reader(number: int, when: When) -> When:
 
 
 def storage_end(number: int) -> When:
-    """Return the moment at which the storage of some gradients is freed: end ``number`` of the tensor."""
+    """Return the moment that frees a gradient storage: end ``number`` of the tensor."""
     return When("backward", "end", number)
 
 
 class GradientShare(NamedTuple):
-    """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (numbered with the
-    micro-batch axis in front).
-
-    Attributes:
-        complete: the moment after which the gradient is complete; one of ``COMPLETE``.
-    """
+    """A gradient all-reduced in a bucket over ``axes`` (0 is micro-batches), ``complete`` at a moment."""
 
     axes: tuple[int, ...]
     dtype: str
@@ -136,17 +123,17 @@ class GradientShare(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The gradient's bytes, in the dtype in which it is reduced."""
+        """Bytes in the dtype in which it is reduced."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 class SharedCollective(NamedTuple):
-    """A parameter's part in a collective that several parameters share.
+    """A parameter's part in a coalesced collective.
 
     Attributes:
-        send: the collective as it would be for this parameter alone.
-        dtype: the dtype in which it is sent; one collective has one dtype.
-        stays: the data that is sent is no copy and stays in place: packing it with others makes another copy.
+        send: the collective for this parameter alone.
+        dtype: the dtype of the collective.
+        stays: the sent data stays in place, so that packing copies it.
     """
 
     send: Send
@@ -155,14 +142,13 @@ class SharedCollective(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Bytes with a name: one effect begins them, another one ends them.
+    """Named bytes that one effect begins and another ends.
 
     Attributes:
-        what: what they are, in words: ``activation``, ``gathered parameters``, ``gradient``, ...
-        key: tells apart those of one owner that are the same in words.
-        kept: whether they are kept from forward to backward; otherwise they are transient.
-        parameter: for a group, the short name of the parameter that they belong to, whichever of its users
-            begins and ends them; "" for the group's own, and for other owners.
+        what: ``activation``, ``gathered parameters``, ``gradient``,...
+        key: distinguishes those of one owner and label.
+        kept: saved from forward to backward; otherwise transient.
+        parameter: the short name of their parameter in the group; "" if of none.
     """
 
     what: str
@@ -173,33 +159,26 @@ class Allocation(NamedTuple):
 
 
 def allocations(*named: Allocation | None) -> tuple[Allocation, ...]:
-    """Return those that have bytes; None stands for none."""
     return tuple(each for each in named if each is not None and each.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An event at one moment of one micro-batch, or of the step if the moment occurs once.
+    """An event at one moment of a micro-batch, or of the step.
 
     Attributes:
-        after: it takes place when the moment ends, which is when the next one starts.
-        begins, ends: the allocations that begin, and those that end, when it takes place. One that ends and
-            begins at once stays where it is: from then on it is kept.
-        workspace_bytes: bytes that are alive during this moment only.
-        local_s: seconds on the device, with source ``source``.
-        sends: collectives that the device waits for.
-        beside_work_s: the last seconds of the moment's own work, which begin together with the sends and do
-            not depend on them.
-        beside: collectives that overlap with what follows, combined with others of the same moment, until the
-            next block begins.
-        moves: it moves data from one layout to another; its local seconds count as communication in figures
-            that separate compute from communication.
-        share: a gradient that is reduced together with others. The bucket has the collective.
-        host_s: seconds in which the host issues the effect to a separate device; 0 if the host is the device.
-        passing: seconds in which autograd passes on a tensor that moves only in the other direction. They
-            belong to the edge's overheads, and the search counts them if ``sums_passing``. They leave out the
-            time for a parameter that does not move to its use but whose gradient moves back, about 10 us per
-            use.
+        after: it takes place at the moment's end.
+        begins, ends: allocations; one in both stays in place and is saved from then on.
+        workspace_bytes: bytes alive during this moment only.
+        local_s: seconds on the device, from ``source``.
+        sends: blocking collectives.
+        beside_work_s: the last seconds of its work, which overlap with ``sends``.
+        beside: coalesced collectives that overlap with the work until the next block.
+        moves: it is a resharding, whose local seconds count as communication.
+        share: a gradient reduced in a bucket.
+        host_s: the host's seconds to launch it; 0 on CPUs.
+        passing: autograd's seconds for a tensor that moves only in the other direction; the search counts
+            them if ``sums_passing``.
     """
 
     when: When
@@ -220,12 +199,12 @@ class Effect:
 
     @property
     def kept(self) -> int:
-        """The bytes by which what is kept for backward grows."""
+        """The increase of bytes saved for backward."""
         return self._grows(kept=True)
 
     @property
     def transient(self) -> int:
-        """The bytes by which everything else grows that outlasts the moment."""
+        """The increase of bytes still allocated afterwards and not saved for backward."""
         return self._grows(kept=False)
 
     def _grows(self, *, kept: bool) -> int:
@@ -237,7 +216,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of one owner for one choice, and the bytes that are alive during the whole step."""
+    """All effects of one owner for one choice, and the bytes alive during the whole step."""
 
     effects: tuple[Effect, ...]
     parameters: int = 0
@@ -246,14 +225,14 @@ class Effects:
 
 
 class Cost(NamedTuple):
-    """The totals of effects in one step: bytes, seconds of computing, seconds of communication."""
+    """Totals in one step: bytes, seconds of computing, seconds of communication."""
 
     memory: float
     compute: float
     communication: float
 
     def plus(self, *others: Cost) -> Cost:
-        """Return the sum with other costs, added one after another."""
+        """Return the sum with other costs, added in order."""
         return Cost(*(sum(column) for column in zip(self, *others, strict=True)))
 
 
@@ -261,16 +240,11 @@ NOTHING = Cost(0.0, 0.0, 0.0)
 
 
 def additive(effects: Effects, prices: Prices) -> Cost:
-    """Add up effects as the search counts them: the bytes that last, and all seconds as if nothing
-    overlapped.
+    """Add up effects as the search does: bytes that last, and all seconds without overlap.
 
-    For each effect it counts the slower of device and host. This is exact for a step whose effects are all
-    slower on the same one, and otherwise too much, because the host runs ahead during effects that are slower
-    on the device. The simulator, which adds up each of them separately, gives the actual step time.
-
-    Bytes last if they are alive during the whole step or kept from forward to backward. What a recomputed
-    region keeps while its own backward runs does not last, nor does workspace: only their maximum over all
-    moments counts, which no sum can express (:class:`WorkingSets`).
+    Each effect counts the slower of device and host, an upper bound as the host runs ahead. Bytes last if
+    alive during the whole step or saved from forward to backward; workspace and what a recomputed region
+    saves count by their maximum, which no sum can express (:class:`WorkingSets`).
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0
@@ -302,12 +276,10 @@ def additive(effects: Effects, prices: Prices) -> Cost:
 
 
 class WeightProduct(NamedTuple):
-    """The product that computes a weight's gradient, in the backward of a linear operator.
+    """The product that computes a linear operator's weight gradient.
 
     Attributes:
-        seconds: the product's duration.
-        bytes: size of the weight's gradient.
-        spare_bytes: the most by which other parts of the group's backward exceed its live memory.
+        spare_bytes: by how much the group's backward peak exceeds its live memory.
     """
 
     seconds: float
@@ -321,16 +293,13 @@ class Reading:
 
     Attributes:
         layout: the layout in which the group writes or reads it.
-        kept: for a writer: the tensor is part of what the group keeps; for a reader: its backward needs the
-            tensor.
+        kept: the writer saves it; the reader's backward needs it.
         again: the group is recomputed.
-        lies_in: for a writer: the tensor, by its short name there, in whose storage this one lies.
-        extent: bytes of the storage if they differ from the tensor's own; for a reader, those of its
-            gradient's storage.
-        product: for a linear operator that reads the tensor: the product for its weight's gradient, with
-            which the reduction of the tensor's gradient may overlap.
-        given: for a writer: another stage of a pipeline has produced the tensor, and it is held until forward
-            is over.
+        lies_in: for a writer: the tensor (short name) in whose storage it lies.
+        extent: bytes of the storage if they differ; for a reader, of its gradient's.
+        product: for a linear reader: the weight gradient's product, which may overlap with reducing the
+            tensor's gradient.
+        given: for a writer: another pipeline stage made it, and it lives until forward ends.
     """
 
     layout: Layout
@@ -343,25 +312,23 @@ class Reading:
 
 
 class Keeps(Enum):
-    """The part of a tensor that is kept from forward to backward for one reader."""
+    """The part of a tensor saved from forward to backward for one reader."""
 
     NOTHING = 0
     SOURCE = 1
-    """The storage from which the reader reads the tensor."""
     COPY = 2
-    """The reader's own copy, in the reader's layout."""
 
 
 def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
-    """Return what is kept of a tensor for a reader.
+    """Return what is saved of a tensor for a reader.
 
-    What the second forward of a region makes again is kept for nobody. Any other tensor that a recomputed
-    reader takes is kept as it comes, and is moved to the reader a second time in backward.
+    Nothing if the region makes it again; for a recomputed reader as it comes, moved a second time in
+    backward.
 
     Args:
         kept: the reader's backward needs the tensor.
         again: the reader is recomputed.
-        remade: the second forward of the reader's region makes the tensor again.
+        remade: the reader's region makes the tensor again.
         moved: the reader has its own copy.
     """
     if remade:
@@ -376,7 +343,6 @@ def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
 
 
 def joined(parts: Iterable[Effects]) -> Effects:
-    """Return the effects of several owners combined into one."""
     effects: list[Effect] = []
     parameters = gradients = optimizer = 0
     for part in parts:
@@ -391,11 +357,7 @@ Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
 
 
 class MoveEffects:
-    """The effects of moves on one mesh.
-
-    Args:
-        prices: the source of seconds (:func:`~tensoropt.costs.prices.free_prices` to track bytes only).
-    """
+    """The effects of moves on one mesh."""
 
     def __init__(self, prices: Prices):
         self.prices, self.graph, self.mesh = prices, prices.graph, prices.mesh
@@ -411,7 +373,7 @@ class MoveEffects:
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """Return the number of elements in the largest shard of a tensor in a layout."""
+        """Return the elements of a tensor's largest shard in a layout."""
         key = name, layout
         if key not in self._elements:
             self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
@@ -426,15 +388,12 @@ class MoveEffects:
         return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def learns(self, name: str) -> bool:
-        """Return whether a gradient of the tensor is computed."""
         return self.training and self.tensors[name].requires_grad
 
     # -- moves ------------------------------------------------------------------------------------
 
     def steps(self, name: str, source: Layout, target: Layout) -> Both:
-        """Return the (forward, backward) steps from one layout to another; no backward steps without a
-        gradient.
-        """
+        """Return the (forward, backward) steps between layouts; no backward without a gradient."""
         # Layers repeat, and all tensors with the same moves share them.
         atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)
         key = atoms, learns, source, target
@@ -476,11 +435,7 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return one direction of a move, as an effect.
-
-        Args:
-            passes: autograd passes the tensor on in the other direction, where nothing moves.
-        """
+        """Return one direction of a move, as an effect. ``passes``: nothing moves in the other direction."""
         nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
         return Effect(
@@ -501,10 +456,9 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seconds (sources, targets) that the search counts for moving a tensor, and for moving
-        its gradient back.
+        """Return the search's seconds (sources, targets) of moving a tensor, and its gradient back.
 
-        They equal those of :meth:`moved` to the last bit, for all pairs at once: a table has up to millions.
+        Equal to those of :meth:`moved` to the last bit, for all pairs at once: a table has up to millions.
 
         Args:
             products_s: per target, the seconds of the product that overlaps with a gradient's reduction.
@@ -530,10 +484,7 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seconds (sources, targets) from one-directional placements to others, and whether
-        anything is done on the way; a single reduction overlaps with the product of its source, if there is
-        one.
-        """
+        """Return one direction's seconds (sources, targets), and whether anything moves."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ only in the other direction are merged: far fewer remain.
@@ -564,12 +515,7 @@ class MoveEffects:
         return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
 
     def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
-        """Return the product that may overlap with the reduction of the gradient of a tensor that a group
-        reads.
-
-        Args:
-            work, facts: those of the group's configuration.
-        """
+        """Return the product that may overlap with reducing the gradient of a tensor that a group reads."""
         linear = reader_product(self.graph.atoms.graph, group, name)
         if linear is None:
             return None
@@ -581,19 +527,17 @@ class MoveEffects:
         return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """Return the effects of a result of the model: it is made whole on every rank, and its gradient comes
-        back.
-        """
+        """Return the effects of a result of the model, made whole on every rank, and of its gradient."""
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 
     @property
     def overheads_source(self) -> str:
-        """The source of the seconds of copies, casts and issuing."""
+        """The source of the seconds of copies, casts and launches."""
         return self.prices.compute.source
 
     def resharding_bytes(self, steps: Sequence[ReshardingStep], name: str) -> int:
-        """Return the most bytes that a resharding has alive in addition to its input."""
+        """Return the most bytes of a resharding in addition to its input."""
         if (order := self.orders.get(name)) is not None:
             # Buffers depend on which dim is outermost in memory: gathering along that one needs no copy, and
             # resharding lays out tensors as the unsplit model does.
@@ -609,18 +553,12 @@ _WORTH = 0.02
 
 @dataclass(frozen=True)
 class WorkingSets:
-    """The bytes that groups need while they run.
-
-    Attributes:
-        of: per group and configuration, an array over its options.
-    """
+    """The bytes that groups need while they run. ``of``: per group and configuration, by option."""
 
     of: Mapping[str, Sequence[np.ndarray]]
 
     def caps(self, choice: Mapping[str, int], options: Mapping[object, int], memory: float) -> list[float]:
-        """Return the caps worth a search, ascending: from the least that some group needs to just below what
-        this strategy needs; none if that is a small part of its ``memory``.
-        """
+        """Return the caps worth a search, ascending; none if they cannot save much of ``memory``."""
         floor = max((min(float(a.min()) for a in each if a.size) for each in self.of.values()), default=0.0)
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:
@@ -630,9 +568,7 @@ class WorkingSets:
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
 
     def within(self, cap_bytes: float) -> Allowed:
-        """Return what a graph is restricted to under a cap: the options whose groups need no more while they
-        run.
-        """
+        """Return the options whose groups need no more than a cap while they run."""
 
         def allowed(variable: VariableTable, index: int) -> np.ndarray | None:
             needed = self.of.get(variable.key)
@@ -642,7 +578,7 @@ class WorkingSets:
 
 
 def working_sets(tables: CostTables) -> WorkingSets:
-    """Return the working sets of all groups of the tables, in bytes of one rank."""
+    """Return the working sets of all groups, in bytes of one rank."""
     known: dict[int, list[np.ndarray]] = {}
     found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:

@@ -1,7 +1,4 @@
-"""The effects of a group in a step: it computes, communicates internally, and keeps tensors for backward.
-
-A group's forward is cut into parts at the operators that are first and last to need a tensor the group reads.
-"""
+"""The effects of a group in a step: it computes, communicates internally, and saves tensors for backward."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Parts:
     """A group's operators, cut at the first and last need of each tensor that the group reads.
 
     Attributes:
-        starts: position of the first operator of each part.
+        starts: the first operator of each part.
         first, last: per tensor, the parts that read it first and last.
     """
 
@@ -56,14 +53,12 @@ class Parts:
     last: Mapping[str, int]
 
     def of(self, position: int) -> int:
-        """Return the part that an operator belongs to."""
+        """Return the part of an operator."""
         return bisect_right(self.starts, position) - 1
 
 
 def parts_of(group: Group) -> Parts:
-    """Return the parts of a group; a group in which one operator needs all the reads may have a single
-    part.
-    """
+    """Return the parts of a group; a single one if one operator needs all the reads."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -81,16 +76,7 @@ def parts_of(group: Group) -> Parts:
 
 
 class Choice(NamedTuple):
-    """The choice made for a group.
-
-    Attributes:
-        work, facts: those of the configuration.
-        stored: the storage layout of each parameter; shared ones may be missing, in which case their uses are
-            not counted.
-        again: the group is recomputed with its region.
-        turns: per shared parameter, the part of its combined uses that falls to this group; if missing, all
-            of it, as if this were the only use.
-    """
+    """The choice made for a group."""
 
     configuration: Configuration
     work: Workload
@@ -101,17 +87,13 @@ class Choice(NamedTuple):
 
 
 class GroupEffects:
-    """Derives the effects of groups, and of their parameters, on one mesh."""
-
     def __init__(self, prices: Prices):
         self.prices, self.graph, self.training = prices, prices.graph, prices.training
         self.moves = MoveEffects(prices)
         self.parameters = ParameterEffects(self.moves)
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """Return the uses of the parameters whose storage is chosen, in the order in which forward needs
-        them.
-        """
+        """Return the uses of the parameters with a chosen storage, in forward's order."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
@@ -137,13 +119,11 @@ class GroupEffects:
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
     def group(self, choice: Choice, *, handed: bool = False, joins: Sequence[bool] = ()) -> Effects:
-        """Return all effects of a group in one micro-batch, phase by phase: its parameters come, it computes,
-        keeps what backward needs, computes backward, and the gradients of its parameters return.
+        """Return all effects of a group in one micro-batch, phase by phase.
 
         Args:
-            handed: gradients of its results lie in storages that outlive its backward, and are counted
-                elsewhere.
-            joins: per shared parameter, whether gradients of later groups wait for this group's.
+            handed: gradients of its results outlive its backward and are counted elsewhere.
+            joins: per tied parameter, whether gradients of later groups wait for this one's.
         """
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
@@ -191,9 +171,7 @@ class GroupEffects:
     # -- work ---------------------------------------------------------------------------------------
 
     def computed(self, choice: Choice) -> Effects:
-        """Return the effects of a group's computation: forward, a second forward if it is recomputed,
-        backward.
-        """
+        """Return the effects of computing: forward, second forward if recomputed, backward."""
         work = choice.work
         forward, backward = self.prices.work(work, choice.facts)
         passes = [(COMPUTE, forward)]
@@ -207,9 +185,7 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """Return the communication inside a group: a resolved partial sum, then each kernel's own
-        collectives.
-        """
+        """Return the communication inside a group: a resolved partial sum, then the kernels' collectives."""
         configuration, found, moves = choice.configuration, [], self.moves
         whens = (INNER, *((INNER_AGAIN,) if choice.again else ()), *((INNER_BACK,) if self.training else ()))
         if configuration.resolved is not None:
@@ -237,11 +213,11 @@ class GroupEffects:
     def _beside_work(
         self, choice: Choice, position: int, collectives: Sequence[InnerCollective]
     ) -> Iterator[Effect]:
-        """Yield what a kernel sends while it computes, for each time that it runs.
+        """Yield what a kernel sends while it computes, for each run.
 
         Args:
-            position: that of its operator in the group.
-            collectives: those that are under way beside a share of its work.
+            position: its operator's.
+            collectives: those that overlap with a share of its work.
         """
         works = choice.facts.work_of_calls
         flops = sum(work.forward_flops for work in works)
@@ -269,9 +245,7 @@ class GroupEffects:
     # -- what the search counts -----------------------------------------------------------------------
 
     def kept(self, choice: Choice) -> Effects:
-        """Return the memory that backward keeps of everything the group produces, as one sum; the parts of
-        forward are for the simulator.
-        """
+        """Return everything that the group saves for backward as one effect."""
         kept = choice.facts.kept_bytes
         if not self.training or choice.again or not kept:
             return Effects(())
@@ -279,12 +253,10 @@ class GroupEffects:
         return Effects((Effect(COMPUTE, begins=saved), Effect(COMPUTE_BACK, after=True, ends=saved)))
 
     def hidden_s(self, choice: Choice) -> float:
-        """Return the seconds of collectives that the search assumes to be hidden behind computation.
+        """Return the seconds of collectives that the search assumes hidden behind computation.
 
-        A block's parameters are gathered while the block before it computes, and its gradients are scattered
-        while backward passes the next. Because blocks are mostly alike, the search compares with the group's
-        own computation, so that no group has to know another one; the result is never more than what alike
-        blocks hide. The slow-down of computing in the meantime is subtracted.
+        A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks, which
+        the search takes to equal this one; the slow-down of computing meanwhile is subtracted.
         """
         forward = ("first", "forward")
         # (in forward, once per step): seconds.
@@ -327,8 +299,8 @@ class GroupEffects:
         """Return the parts of the group's forward.
 
         Args:
-            gathered: the bytes of gathered parameters that are alive while parameters are read.
-            staying: those of them that are alive throughout.
+            gathered: bytes of gathered parameters while parameters are read.
+            staying: those alive throughout.
         """
         facts = choice.facts
         calls = facts.calls or (  # for a record that does not list them separately
@@ -348,15 +320,11 @@ class GroupEffects:
     def _most_back(
         self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse], *, handed: bool
     ) -> int:
-        """Return the peak of live memory in backward, in addition to what is kept.
-
-        A parameter that is gathered a second time is alive while the node that reads it runs; one that a
-        second forward has gathered is alive until then. A gradient that has to move to where its parameter is
-        stored waits until the group's backward is over.
+        """Return the peak of backward, in addition to saved tensors.
 
         Args:
-            anew: the uses that are gathered a second time.
-            waiting: those whose gradients wait.
+            anew: the uses that are gathered again, each alive for its reader only.
+            waiting: the uses whose gradients wait for the end of the group's backward.
         """
         facts, again = choice.facts, choice.again
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
@@ -384,8 +352,8 @@ class GroupEffects:
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """Return the most memory while gradients return to where their parameters are stored, one after
-        another; gradients of ``joining`` parameters are added, into a new tensor, to what waits there.
+        """Return the peak while gradients move to their storage; those of ``joining`` parameters are
+        summed.
         """
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the
@@ -408,8 +376,7 @@ class GroupEffects:
 
 
 class _ForwardPart(NamedTuple):
-    """A part of a group's forward: the bytes kept by its end of everything made so far, and the peak during
-    it."""
+    """The bytes saved by the end of a part of forward, and the peak during it."""
 
     kept: int
     most: int
@@ -436,7 +403,7 @@ def _forward(
     """Return the memory effects of a group's forward.
 
     Args:
-        keeps: whether what backward needs is kept; otherwise it is freed with the rest.
+        keeps: whether tensors are saved for backward.
         stays: gathered parameters that stay until backward.
     """
     needed, effects = sum(each.bytes for each in stays), []

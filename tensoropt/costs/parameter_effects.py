@@ -1,6 +1,4 @@
-"""The effects of a parameter in a step: it is stored between steps, brought to its uses, and its gradient
-returns.
-"""
+"""The effects of a parameter in a step: stored, brought to its uses, its gradient returned."""
 
 from __future__ import annotations
 
@@ -57,20 +55,16 @@ _RETURNING = "gradients on their way"
 
 
 class Use(NamedTuple):
-    """One use of a parameter by a group, wherever the parameter is stored.
+    """One use of a parameter by a group, wherever it is stored.
 
     Attributes:
-        layout: the layout that the group reads.
-        wanted: how often the group's backward needs the gathered parameter.
+        wanted: how often backward needs it gathered.
         again: the group is recomputed.
-        neighbours: the blocks with which gathering the parameter can overlap; None if it is gathered at the
-            use.
+        neighbours: the blocks that can overlap its gathering; None if gathered at the use.
         last_part: the last part of the group's forward.
-        turn: for a parameter that several groups use, the part of its gathering, and of the sum of its
-            gradients, that falls to this use; None if it shares nothing.
-        learns: whether the group gives the parameter a gradient, if it is trained.
-        short: the parameter's short name in the group, by which its allocations are named; "" if it names
-            itself.
+        turn: which use of a tied parameter gathers it and sums its gradient; None if not tied.
+        learns: whether the use gives a trained parameter a gradient.
+        short: its short name in the group; "" if it names itself.
     """
 
     layout: Layout
@@ -84,25 +78,25 @@ class Use(NamedTuple):
 
     @property
     def own(self) -> Turn:
-        """The part that falls to this use."""
+        """Which part of the gathering and summing this use does."""
         return alone(wanted=self.wanted > 0) if self.turn is None else self.turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredUse:
-    """A use of a parameter that is stored in one way; see :meth:`ParameterEffects.stored_use`.
+    """A use of a parameter with its storage (:meth:`ParameterEffects.stored_use`).
 
     Attributes:
-        forward, backward: the steps that bring the parameter to the use, and its gradient back.
-        bytes: bytes of the parameter as the group reads it.
+        forward, backward: the steps of the parameter to the use, and of its gradient back.
+        bytes: those of the parameter as read.
         wanted: how often backward needs it; 0 in inference.
         gives: the use gives the parameter a gradient.
-        casts: the parameter is stored in a dtype that differs from the one its readers see.
-        anew: backward gathers or casts it a second time, instead of keeping what forward made.
-        ahead: it is gathered ahead of the use.
-        behind: its gradient is scattered behind in every micro-batch, and not at the use.
-        copy_ahead: an unsharded copy is made while the block before its first use computes in the first
-            micro-batch, and the gradient that waits with it is scattered while backward passes the next one.
+        casts: stored and read dtypes differ.
+        anew: backward gathers or casts it again.
+        ahead: it is prefetched.
+        behind: its gradient is scattered one block later, in every micro-batch.
+        copy_ahead: its unsharded copy is prefetched in the first micro-batch, and its gradient scattered
+            later.
     """
 
     name: str
@@ -121,41 +115,37 @@ class StoredUse:
     copy_ahead: bool
 
     def gathered(self, key: str) -> Allocation:
-        """Return the allocation of the parameter as the group reads it."""
+        """Return the allocation of the parameter as read."""
         return Allocation(
             "gathered parameters", f"{key} {self.use.layout}", self.bytes, False, self.use.short
         )
 
     def gradient(self, key: str, size: int) -> Allocation:
-        """Return an allocation of the use's gradient on its way to where the parameter is stored."""
+        """Return an allocation of the use's gradient on its way to the storage."""
         return Allocation(_RETURNING, f"{key} {self.use.layout}", size, False, self.use.short)
 
     @property
     def moves(self) -> bool:
-        """Whether bringing the parameter to the use takes any work: a move or a cast."""
+        """Whether the parameter is moved or cast for the use."""
         # A copy that stays gathered was cast once when it was gathered; only the others are cast at each use.
         return bool(self.forward) or (self.casts and not self.way.unsharded)
 
     @property
     def kept(self) -> bool:
-        """Whether backward keeps the copy that was made for the use."""
         return bool(self.forward) and self.wanted > 0 and not self.anew
 
     @property
     def casts_back(self) -> bool:
-        """Whether the gradient is cast at the use; one that is reduced last is added to the others as soon as
-        it exists."""
+        """Whether the gradient is cast at the use; one that is reduced last is accumulated first."""
         return self.gives and self.casts and not self.way.reduced_last
 
     @property
     def waits(self) -> bool:
-        """Whether the gradient has to move, or to be cast, to where the parameter is stored."""
+        """Whether the gradient must be moved or cast to the storage."""
         return bool(self.backward) or self.casts_back
 
     def complete(self, micro_batches: int) -> When:
-        """Return the moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is
-        complete.
-        """
+        """Return the moment, one of ``COMPLETE``, of the gradient's completion."""
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
             # For the first block, when backward is over.
@@ -164,11 +154,7 @@ class StoredUse:
 
 
 class ParameterEffects:
-    """Derives the effects of parameters on one mesh: bytes of one rank, seconds per moment.
-
-    Args:
-        moves: the sizes and moves of tensors on the mesh.
-    """
+    """Derives the effects of parameters on one mesh: bytes of one rank, seconds per moment."""
 
     def __init__(self, moves: MoveEffects):
         self.moves, self.prices = moves, moves.prices
@@ -178,16 +164,15 @@ class ParameterEffects:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are gathered together if they are gathered ahead."""
+        """The blocks whose parameters are gathered together when prefetched."""
         return find_blocks(self.moves.graph)
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
-        """Return the way from a parameter's storage to a use of it."""
         moves = self.moves
         return way(moves.tensors[name], stored, use, moves.mesh, shared=name in moves.graph.shared)
 
     def stored_use(self, name: str, stored: Layout, use: Use) -> StoredUse:
-        """Return a use of a parameter that is stored in the layout ``stored``."""
+        """Return a use of a parameter stored in the layout ``stored``."""
         key = name, stored, use
         if key not in self._stored_uses:
             moves, tensor = self.moves, self.moves.tensors[name]
@@ -210,13 +195,7 @@ class ParameterEffects:
     # -- one use ----------------------------------------------------------------------------------
 
     def used(self, use: StoredUse) -> Effects:
-        """Return the effects of bringing a parameter to its use and its gradient back to where it is stored,
-        per micro-batch.
-
-        A parameter that was gathered or cast for forward is gathered or cast anew each time backward needs
-        it, unless the group is recomputed: then its second forward leaves it in place. A copy that took less
-        work is kept.
-        """
+        """Return the effects, per micro-batch, of moving a parameter to its use and its gradient back."""
         if use not in self._used:
             gathered = self._gathered_ahead(use) if use.ahead else self._gathered_at_use(use)
             self._used[use] = Effects((*gathered, *self._returned(use)))
@@ -304,10 +283,7 @@ class ParameterEffects:
         return [replace(back, sums_passing=False)]
 
     def _scattered_behind(self, use: StoredUse) -> list[Effect]:
-        """Return the effects of a gradient that waits whole until backward has left the block, and is
-        scattered while it passes the next. The gradient of one of several uses is added to what waits, and
-        the last use's block counts.
-        """
+        """Return the effects of a gradient that is scattered while backward passes the next block."""
         name, own, size, neighbours = use.name, use.use.own, use.bytes, use.use.neighbours
         source = self.moves.overheads_source
         assert neighbours is not None
@@ -342,9 +318,8 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the bytes that the search counts for a parameter that is gathered ahead: two blocks of
-        parameters are alive at a time, and in backward two of gradients. The search assumes an average
-        block's share of each parameter.
+        """Return the search's bytes of a prefetched parameter: two average blocks, with gradients in
+        backward.
         """
         if not use.ahead:
             return 0.0
@@ -354,16 +329,13 @@ class ParameterEffects:
     # -- between uses -----------------------------------------------------------------------------
 
     def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = ARRIVED) -> Effects:
-        """Return the effects of a parameter between its uses: its bytes, its gradient's arrival, the
-        optimizer's step.
+        """Return the effects of a parameter between its uses: bytes, its gradient's arrival, the optimizer.
 
-        Autograd adds to a shared parameter's gradient once, when the parts of all its users have arrived;
-        until then, the sum of those that have arrived waits.
+        Autograd accumulates a tied parameter's gradient once, from the sum of its users' parts.
 
         Args:
-            joins: 1 if the gradient of one group waits for others, 2 if those of several groups are added up.
-            complete: the moment when the gradient is where the parameter is stored
-                (:meth:`StoredUse.complete`).
+            joins: 1 if one group's gradient waits for others, 2 if several are summed meanwhile.
+            complete: :meth:`StoredUse.complete`.
         """
         tensor, size = self.moves.tensors[name], self.moves.stored_bytes(name, stored)
         if not self.moves.learns(name):
@@ -389,8 +361,8 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """Return the bytes of a sum of a shared parameter's gradients: whole gradients of the copy, in its
-        type, if they are reduced last; otherwise those of the stored shard.
+        """Return the bytes of a sum of a tied parameter's gradients: unsharded if reduced last, else a
+        shard.
         """
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
         return (
@@ -400,14 +372,7 @@ class ParameterEffects:
     # -- unsharded copies -------------------------------------------------------------------------
 
     def unsharded(self, use: StoredUse) -> Effects:
-        """Return the copy of a sharded parameter that stays gathered over the step: its bytes, and the work
-        that is done once.
-
-        The executor makes the copy in the next step's first micro-batch, which is equivalent to the end of
-        this step, because no more is alive then. Copies that are gathered together with others are made one
-        block ahead of their use there, and the gradients that waited for the last micro-batch are sent one
-        block behind backward.
-        """
+        """Return the effects of an unsharded copy, gathered once per step."""
         name, way, moves = use.name, use.way, self.moves
         if not way.unsharded:
             return Effects(())
@@ -431,12 +396,7 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of making an unsharded copy, which counts as a parameter during the whole step.
-
-        Args:
-            neighbours: those of the block for which it is made together with others; None if it is made
-                alone.
-        """
+        """Return the effects of making an unsharded copy with its block's parameters, or alone."""
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)
@@ -463,9 +423,7 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of reducing the gradient that waited with a copy, sent in the type that readers
-        see; ``neighbours`` as above.
-        """
+        """Return the effects of reducing its gradient, in the read dtype; ``neighbours`` as above."""
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0
@@ -505,10 +463,7 @@ class ParameterEffects:
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[ReshardingStep]) -> tuple[int, bool]:
-        """Return the share of a gradient that is sent, or of a parameter that arrives, in a collective with
-        others: bytes of all pieces, with smaller ones padded; whether the pieces are copied into or out of
-        the whole, otherwise they are the whole.
-        """
+        """Return (bytes in a coalesced collective with padding, whether its pieces are copied)."""
         (step,) = steps
         sent, whole = step.payload(self.moves.mesh), max(prod(step.before), prod(step.after))
         inside = lies_inside(step.before, step.atom)

@@ -1,4 +1,4 @@
-"""The limit of what CPU ranks compute in a second, for whatever says how fast they are."""
+"""The limit of what CPU ranks compute in a second."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from tensoropt.profiling.workload import Workload
 
 
 class PeakBoundCompute:
-    """Costs of a CPU rank that are nowhere below what its peak FLOP/s allow.
-
-    Repeats of a short piece of work may be faster than any product, by chance or because kernels compute less
-    than is counted, and an efficiency was fitted to other work.
-
-    Args:
-        peaks: peak FLOP/s by dtype; float32's for others.
-    """
+    """Costs of a CPU rank bounded below by peak FLOP/s (float32's for dtypes without their own)."""
 
     def __init__(self, costs: ComputeCosts, peaks: Mapping[str, float]):
         self.costs, self.peaks = costs, peaks
@@ -29,7 +22,6 @@ class PeakBoundCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """The seconds of the optimizer per element."""
         return self.costs.optimizer_s_per_element
 
     def source_of(self, work: Workload) -> str:

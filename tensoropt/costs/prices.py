@@ -1,6 +1,4 @@
-"""Prices: the seconds of work, copies, casts, additions, messages and collectives, the same for every kind of
-plan.
-"""
+"""Prices of work, copies, casts, additions, messages and collectives, for every kind of plan."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from tensoropt.sharding.reshard.steps import COLLECTIVES, ReshardingStep
 
 
 class ComputeCosts(Protocol):
-    """An interface to the seconds of workloads and of the optimizer."""
+    """The seconds of workloads and of the optimizer."""
 
     @property
     def source(self) -> str:
-        """The source of the figures of the optimizer and the overheads: measured, fitted or data sheet."""
+        """The source of the optimizer and the overheads: measured, fitted or data sheet."""
         ...
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
@@ -33,27 +31,21 @@ class ComputeCosts(Protocol):
         ...
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds that a host takes to issue one micro-batch, if it is not the
-        device.
-        """
+        """Return the (forward, backward) seconds of a separate host to launch one micro-batch."""
         ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of one product in the backward of the workload's first call, a linear operator:
-        the product for the gradient of its weight.
-        """
+        """Return the seconds of the weight gradient's product of a first call that is linear."""
         ...
 
-    def source_of(self, work: Workload) -> str:
-        """Return the source of this workload's :meth:`seconds`."""
-        ...
+    def source_of(self, work: Workload) -> str: ...
 
     @property
     def optimizer_s_per_element(self) -> float: ...
 
 
 class CommunicationCosts(Protocol):
-    """An interface to the seconds of collectives; axes are the mesh's own (without the micro-batch axis)."""
+    """The seconds of collectives; axes are the mesh's own, without the micro-batch axis."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
@@ -62,50 +54,43 @@ class CommunicationCosts(Protocol):
         ...
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return how many seconds longer a collective takes if ranks come from ``work_s`` of work; accepts
-        numbers or arrays.
-        """
+        """Return a collective's additional seconds after ``work_s`` of work; numbers or arrays."""
         ...
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return how many seconds longer ``work_s`` of work takes after a collective; accepts numbers or
-        arrays.
-        """
+        """Return the additional seconds of ``work_s`` of work after a collective; numbers or arrays."""
         ...
 
     @property
     def described(self) -> str:
-        """A description of everything that these seconds follow from: equal if they are the same."""
+        """A description equal for equal seconds."""
         ...
 
 
 class LinkCosts(CommunicationCosts, Protocol):
-    """An interface to the seconds of collectives and of messages between two ranks."""
+    """The seconds of collectives and of messages between two ranks."""
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        """Return the seconds of one message without other traffic; 0 if both are the same rank."""
+        """Return the seconds of one message without other traffic; 0 within a rank."""
         ...
 
-    def pair_source(self, first: int, second: int) -> str:
-        """Return the source of :meth:`pair_time_s`."""
-        ...
+    def pair_source(self, first: int, second: int) -> str: ...
 
 
-class FactsSource(Protocol):
-    """An interface to the facts of workloads."""
+class _FactsSource(Protocol):
+    """The facts of workloads."""
 
     def of(self, work: Workload) -> Facts: ...
 
 
-class TimingSource(Protocol):
-    """An interface to what times workloads before they are priced."""
+class _TimingSource(Protocol):
+    """Times workloads before they are priced."""
 
     def measure(self, works: Mapping[str, Workload]) -> None: ...
 
 
 class ClusterCosts(Protocol):
-    """An interface to the costs on a cluster: those of now (:class:`~tensoropt.costs.source.CostSource`), or
-    those that were saved with an exploration (:class:`~tensoropt.plan.recorded.RecordedCosts`)."""
+    """The costs on a cluster, current or saved with an exploration."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -118,44 +103,40 @@ class ClusterCosts(Protocol):
 
     @property
     def beside(self) -> bool:
-        """Whether communication that nothing waits for overlaps with computation."""
+        """Whether asynchronous communication overlaps with computation."""
         ...
 
     @property
-    def facts(self) -> FactsSource: ...
+    def facts(self) -> _FactsSource: ...
 
     @property
-    def timings(self) -> TimingSource: ...
+    def timings(self) -> _TimingSource: ...
 
     def on(self, kinds: Sequence[DeviceKind]) -> Self:
-        """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
+        """Return the costs among devices of some of the cluster's kinds."""
         ...
 
     def compute(self) -> ComputeCosts:
-        """Return the seconds of workloads that all devices run at once."""
+        """Return the seconds of workloads that all devices run."""
         ...
 
-    def compute_on(self, kind: DeviceKind) -> ComputeCosts:
-        """Return the seconds of workloads on one kind of devices."""
-        ...
+    def compute_on(self, kind: DeviceKind) -> ComputeCosts: ...
 
     def overheads(self) -> Overheads:
         """Return the overheads of a step on the slowest kind of devices."""
         ...
 
-    def overheads_on(self, kind: DeviceKind) -> Overheads:
-        """Return the overheads of a step on one kind of devices."""
-        ...
+    def overheads_on(self, kind: DeviceKind) -> Overheads: ...
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory: ...
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
-        """Return the figures of a mesh's links; with ``pairs``, also those between two ranks."""
+        """Return the costs of a mesh's links; with ``pairs``, also between two ranks."""
         ...
 
 
 class Send(NamedTuple):
-    """One collective with its price for ranks in step; ``axes`` are the mesh's own, numbered from 0."""
+    """One collective with its price; ``axes`` are the mesh's own, numbered from 0."""
 
     kind: str
     axes: tuple[int, ...]
@@ -165,31 +146,23 @@ class Send(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """The seconds of one piece of work: on the device, and on the host that issues it (0 if they are the
-    same)."""
+    """The seconds of work on the device, and of its host to launch it (0 on CPUs)."""
 
     device_s: float
     host_s: float
 
     def plus(self, other: Queues) -> Queues:
-        """Return the sum with another one, added one after the other."""
+        """Return the sum with another one, added in order."""
         return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
 
 
 NO_WORK = Queues(0.0, 0.0)
 _WORK_BETWEEN_S = 1e-3
-"""The seconds of work assumed between two collectives while a plan is searched for. The transition overhead
-is measured on CPU ranks only, and has nearly reached its limit by then
-(:class:`~tensoropt.profiling.link_fits.Transition`)."""
+"""The seconds of work between two collectives in a search, when transitions are near their limit."""
 
 
 class DevicePrices:
-    """The prices of what a rank does by itself, whichever kind of plan asks for it.
-
-    Args:
-        compute: the source of the seconds of workloads and of the optimizer.
-        overheads: the costs of copies, additions, messages and issuing.
-    """
+    """The prices of a rank's own work, in every kind of plan."""
 
     def __init__(self, compute: ComputeCosts, overheads: Overheads = NO_OVERHEADS):
         self.compute = compute
@@ -199,26 +172,21 @@ class DevicePrices:
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
 
     def work(self, work: Workload, facts: Facts) -> tuple[Queues, Queues]:
-        """Return the (forward, backward) seconds of one micro-batch."""
         forward, backward = map(Queues, self.compute.seconds(work, facts), self.compute.host_seconds(work))
         return forward, backward
 
     def copy(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of copying so many bytes, by so many kernels, each of which is issued as
-        a gradient's copy to its bucket is.
-        """
+        """Return the seconds of copying bytes with so many kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.arrive_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.copy_s_per_byte, kernels * host_s)
 
     def addition(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of adding so many bytes to others, by so many kernels."""
+        """Return the seconds of adding bytes to others with so many kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.accumulate_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.add_s_per_byte, kernels * host_s)
 
     def cast(self, tensor: Tensor, elements: int) -> Queues:
-        """Return the seconds of casting ``elements`` elements between the dtype in which a parameter is
-        stored and the one that its readers see, in either direction; 0 if these are the same.
-        """
+        """Return the seconds of a cast between stored and read dtype; 0 if equal."""
         if tensor.master_dtype is None:
             return NO_WORK
         # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
@@ -227,35 +195,25 @@ class DevicePrices:
 
     @property
     def passing(self) -> Queues:
-        """The seconds in which autograd passes on a tensor that does not move."""
+        """Autograd's seconds for a tensor that does not move."""
         return self._both(lambda overheads: overheads.pass_s)
 
     @property
     def message_end(self) -> Queues:
-        """The seconds of issuing one end of a message: one direction of an edge with a single step."""
+        """The seconds of launching one end of a message."""
         return self._both(lambda overheads: overheads.issuing_s(("send",)))
 
     def again(self, work: Workload, forward: Queues) -> Queues:
-        """Return the seconds that recomputing adds to a group: its second forward, and the overhead of
-        autograd for each of its calls.
-        """
+        """Return the seconds of recomputing a group: its second forward, and autograd's overhead per call."""
         return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
 
     def step(self, elements: int) -> Queues:
-        """Return the seconds of the optimizer's step for a parameter with ``elements`` elements on this
-        rank.
-        """
+        """Return the optimizer's seconds for ``elements`` elements."""
         device_s, host_s = self._both(lambda overheads: overheads.step_s)
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds, for each of the micro-batches, in which a gradient of ``size`` bytes comes to
-        where its parameter is stored.
-
-        Args:
-            copied: whether it is copied there: into a bucket that is reduced, or from where it was scattered
-                with others; any other gradient stays where autograd made it.
-        """
+        """Return the seconds per micro-batch of a gradient's arrival, ``copied`` or left in place."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
@@ -263,16 +221,13 @@ class Prices(DevicePrices):
     """The prices of one mesh.
 
     Args:
-        compute, communication: the sources of seconds.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
-        overheads: the costs of copies around collectives, gradient accumulation and issuing an edge.
-        process: the memory that a process uses in addition to tensors; by default only tensors are counted.
-        beside: whether collectives that nothing waits for overlap with computation.
-        slower_beside: how much longer, as a share, computing takes in the meantime.
-        in_flight: the most micro-batches whose forward is over and whose backward is not; more than one in
-            the stages of a pipeline, which keep the saved tensors of each.
-        packs: gradients that are scattered together are packed into one tensor, as on CPU ranks, where gloo
-            would reduce them one after another.
+        overheads: those of copies, gradient accumulation and edges.
+        process: the process's memory besides tensors; by default none.
+        beside: whether asynchronous collectives overlap with computation.
+        slower_beside: the share by which they slow it down.
+        in_flight: the most micro-batches with saved tensors at once, as in pipeline stages.
+        packs: gradients scattered together are packed into one tensor, as for gloo.
     """
 
     def __init__(
@@ -334,9 +289,7 @@ class Prices(DevicePrices):
         return self.graph.atoms.graph.training
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of a collective between pieces of work; ``axes`` are numbered with the
-        micro-batch axis in front.
-        """
+        """Return the seconds of a collective between work; the micro-batch axis is 0."""
         real = self._real(axes)
         if not real or not num_bytes:
             return 0.0
@@ -346,9 +299,7 @@ class Prices(DevicePrices):
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
-        """Return the seconds that preceding and following work adds to successive collectives, given as
-        (axes, bytes). The search assumes the work's length; the simulator knows it.
-        """
+        """Return the seconds that surrounding work adds to successive collectives (axes, bytes)."""
         # Table cells need the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication
@@ -361,16 +312,14 @@ class Prices(DevicePrices):
         return self._between[sends]
 
     def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
-        """Return the seconds of local work and of successive collectives, between other work."""
+        """Return the seconds of local work and successive collectives, between other work."""
         between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
         return local_s + between + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Return the seconds that collectives save if ``work_s`` of work begin together with them; numbers or
-        arrays.
+        """Return the seconds that collectives save if ``work_s`` of work overlap; numbers or arrays.
 
-        Work is slower while they run: within their ``seconds`` it progresses by
-        ``seconds / (1 + slower_beside)``.
+        Meanwhile work progresses by ``seconds / (1 + slower_beside)``.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
@@ -383,9 +332,7 @@ class Prices(DevicePrices):
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
     def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
-        """Return the price of a resharding: seconds of the copies around its collectives and of issuing it;
-        its collectives.
-        """
+        """Return a resharding's price: copies and launches, and its collectives."""
         kinds, sends = [step.kind for step in steps], []
         local, host_s = self._both(lambda overheads: overheads.issuing_s(kinds))
         for step in steps:
@@ -399,10 +346,8 @@ class Prices(DevicePrices):
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:
-    """Return whether communication that nothing waits for overlaps with computation.
-
-    NCCL runs on its own streams. Gloo's threads run on the same cores that compute, so CPU ranks gain
-    nothing.
+    """Return whether asynchronous communication overlaps with computation, as NCCL's streams do; gloo's
+    threads use the computing cores.
 
     Args:
         overlap: as in :class:`~tensoropt.question.settings.Settings`.
@@ -411,8 +356,6 @@ def runs_beside(device_type: str, overlap: str) -> bool:
 
 
 class _FreeCompute:
-    """Computation that takes no time."""
-
     source = "data sheet"
     optimizer_s_per_element = 0.0
 
@@ -430,8 +373,6 @@ class _FreeCompute:
 
 
 class _FreeCommunication:
-    """Collectives and messages that take no time."""
-
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         return 0.0
 
@@ -448,5 +389,5 @@ class _FreeCommunication:
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
-    """Return the prices at which nothing takes any time, to track only bytes and collectives."""
+    """Return prices of 0, to track only bytes and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)

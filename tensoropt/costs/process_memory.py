@@ -1,10 +1,4 @@
-"""Process memory: the GPU memory that a process uses besides its step's tensors, each term with its source.
-
-The figures are data (``cluster/presets/memory.yaml``). A term is in bytes of one rank, and is the same for
-all strategies of an exploration except for NCCL's: a communicator's buffers are allocated once for all ranks,
-and once for every further set of mesh axes over which a strategy communicates, with as many bytes as its
-kinds of collectives connect.
-"""
+"""Process memory: the GPU memory of a process besides its step's tensors, each term with its source."""
 
 from __future__ import annotations
 
@@ -25,20 +19,19 @@ from tensoropt.units import format_bytes
 
 CONTEXT, CONSTANTS = "context", "constants"
 TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS)
-"""CUDA's context with the loaded kernels; cuBLAS's workspaces; the unused end of the allocator's last
-segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
+"""CUDA context; cuBLAS workspaces; unused segments; NCCL buffers; inputs and buffers; graph constants."""
 
 
 _OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
-    """Return the terms that are not zero, by name."""
+    """Return the nonzero terms by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
 def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the bytes of those terms that PyTorch's allocator serves, block by block."""
+    """Return the bytes of the terms in PyTorch's allocator, block by block."""
     # Autograd's thread has its own workspace.
     workspace = terms.get("workspaces", 0.0) / 2
     sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))
@@ -46,12 +39,11 @@ def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
 
 
 class Communicator(NamedTuple):
-    """The buffers that NCCL allocates when a collective is first used on a communicator.
+    """The buffers that NCCL allocates when a communicator first runs a collective.
 
     Attributes:
-        ring, tree: bytes of all channels to a ring's neighbours, and to a tree's, which sums use as well.
-        peer: bytes of the channels to one other rank; an all-to-all sends to each of them, a ring of messages
-            to one and from one.
+        ring, tree: bytes of all channels to the neighbours in a ring, and in a tree, used by sums.
+        peer: bytes of the channels to one rank of an all-to-all or a ring of messages.
     """
 
     ring: float
@@ -59,9 +51,7 @@ class Communicator(NamedTuple):
     peer: float
 
     def bytes(self, kinds: Collection[str], ranks: int) -> float:
-        """Return the bytes of a communicator of ``ranks`` ranks that is used for collectives of these
-        kinds.
-        """
+        """Return the bytes of a communicator of ``ranks`` ranks for these kinds of collectives."""
         if kinds and _OVER_RINGS.issuperset(kinds):
             return self.ring + self.tree * ("all_reduce" in kinds)
         # Here, as saved points are shown without PyTorch.
@@ -80,7 +70,7 @@ class Sending(NamedTuple):
 
     Attributes:
         levels: the link levels that they cross.
-        kinds: per kind of collective, which strategies use it.
+        kinds: collective -> which strategies use it.
     """
 
     levels: tuple[str, ...]
@@ -93,8 +83,8 @@ class ProcessMemory:
     """The terms of one cluster and model, in bytes of one rank.
 
     Attributes:
-        context, workspaces, segments, inputs, constants: the same for all strategies.
-        communicator: by the name of the link level that it crosses.
+        context, workspaces, segments, inputs, constants: equal for all strategies.
+        communicator: by link level.
     """
 
     context: float = 0.0
@@ -111,18 +101,15 @@ class ProcessMemory:
 
     @property
     def counts_communicators(self) -> bool:
-        """Whether the axes of a strategy's communication matter."""
         return bool(self.communicator)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """Return the bytes of a communicator that crosses these link levels; for unknown levels, the largest
-        figure.
-        """
+        """Return the bytes of a communicator across these link levels, the largest figure if unknown."""
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 
     def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
-        """Return the terms, in the order of :data:`TERMS`, with ``communicators`` bytes of communicators."""
+        """Return the terms in the order of :data:`TERMS`, with ``communicators`` bytes of NCCL buffers."""
         return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
 
     def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
@@ -141,13 +128,11 @@ class ProcessMemory:
 
 
 NO_PROCESS = ProcessMemory()
-"""The process memory of CPU ranks, or if only tensors are counted."""
+"""CPU ranks' process memory, or that of tensors alone."""
 
 
 def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
-    """Return the terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not
-    ``counted``.
-    """
+    """Return the terms on a GPU cluster; constants only on CPU ranks, or if not ``counted``."""
     inputs = sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer"))
     return memory_of_process(cluster, inputs, graph.constant_bytes, counted=counted)
 
@@ -155,9 +140,7 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 def memory_of_process(
     cluster: Cluster, inputs: float, constants: float = 0.0, *, counted: bool = True
 ) -> ProcessMemory:
-    """Return the terms as :func:`process_memory` does, of a step with so many bytes of inputs and buffers,
-    and of constants.
-    """
+    """Return :func:`process_memory` from the bytes of inputs and buffers, and of constants."""
     if cluster.device_type != "cuda" or not counted:
         return ProcessMemory(constants=constants)
     figures = process_memory_figures()
@@ -176,13 +159,12 @@ def memory_of_process(
 def terms_of_collectives(
     process: ProcessMemory, sent: Iterable[tuple[str, tuple[int, ...]]], shape: Sequence[int]
 ) -> dict[str, float]:
-    """Return the terms of a strategy of which only is known what it sends, by name.
+    """Return a strategy's terms by name from its collectives alone.
 
-    Which links a communicator crosses is not known then: it is counted with the buffers of those with most.
+    Links are unknown then, so each communicator counts with the largest buffers.
 
     Args:
-        sent: the kind of each collective and the mesh axes that it is over.
-        shape: of the mesh.
+        sent: (kind, mesh axes) of each collective.
     """
     # A job begins and ends with a barrier of all ranks, which is a sum.
     kinds: dict[tuple[int, ...], set[str]] = {tuple(range(len(shape))): {"all_reduce"}}
@@ -196,9 +178,7 @@ def terms_of_collectives(
 
 
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
-    """Return notes on what a process uses besides tensors, and whether memory counts it; empty for CPU
-    ranks.
-    """
+    """Return notes on process memory, and whether it is counted; empty for CPU ranks."""
     found = process_memory(cluster, graph)
     if not found.of_process:
         return ()

@@ -1,8 +1,4 @@
-"""What real steps showed about prices: a factor for each kind of work.
-
-Operators and links are timed one by one. :mod:`tensoropt.tuning` runs a plan and compares: here its factors
-are applied to prices, so that the search, the simulator and every planner count the same.
-"""
+"""A factor on the prices of each kind of work, from real steps."""
 
 from __future__ import annotations
 
@@ -18,23 +14,16 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload
 
 NETWORK, REST = "collectives", "all else"
-"""The kinds of work beside the classes of operators: collectives; and edges, copies, additions of gradients
-and the optimizer's step together."""
+"""The kinds of work beside classes of operators; all else is edges, copies, additions and the optimizer."""
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """What steps on one machine showed.
-
-    Attributes:
-        factors: by kind of work, seconds in a step over priced ones: classes of operators, :data:`NETWORK`
-            and :data:`REST`; 1 for what is missing.
-    """
+    """Factors by kind of work: seconds in one machine's steps over prices; by default 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, kind: str) -> float:
-        """Return the factor of a kind of work."""
         return self.factors.get(kind, 1.0)
 
     def __bool__(self) -> bool:
@@ -57,7 +46,7 @@ class Residuals:
         )
 
     def links(self, fits: LinkFits | None) -> LinkFits | None:
-        """Return the fits of a mesh's links in a step: collectives by their factor, messages as they are."""
+        """Return a mesh's link fits with collectives multiplied by their factor."""
         factor = self.of(NETWORK)
         if fits is None or factor == 1.0:
             return fits
@@ -67,7 +56,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class _InStep:
-    """Costs of workloads with the factors of their classes."""
+    """Costs of workloads with their classes' factors."""
 
     costs: ComputeCosts
     residuals: Residuals
@@ -96,18 +85,15 @@ class _InStep:
 
 
 NO_RESIDUALS = Residuals()
-"""Prices as they were measured, one by one."""
 
 _KIND, _KEY = "calibration", "residuals-4"
 
 
 def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> None:
-    """Keep the residuals of the hardware that ``prefix`` names."""
     store.put(f"{prefix}/{_KEY}", asdict(residuals), kind=_KIND)
 
 
 def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
-    """Return what steps on the hardware that ``prefix`` names have shown; :data:`NO_RESIDUALS` if none were
-    run."""
+    """Return the residuals of the hardware ``prefix``; :data:`NO_RESIDUALS` if none."""
     record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
     return NO_RESIDUALS if record is None else Residuals(**record)

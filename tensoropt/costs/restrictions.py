@@ -1,8 +1,4 @@
-"""The configurations that constraints allow on each mesh and micro-batch count.
-
-Configurations that a pin forbids are never costed. Groups that must agree keep the labels that all of them
-have left, and an edge of 0 and inf in :mod:`tensoropt.costs.edges` makes their labels equal.
-"""
+"""The configurations that constraints allow on each mesh and micro-batch count."""
 
 from __future__ import annotations
 
@@ -45,11 +41,10 @@ from tensoropt.sharding.strategy import replicated_axes
 def sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """Return the stored layout that shards ``axes`` of a parameter that is otherwise stored as ``whole``.
+    """Return the stored layout that shards ``axes`` of a parameter otherwise stored as ``whole``.
 
-    It shards the first atom that divides evenly and that one all-gather restores; otherwise the first that
-    one axis cuts into uneven shards, which are sent with padding; None if there is no such atom (the
-    parameter is too small or too irregular and stays whole).
+    The first atom that divides evenly and that one all-gather restores; otherwise the first that one axis
+    cuts unevenly, with padding; None if there is none.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -72,9 +67,7 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the stored layouts of a group's parameters, one tuple per option; the first option stores them
-    as they are used.
-    """
+    """Return the stored layouts of a group's parameters, one tuple per option; the first is that of use."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -93,11 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded storage options, gathered once per step.
-
-    With one micro-batch, a gradient that waits for the last one costs memory and saves nothing, so it is not
-    an option.
-    """
+    """Return the sharded options gathered once per step; none with one micro-batch, as they save nothing."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -116,7 +105,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded storage options, gathered ahead of each use."""
+    """Return the sharded options with prefetching."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -143,15 +132,14 @@ class Restriction:
     """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: per constrained group, the remaining positions in
+        kept: per constrained group, its positions in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
-        stored: per pinned parameter, its allowed storage on mesh axes (micro-batches are axis 0).
+        stored: per pinned parameter, its storage on mesh axes (micro-batches are axis 0).
         together: groups whose labels are equal.
-        words: per such group, the dim to which all of them give the same label, if names differ.
-        combined: per group, the positions of those axis strategies that its configurations may combine;
-            groups that are not named may combine all.
-        again: per group of a pinned block, whether it runs again in backward.
-        gathered_again: per group, whether backward gathers what it reads again, where that can be chosen.
+        words: per such group, the name of the common dim, if names differ.
+        combined: per group, the axis strategies that its configurations may combine; by default all.
+        again: per group of a pinned block, whether it is recomputed.
+        gathered_again: per group, whether backward gathers its inputs again.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -163,13 +151,12 @@ class Restriction:
     gathered_again: Mapping[str, bool] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
-        """Return whether a parameter may be stored in this layout."""
         # Every axis has alternatives, one of which has to be met; all axes have to be met.
         allowed = self.stored.get(parameter, {})
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """Return a value that is equal for groups that look alike and have the same restrictions."""
+        """Return a value equal for isomorphic groups with the same restrictions."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
@@ -182,7 +169,7 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the labels on which a group and those tied to it agree; ``words`` as in :class:`Restriction`."""
+    """Return the labels on which tied groups agree; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -190,15 +177,13 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The restriction per (mesh label, micro-batch count); a pair that is missing is not searched, None means
-    that everything is allowed."""
+    """(mesh label, micro-batch count) -> restriction; a missing pair is not searched, None allows all."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def groups(self) -> frozenset[str]:
-        """The groups that constraints refer to."""
         return frozenset(name for space in (self.spaces or {}).values() for name in space.kept)
 
 
@@ -209,12 +194,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Apply the constraints on each mesh and count, and return what they allow.
-
-    Raises:
-        ConstraintError: a mesh axis is on no mesh, or the hard constraints can hold on no mesh; the message
-            says why.
-    """
+    """Apply the constraints on each mesh and count; ConstraintError if no mesh satisfies the hard ones."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}
@@ -239,8 +219,10 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Return (notes on soft constraints that were given up, why no sharded plan keeps to the hard ones or
-    ""): every device of a sharded plan runs every operator.
+    """Check pins to devices of plans whose devices all run every operator.
+
+    Returns:
+        Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".
 
     Raises:
         ConstraintError: there is no such kind of device.
@@ -301,7 +283,7 @@ class _ImpossibleError(Exception):
 
 @dataclass
 class _State:
-    """The configurations that the constraints applied so far allow, and which constraints narrowed them."""
+    """The configurations allowed so far, and the constraints that narrowed them."""
 
     left: dict[str, tuple[int, ...]] = field(default_factory=dict)
     because: dict[str, tuple[_Constraint, ...]] = field(default_factory=dict)
@@ -334,12 +316,7 @@ class _Narrowing:
         self.notes: list[str] = []
 
     def apply_all(self) -> Restriction:
-        """Return what all constraints allow on this mesh; hard ones are applied first, so that no soft one
-        blocks them.
-
-        Raises:
-            _ImpossibleError: the hard constraints cannot hold on this mesh.
-        """
+        """Return what all constraints allow on this mesh; raise _ImpossibleError if nothing."""
         for soft in (False, True):
             for pin, operators in self.matched.pins:
                 if pin.soft is soft:

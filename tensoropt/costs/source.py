@@ -1,8 +1,4 @@
-"""The sources of costs on a cluster, and the tables built from them.
-
-CPU ranks and GPUs of this machine are measured; other hardware is priced from its data sheet. The links of a
-cluster file have the figures in the file.
-"""
+"""The sources of costs on a cluster, and the tables built from them."""
 
 from __future__ import annotations
 
@@ -49,13 +45,10 @@ class CostSource(CostContext):
     """The prices on a cluster, from facts and timings of workloads, or from data sheets.
 
     Args:
-        keep: identifies the code that builds tables, which the store then keeps; None to keep none.
-        fused: price GPUs that are not on this machine as if neighbouring element-wise operators were one
-            kernel (:class:`~tensoropt.costs.compute.RooflineCompute`).
-        dated: the month whose kernels are assumed for GPUs that are not on this machine, for past runs; by
-            default the newest.
-        residuals: what steps on this machine showed about measured prices; by default the store's: only the
-            one of a tuning has any.
+        keep: the code version under which the store keeps tables; None to keep none.
+        fused: as for :class:`~tensoropt.costs.compute.RooflineCompute`, on other machines' GPUs.
+        dated: the month of those GPUs' kernels; by default the newest.
+        residuals: by default the store's.
     """
 
     keep: str | None = None
@@ -74,23 +67,17 @@ class CostSource(CostContext):
         self.timings = Timings(self, self.facts)
 
     def with_residuals(self, residuals: Residuals) -> CostSource:
-        """Return a source of the same facts and timings with other residuals."""
         source = copy(self)
         source.residuals, source._parts = residuals, {}
         return source
 
     @property
     def in_step(self) -> Residuals:
-        """The residuals that are applied: those given, or the store's."""
         assert self.residuals is not None
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the costs among devices of some of the cluster's kinds, over the same links; built once.
-
-        Returns this source itself if these are all of the kinds, or if ranks are measured, because those work
-        together.
-        """
+        """Return the costs among some kinds of devices over the same links; itself if all, or if measured."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
@@ -105,7 +92,7 @@ class CostSource(CostContext):
         return self._parts[key]
 
     def reopened(self, store: ProfileStore, pool: RankPool | None) -> CostSource:
-        """Return a source that goes on with the same facts and timings, with an open store and open ranks."""
+        """Return a source with the same facts and timings, another store and pool."""
         source = replace(self, store=store, pool=pool)
         source.facts = WorkloadFacts(source, self.facts)
         source.timings = Timings(source, source.facts, self.timings)
@@ -113,7 +100,7 @@ class CostSource(CostContext):
         return source
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes that a reader of the figures should know about their sources."""
+        """Return notes about the figures' sources."""
         kinds = [kind.name for kind in self.cluster.device_kinds]
         mixed = (
             f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
@@ -192,7 +179,6 @@ class CostSource(CostContext):
 
     @property
     def optimizer(self) -> str:
-        """The optimizer whose steps are priced."""
         return self.settings.optimizer
 
     @property
@@ -208,7 +194,6 @@ class CostSource(CostContext):
 
 
 def real_shape(mesh: Mesh) -> tuple[int, ...]:
-    """Return the axis sizes; a single device has no axes."""
     return tuple(size for size in mesh.shape if size > 1)
 
 
@@ -221,12 +206,11 @@ def build_tables(
     regions: Sequence[Region] = (),
     restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """Return the cost tables of every mesh and micro-batch count; everything is measured before anything is
-    priced.
+    """Return the cost tables of every mesh and micro-batch count, after measuring everything.
 
     Args:
         regions: blocks that may be recomputed.
-        restrictions: what constraints allow, per (mesh label, count); a pair that is missing is left out.
+        restrictions: what constraints allow, per (mesh label, count); a missing pair is left out.
     """
     pairs = [(mesh, count) for mesh in meshes for count in counts]
     if restrictions is not None:

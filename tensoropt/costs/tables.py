@@ -1,8 +1,7 @@
 """Cost tables: the configurations and options of every variable of the search, with their costs.
 
-Variables are groups, hubs (tensors with several readers: where they are materialised) and shared parameters
-(tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
-the sum of compute and communication over all micro-batches.
+Variables are groups, hubs (tensors with several readers) and tied parameters. Memory is the sum of what is
+saved and stored; time that of compute and communication over all micro-batches.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Template:
-    """The common part of groups that look alike: configurations (as strategy indices), workloads and facts.
-
-    Attributes:
-        look: equal for groups that look alike and have the same restrictions, in any model.
-    """
+    """Configurations (as strategy indices), workloads and facts of isomorphic groups with equal ``look``."""
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
@@ -46,12 +41,11 @@ class Template:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CostTables(CostGraph):
-    """The cost graph of one mesh and micro-batch count, with what its choices mean.
+    """The cost graph of one mesh and micro-batch count, with the meaning of its choices.
 
     Attributes:
-        moves: for each tensor that may be gathered again in backward, the edge whose option says whether it
-            is (0: its copy is kept, 1: it is gathered again), as searches name it: (source, target, n-th edge
-            between them).
+        moves: tensor -> the edge (source, target, n-th) whose option says whether backward gathers it again
+            (1) or its copy is saved (0).
     """
 
     graph: GroupGraph
@@ -63,30 +57,27 @@ class CostTables(CostGraph):
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     def position(self, group: str, index: int) -> int:
-        """Return the index in a group's template of configuration ``index`` of its variable."""
+        """Return the template's index of configuration ``index`` of a group's variable."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
     def labels(self, group: str, index: int) -> tuple[str, ...]:
-        """Return what configuration ``index`` of a group's variable splits on each axis of the mesh."""
+        """Return the labels by which configuration ``index`` of a group splits on each mesh axis."""
         strategies = self.graph.group_of[group].strategies
         choice = self.templates[group].choices[self.position(group, index)]
         return tuple(str(strategies[i].label) for i in choice)
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
-        """Return the facts of every group's chosen configuration."""
         return {
             g.name: self.templates[g.name].facts[self.position(g.name, choice[g.name])]
             for g in self.graph.groups
         }
 
     def configuration(self, group: Group, index: int) -> Configuration:
-        """Return configuration ``index`` of a group's variable, as an object."""
         choice = self.templates[group.name].choices[self.position(group.name, index)]
         return Configuration(group, (self.micro[group.name], *(group.strategies[i] for i in choice)))
 
     def strategy(self, choice: Mapping[str, int], options: Mapping[object, int]) -> Strategy:
-        """Return the strategy that a point of the search represents."""
         configurations: dict[str, Configuration] = {}
         stored: dict[str, Layout] = {}
         hubs: dict[str, Layout] = {}
@@ -109,20 +100,19 @@ class CostTables(CostGraph):
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once, gathered)
 
     def gathered_again(self, name: str, options: Mapping[object, int]) -> int:
-        """Return 1 if a tensor is gathered again by these options, else 0."""
+        """Return 1 if these options gather a tensor again, else 0."""
         # A search names the edge's option by the edge, everything else by the tensor.
         return options.get(Variable.of_move(name), options.get(self.moves[name], 0))
 
     @cached_property
     def without_moves(self) -> CostTables:
-        """The same tables, in which nothing is gathered again."""
+        """The same tables without gathering again."""
         edges = [replace(e, table=e.table[:, :, 0]) if e.table.ndim > 3 else e for e in self.edges]
         return replace(self, edges=edges, moves={})
 
     def breakdown(
         self, choice: Mapping[str, int], options: Mapping[object, int]
     ) -> tuple[float, float, float]:
-        """Return (memory, compute seconds, communication seconds) of a point."""
         memory = compute = communication = 0.0
         for v in self.variables:
             i, o = choice[v.key], options.get(v.key, 0)
@@ -140,12 +130,7 @@ class CostTables(CostGraph):
 
 
 def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Return a key that is equal for groups that look alike: same calls, shapes, atoms and strategies, other
-    names.
-
-    Whether a tensor leaves the model is part of the look: it is then gathered, unlike that of a layer in the
-    middle.
-    """
+    """Return a key equal for isomorphic groups: calls, shapes, atoms, strategies, results of the model."""
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
     parts: list[object] = []
@@ -188,14 +173,12 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Return the templates of all groups; groups that look alike, and have the same restrictions, share
-    one.
-    """
+    """Return the templates of all groups; isomorphic groups share one."""
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
 def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
-    """Return the :func:`_group_key` of every group, by name; no mesh is part of it."""
+    """Return the :func:`_group_key` of every group by name, on any mesh."""
     return {group.name: _group_key(graph, group, micro[group.name]) for group in graph.groups}
 
 
@@ -206,11 +189,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts, which take longest to determine (:func:`make_templates`).
-
-    Args:
-        keys: the result of :func:`group_keys`, if available.
-    """
+    """Return the templates without facts, the slowest part; ``keys`` are :func:`group_keys`."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}
@@ -237,7 +216,7 @@ def outline_templates(
 def with_facts(
     templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
 ) -> dict[str, Template]:
-    """Return the templates with the facts of their workloads; groups that share a template still do."""
+    """Return the templates with the facts of their workloads; groups that share one still do."""
     distinct = {id(template): template for template in templates.values()}
     made = {
         key: replace(template, facts=tuple(map(facts_of, template.works)))
@@ -252,7 +231,7 @@ def leaves_model(graph: GroupGraph, name: str) -> bool:
 
 
 def fused(work: Workload) -> Workload | None:
-    """Return the same workload with PyTorch's own attention; None if it has no attention with dropout."""
+    """Return the workload with PyTorch's own attention; None if it has no attention with dropout."""
     if not any(call.function == MATH_FORM for call, _ in work.calls):
         return None
     calls = tuple((_fused(work, call) if call.function == MATH_FORM else call, o) for call, o in work.calls)
@@ -271,12 +250,11 @@ def _fused(work: Workload, call: LocalCall) -> LocalCall:
 def math_form_notes(
     templates: Iterable[Template], capability: Capability | None, training: bool = True
 ) -> tuple[str, ...]:
-    """Return how much more the math form keeps for backward than a GPU's own kernels would, in words; empty
-    for CPU ranks, whose own attention with dropout is the math form too.
+    """Return notes on how much more the math form saves for backward than a GPU's own kernels; empty on CPUs.
 
     Args:
         templates: the groups, unsplit.
-        training: whether a step trains; in inference nothing is kept, and dropout is left out.
+        training: in inference nothing is saved.
     """
     if capability is None or not training:
         return ()

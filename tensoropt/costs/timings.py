@@ -1,8 +1,4 @@
-"""The basis of costs on a cluster: its context, the facts of workloads, and timings.
-
-The context is the cluster, its ranks if they can be measured, earlier measurements, and the settings that
-costs depend on. Facts are found once, kept in the store, and say whose kernels they describe.
-"""
+"""The context of costs on a cluster, the facts of workloads, and timings."""
 
 from __future__ import annotations
 
@@ -46,8 +42,8 @@ from tensoropt.types import Progress, silent
 from tensoropt.units import counted
 
 
-class CostSettings(Protocol):
-    """The settings that costs depend on, in addition to model and cluster."""
+class _CostSettings(Protocol):
+    """The settings that costs depend on."""
 
     @property
     def mode(self) -> str: ...
@@ -62,7 +58,7 @@ class CostSettings(Protocol):
 
     @property
     def process_memory(self) -> bool:
-        """Whether the memory that a process uses in addition to tensors is counted."""
+        """Whether to count memory besides tensors."""
         ...
 
     @property
@@ -76,36 +72,35 @@ class CostContext:
     """A cluster, the store of earlier measurements, and how to measure more.
 
     Args:
-        pool: ranks of this cluster if it is this machine and may be measured, otherwise None.
-        note: called with what a person should know before a long part begins, in words.
+        pool: this machine's ranks, if they are the cluster and may be measured.
+        note: called with messages before long parts.
     """
 
     cluster: Cluster
     store: ProfileStore
-    settings: CostSettings
+    settings: _CostSettings
     pool: RankPool | None = None
     progress: Progress = silent
     note: Callable[[str], None] = lambda words: None
 
     @property
     def training(self) -> bool:
-        """Whether training steps are priced, as opposed to inference calls."""
+        """Whether training steps are priced, not inference calls."""
         return self.settings.mode == "train"
 
     @property
     def capability(self) -> Capability | None:
-        """The compute capability whose attention kernels are asked what they keep; None for CPU ranks."""
+        """The compute capability that decides what attention kernels save; None on CPUs."""
         device = self.cluster.device
         return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
     @cached_property
     def kernels(self) -> KernelSettings:
-        """The settings of this process that decide which kernels run on this cluster."""
         return KernelSettings.now().of(self.cluster.device_type)
 
     @property
     def prefix(self) -> str:
-        """The head of the store's keys for workloads that are timed on this cluster."""
+        """The head of the store's keys for workloads timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
@@ -114,23 +109,22 @@ class CostContext:
 
 
 FACTS = "facts-14"
-"""The version of fact records; facts with another version are determined anew."""
+"""The version of fact records; others are made anew."""
 _FACTS_AT_ONCE = 256
-"""The number of workloads whose facts are determined between saves: one or two seconds; an assumption."""
+"""Workloads between saves: one or two seconds; an assumption."""
 
 _Kernels = Literal["gpu", "attention", "recurrent", "cpu"]
-"""Whose kernels facts describe: a GPU's own; those that such a GPU would choose for attention, which were
-queried with fake tensors; an estimate of its recurrent layers, which cannot be queried; CPU kernels."""
+"""Whose kernels facts describe: a GPU's, its attention on fake tensors, its RNNs estimated, a CPU's."""
 
 
 class WorkloadFacts:
     """The facts of workloads on one cluster, by the workload's key.
 
     Args:
-        earlier: facts of the same cluster, to go on with.
+        earlier: facts of the same cluster.
 
     Attributes:
-        found: those that were needed in this process.
+        found: those needed in this process.
     """
 
     def __init__(self, context: CostContext, earlier: WorkloadFacts | None = None):
@@ -139,12 +133,7 @@ class WorkloadFacts:
         self._kernels: dict[str, _Kernels] = {} if earlier is None else earlier._kernels
 
     def of(self, work: Workload) -> Facts:
-        """Return a workload's facts, from this process or the store, or determine them now.
-
-        The facts describe a GPU's own kernels if this machine has or had such a GPU; otherwise attention is
-        that of the kernels that such a GPU would run, and the rest that of CPU kernels, which :meth:`notes`
-        counts.
-        """
+        """Return a workload's facts, from this process or the store, or determine them now."""
         if work.key not in self.found:
             facts = self._on_gpu(work) if self.context.cluster.device_type == "cuda" else None
             self._kernels[work.key] = self._kernels_of(work) if facts is None else "gpu"
@@ -152,7 +141,7 @@ class WorkloadFacts:
         return self.found[work.key]
 
     def find(self, works: Iterable[Workload]) -> None:
-        """Determine the facts of many workloads, so that they are available when needed."""
+        """Determine the facts of many workloads beforehand."""
         if self.context.cluster.device_type == "cuda" and self.context.pool is not None:
             return  # a GPU is queried for them one by one
         keys = {self._key(work): work for work in works if work.key not in self.found}
@@ -189,9 +178,7 @@ class WorkloadFacts:
         return "recurrent" if has_recurrent(work) else "attention" if has_attention(work) else "cpu"
 
     def _on_gpu(self, work: Workload) -> Facts | None:
-        """Return the facts on a GPU; None if no such GPU was ever available, or if it could not run the
-        workload.
-        """
+        """Return the facts on a GPU; None if no such GPU was available or it could not run the workload."""
         key = self._on_this_gpu(self._key(work))
         record = self.context.store.get(key, kind="saved")
         if record is None and self.context.pool is not None:
@@ -219,7 +206,7 @@ class WorkloadFacts:
         return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on which kernels' saved tensors a GPU cluster's memory counts."""
+        """Return notes on the kernels whose saved tensors the memory counts."""
         if self.context.cluster.device_type != "cuda":
             return ()
         whose, kernels = [], Counter(self._kernels.values())
@@ -247,21 +234,19 @@ class WorkloadFacts:
 _MOST_FAILURES = 5
 """The most failures that a report names."""
 LONG_S = 20.0
-"""The estimated seconds of timing before which a person hears how to do without it; an assumption."""
+"""Estimated seconds of timing that call for a message on how to avoid it; an assumption."""
 
 
 class Timings:
-    """The timings of one cluster, from its ranks or, without ranks, from the store.
+    """The timings of one cluster, from its ranks or from the store.
 
     Args:
-        whole: the timings of the cluster that this one is a part of, which says what failed in any part.
+        whole: the timings of the whole cluster, which collects failures.
 
     Attributes:
-        records: of workloads, by key.
-        peaks: FLOP/s of CPU ranks by dtype, as far as they were measured.
+        peaks: measured FLOP/s of CPU ranks by dtype.
         failed: what could not be timed, and why.
-        dtypes: the dtypes in which the workloads compute.
-        sampled: the records that efficiencies were fitted to, once they have been.
+        sampled: the records that efficiencies were fitted to.
     """
 
     def __init__(self, context: CostContext, facts: WorkloadFacts, whole: Timings | None = None):
@@ -274,7 +259,7 @@ class Timings:
         self._hinted = self._began = False
 
     def measure(self, works: Mapping[str, Workload]) -> None:
-        """Time on the ranks what is not known yet; without ranks, look up what is known."""
+        """Time new workloads on the ranks; without ranks, look them up."""
         on = self.context
         self.dtypes |= {work.dtype for work in works.values()}
         self.peaks = known_peaks(on.store, on.prefix)
@@ -324,8 +309,7 @@ class Timings:
 
     @cached_property
     def efficiencies(self) -> Efficiencies:
-        """Efficiencies fitted to the workloads in the store (a sample if there are many) that were timed on
-        this device type, in this mode."""
+        """Efficiencies fitted to the store's workloads of this device type and mode."""
         self.sampled, found = self._fit()
         return found
 
@@ -340,9 +324,7 @@ class Timings:
         return drawn, fit_efficiencies(samples_of(records))
 
     def optimizer_s_per_element(self) -> float | None:
-        """Return the seconds per element of the optimizer's step on the ranks; None if it could not be
-        timed.
-        """
+        """Return the optimizer's seconds per element on the ranks; None if not timed."""
         on = self.context
         assert on.pool is not None
         if not on.training:
@@ -354,7 +336,7 @@ class Timings:
             return None
 
     def overheads(self) -> Overheads | None:
-        """Return the overheads of a step, besides operators and collectives; None if they are not known."""
+        """Return the overheads of a step; None if unknown."""
         on = self.context
         if on.pool is None:
             return known_overheads(on.store, on.prefix, on.settings.optimizer)
@@ -365,9 +347,7 @@ class Timings:
             return None
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:
-        """Return the fits of a mesh's links, and with ``pairs`` of those between two ranks; None if none are
-        known.
-        """
+        """Return the fits of a mesh's links, with ``pairs`` of two ranks; None if unknown."""
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         hosts = detected_hosts(on.cluster)
@@ -388,8 +368,7 @@ class Timings:
     # -- notes ------------------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the host's seconds, on the number formats of GPUs, and on what could not be
-        timed."""
+        """Return notes on the host's seconds, GPUs' number formats, and failures."""
         return (*self._host_notes(), *self._kernel_notes(), *self.failure_notes())
 
     def _host_notes(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The search variables: groups, hubs and shared parameters, which explorations name without PyTorch."""
+"""The search variables, which explorations name without PyTorch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ _VariableKind = Literal["group", "hub", "parameter", "move"]
 
 
 class Variable(str):
-    """One variable of the search: that of a group, of a hub (a tensor with several readers) or of a shared
-    parameter; or the option of an edge, whether its tensor is gathered again in backward.
+    """A variable of the search: a group, a hub (tensor with several readers), a tied parameter, or an edge's
+    option.
 
-    It is the text by which searches, their results and saved explorations name it: a group's name as it is,
-    ``hub:TENSOR``, ``parameter:TENSOR`` and ``move:TENSOR``. Its meaning is read from its attributes, never
-    parsed from the text.
+    As text: a group's name, ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``, never parsed.
 
     Attributes:
         kind: the kind of variable.
-        name: the name of the group or of the tensor.
+        name: the name of the group or tensor.
     """
 
     kind: _VariableKind
@@ -41,22 +39,20 @@ class Variable(str):
 
     @classmethod
     def of_hub(cls, tensor: str) -> Variable:
-        """Return the variable of a tensor with several readers."""
         return cls("hub", tensor)
 
     @classmethod
     def of_parameter(cls, tensor: str) -> Variable:
-        """Return the variable of a parameter that several groups share."""
         return cls("parameter", tensor)
 
     @classmethod
     def of_move(cls, tensor: str) -> Variable:
-        """Return what names the option of the edge from a tensor's maker: 1 if its copy is gathered again."""
+        """Return the option of the edge from a tensor's maker: 1 if backward gathers it again."""
         return cls("move", tensor)
 
 
 def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:
-    """Return the variables of a graph, in the order in which tables and saved explorations have them."""
+    """Return a graph's variables in the order of tables and saved explorations."""
     return (
         *map(Variable.of_group, groups),
         *map(Variable.of_hub, hubs),

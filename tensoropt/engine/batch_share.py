@@ -1,10 +1,4 @@
-"""The division of a global batch among the ranks of a job, where each passes only its own rows.
-
-Mesh axes along which a plan cuts the batch are those of data parallelism: ranks that differ on them need
-different rows, and ranks that differ on other axes (tensor or sequence parallelism) need the same ones. An
-input of which every reader cuts the batch along these axes first is used as it is passed; one that a reader
-wants more of is gathered once per call.
-"""
+"""The division of a global batch among ranks, each of which passes only its own rows."""
 
 from __future__ import annotations
 
@@ -26,18 +20,16 @@ from tensoropt.sharding.strategy import Strategy
 class BatchShare:
     """This rank's rows of the global batch.
 
-    Row ``r`` of the share of rank ``i`` of ``world`` is in the global batch where the plan's micro-batches
-    have it: each is cut into ``world`` parts, of which a share has one from every micro-batch, in order.
+    Each micro-batch is cut into ``world`` parts; the share of rank ``i`` is part ``i`` of every micro-batch.
 
     Args:
         strategy: the plan; None for one whose ranks all pass the global batch.
-        axes, divided: the mesh axes along which ranks pass different rows, and of which inputs, if that does
-            not follow from the strategy.
+        axes, divided: the mesh axes and the inputs that are cut, if the strategy does not say.
 
     Attributes:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
         index, world: which share this rank has, and how many there are.
-        divided: the inputs that are passed in shares, and of these ``gathered`` are gathered in each call.
+        divided: the inputs that are passed in shares; those in ``gathered`` are gathered in each call.
     """
 
     def __init__(
@@ -69,8 +61,7 @@ class BatchShare:
         self.gathered = frozenset(name for name, cut in follows.items() if cut[: len(self.axes)] != self.axes)
 
     def rows(self, batch: int, index: int | None = None) -> list[int]:
-        """Return the rows of a global batch of this size that a share consists of, in its order; by default
-        this rank's."""
+        """Return the rows of a global batch of this size in one rank's share; by default this rank's."""
         index = self.index if index is None else index
         size = batch // (self.micro_batches * self.world)
         starts = [(m * self.world + index) * size for m in range(self.micro_batches)]
@@ -83,7 +74,7 @@ class BatchShare:
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the atoms of an input as this rank has it, and how its part of that is cut further."""
+        """Return the atoms of this rank's share of an input, and the layout that cuts it further."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms
@@ -91,19 +82,14 @@ class BatchShare:
         return ((first // self.world, *rest), *others), left
 
     def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> list[torch.Tensor]:
-        """Return the inputs, of which those with these names are whole if they were passed in shares; all
-        ranks must call it."""
+        """Return the inputs, gathering those with these names that are passed in shares; a collective."""
         return [
             self._whole(value) if name in names and name in self.divided else value
             for name, value in zip(self.inputs, inputs, strict=False)
         ]
 
     def rows_of_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all shares, one share after another; all ranks must call it.
-
-        Args:
-            value: this rank's rows, of which others may have more or fewer.
-        """
+        """Return the rows of all shares, one after another; a collective. Shares may differ in length."""
         if self.world == 1:
             return value
         group = self.runtime.group(self.axes)
@@ -160,8 +146,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the real axes that cut the outermost atom of an input's rows, in order; none where that is done
-    in zig-zag order, or in every micro-batch again."""
+    """Return the real axes that cut the outermost atom of the rows; none in zig-zag order."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

@@ -1,8 +1,7 @@
-"""Reduce the gradients of activations during the product for a weight's gradient.
+"""Reduce gradients of activations during the product for a weight's gradient.
 
-:mod:`tensoropt.sharding.groups` says which edges these are. Their values move forward where they would move
-anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear operator and its
-edge (:func:`linear_beside`), whose backward knows both products and the collective between them.
+Autograd sees one function for the linear operator and its edge (:func:`linear_beside`), whose backward runs
+both products and the collective between them. :mod:`tensoropt.sharding.groups` chooses the edges.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
-    """Return (``x`` moved along its edge, outside autograd; a link that carries the gradient back to
-    ``x``).
-    """
+    """Return ``x`` moved along its edge outside autograd, and a link that carries the gradient back."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
@@ -46,10 +43,10 @@ def linear_beside(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> _Pair:
-    """Return (``value`` for its further readers; the linear operator's result).
+    """Return ``value`` for its further readers, and the linear operator's result.
 
     Args:
-        spec: the edge that ``value`` came along.
+        spec: the edge that made ``value``.
         transposed: whether the weight is stored as (outputs, inputs).
         link: takes the gradient of ``value`` back along the edge.
     """

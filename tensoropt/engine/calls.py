@@ -1,4 +1,4 @@
-"""Conversion of calls of a captured model: from a user's arguments to the graph's inputs, and back."""
+"""Conversion of calls from a user's arguments to the graph's inputs, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEDY = "call it with the arguments that it was explored with, or explore it w
 
 @dataclass(frozen=True)
 class _InputSlot:
-    """A placeholder for a value of the captured call: its number among the leaves of that call."""
+    """A placeholder for one leaf of the captured call, by number."""
 
     index: int
 
@@ -29,15 +29,11 @@ class _InputSlot:
 class CallingConvention:
     """Flattens calls of ``forward`` as the capture did, however the arguments are passed.
 
-    Arguments are compared by name, and what lies inside containers by its place in them. An argument that was
-    left out has its default's value; None passed through ``**kwargs`` counts as left out.
+    Arguments are matched by name. A missing argument has its default; None in ``**kwargs`` counts as missing.
 
     Args:
-        forward: the model's own forward, for its signature.
-        captured: the capture, which knows the example call.
         share: the rows of the batch that a rank passes; by default all.
-        ignored: returns the target that is ignored of each input that has targets, or why a batch cannot have
-            another number of rows (:func:`~tensoropt.engine.other_batches.ignored_targets`).
+        ignored: :func:`~tensoropt.engine.other_batches.ignored_targets` of the graph.
     """
 
     def __init__(
@@ -67,7 +63,6 @@ class CallingConvention:
         }
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every argument by name, defaults included, in the order of names."""
         try:
             arguments = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -92,7 +87,7 @@ class CallingConvention:
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
     def input_names(self) -> list[str]:
-        """Return the graph's inputs as a person writes them, in order."""
+        """Return the names of the graph's inputs as the user knows them."""
         return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
 
     def inputs(
@@ -126,7 +121,7 @@ class CallingConvention:
         return tensors
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the plan's graph takes a call, of whatever number of rows."""
+        """Return whether the plan's graph takes a call, with any number of rows."""
         try:
             self.inputs(args, kwargs, more=True)
         except PlanError:
@@ -134,12 +129,7 @@ class CallingConvention:
         return True
 
     def names_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
-        """Return, by the ids of a call's tensors, the graph's names of these inputs, whatever their shapes
-        and types; inputs may be left out.
-
-        Raises:
-            PlanError: the call has an argument that the captured one has not.
-        """
+        """Return the graph's names of a call's tensors by ``id``; PlanError for an unknown argument."""
         bound, named = self._bound(args, kwargs), {}
         for place, value in _places(bound):
             expected = self.wanted.get(place)
@@ -153,8 +143,7 @@ class CallingConvention:
         return named
 
     def pieces(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return the graph's inputs for each piece of a batch, of the plan's size each, the last one filled
-        up."""
+        """Return the inputs cut into pieces of the plan's batch size, the last one filled up."""
         places = list(self.name_of)  # the inputs' places among the leaves, in order
         wanted = {self.shape(i)[0] for i in places if self.name_of[i] in self.batch}
         found = {len(x) for i, x in zip(places, inputs, strict=True) if self.name_of[i] in self.batch}
@@ -193,9 +182,7 @@ class CallingConvention:
         return filled(value, self.shape(index)[0], ignored.get(name), start)
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
-        """Return (expected, passed) for every position of a call whose containers differ: a dict in another
-        order, a list in place of a tuple, a container without its None values.
-        """
+        """Return (expected, passed) pairs for a call whose containers differ in order, type or Nones."""
         passed = {place: value for place, value in _places(bound) if value is not None}
         for place in passed.keys() ^ self.wanted.keys():
             if place in passed or not self._is_none(self.wanted[place]):
@@ -221,12 +208,13 @@ class CallingConvention:
         )
 
     def _checked(self, index: int, value: Any, example: Any, rows: int | None) -> bool:
-        """Return whether a value is a tensor; refuse tensors of another shape or type, and other
-        constants.
+        """Return whether a value is a tensor.
 
         Args:
-            rows: the number of rows of a batch that has fewer than the plan's, or more where that is allowed;
-                None for any other.
+            rows: the number of rows, if it may differ from the plan's.
+
+        Raises:
+            PlanError: it differs from the captured value in shape, type or, for a constant, value.
         """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):
@@ -299,8 +287,7 @@ class CallingConvention:
 
 
 def _equal(value: Any, example: Any) -> bool:
-    """Return whether two constants of a call are the same; never compare tensors and arrays, which compare by
-    element."""
+    """Compare two constants of a call; tensors and arrays, which compare by element, are never equal."""
     if value is example:
         return True
     if isinstance(value, torch.Tensor) or isinstance(example, torch.Tensor):
@@ -320,7 +307,6 @@ def _places(bound: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _label(place: Any) -> str:
-    """Return a place as a person writes it: ``batch['x']``."""
     return str(place[0].key) + pytree.keystr(place[1:])
 
 

@@ -1,7 +1,4 @@
-"""Values for the tensors of a model that was built without any: on the meta device, or in fake mode.
-
-What is checked of such a model, that ranks compute what the unsplit model does, holds for any values.
-"""
+"""Random values for a model built on the meta device or in fake mode, so that plans can be checked on it."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from tensoropt.units import format_bytes
 _COPIES = 2
 """The model's own tensors, and the values that runs start from."""
 _SHARE = 8
-"""How many times that must be free, as every rank and this process hold them: an assumption."""
+"""The multiple of the model's bytes that must be free for all ranks and this process; an assumption."""
 
 
 def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
-    """Give the tensors of a model that have no value one, in place, the same in every process, and return its
-    example call with values. Tensors that the model shares stay shared.
+    """Give every meta tensor of a model a value, in place and equal in every process; return its example
+    call.
 
     Raises:
         PlanError: this machine lacks the memory.

@@ -1,7 +1,4 @@
-"""The engine that runs a plan on a rank, for every kind of plan.
-
-The counts of mean losses are taken before the first micro-batch runs.
-"""
+"""The engine that runs a plan on a rank, for every kind of plan."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
-    """Return the strategy of the unsplit model: everything whole, on no mesh at all."""
+    """Return the strategy of the unsplit model."""
     return Strategy(
         graph=graph,
         mesh=(1,),
@@ -44,16 +41,13 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
 
 
 class TargetCounts:
-    """Counts the targets of every mean loss of a graph, on the device of its inputs.
-
-    Args:
-        device: the device of the inputs and buffers.
+    """Counts the targets of every mean loss of a graph.
 
     Attributes:
         reads: the names of the inputs and buffers that the targets are made of.
 
     Raises:
-        PlanError: targets depend on parameters, so that they are not known beforehand.
+        PlanError: targets depend on parameters.
     """
 
     def __init__(self, graph: GroupGraph, device: torch.device):
@@ -100,7 +94,7 @@ class TargetCounts:
     def count(
         self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return, for each loss, how many targets of the batch count, or their total weight."""
+        """Return, for each loss, the number or total weight of the batch's targets that count."""
         if self.module is None:
             return {}
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
@@ -123,26 +117,21 @@ S = TypeVar("S", bound=DeferredStep)
 
 
 class Engine(ABC, Generic[S]):
-    """Runs a plan on this rank: calls of the model, their backward, its parameters and buffers.
+    """Runs a plan on this rank: calls of the model, backward, parameters and buffers.
 
-    Each kind of plan is a subclass. It lowers its strategy to a module (:meth:`_lower`), calls the module
-    as the plan says (:meth:`_call`), and sets the attributes that are listed as its own. Scripts, checkpoints
-    and checks use a running plan only through this class.
+    Each kind of plan is a subclass with its own :meth:`_lower` and :meth:`_call`. Scripts, checkpoints and
+    checks use a running plan only through this class.
 
     Args:
-        strategy: the plan.
-        values: the model's parameters and buffers by graph name, whole, on any device.
-        runtime: this rank's position in the job.
+        values: whole parameters and buffers by graph name, on any device.
 
     Attributes:
-        uncompiled: the reason for people why a compiler is kept out of the plan; "" if it is not.
-        source: the captured graph.
-        training: whether the graph is a training graph.
+        uncompiled: why ``torch.compile`` is kept out of the plan; "" if it is not.
         regathered: keeps autograd from saving gathered and cast parameters.
-        buffers: the buffers; every rank has all of them, up to date at least where it reads them.
+        buffers: all buffers, up to date where this rank reads them.
         after_backward: called when a deferred backward has made all gradients.
-        shards: the parameters of this rank and their gradients; set by the subclass.
-        counts: the counts of mean losses, if the step needs them before it begins; set by the subclass.
+        shards: this rank's parameters and gradients.
+        counts: the counts of mean losses, if needed before the step.
         share: the rows of the global batch that a rank passes; None if all.
     """
 
@@ -178,26 +167,20 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     def _lower(self, *, evaluating: bool) -> Lowered:
-        """Return the plan as a module for this rank; with ``evaluating``, one that computes as
-        ``model.eval()`` does."""
+        """Return the plan as a module for this rank; with ``evaluating``, in eval mode."""
 
     @abstractmethod
     def _call(
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Return the model's results on a global batch, with a backward if ``training``."""
+        """Return the model's results on a global batch; with ``training``, run its backward too."""
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Return a call in evaluation as this rank runs it, by the plan where its graph is like the plan's.
-
-        Raises:
-            PlanError: the call uses parameters otherwise than the plan has them.
-        """
+        """Lower a call in eval mode by the plan; PlanError if it uses parameters in another way."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
-        """Return the value that the ranks of a place have: in place if ``value`` is contiguous, as
-        collectives require; with one place, ``value`` itself."""
+        """Broadcast the value of one place, in place if ``value`` is contiguous."""
         return value
 
     def _make_counts(self) -> TargetCounts | None:
@@ -206,17 +189,15 @@ class Engine(ABC, Generic[S]):
         return TargetCounts(self.strategy.graph, self.runtime.device) if several else None
 
     def shown_otherwise(self) -> str:
-        """Return a note for scripts about parameters that are shown in another shape than the model's; empty
-        if there are none."""
+        """Return a note about parameters shown in another shape than the model's; "" if there are none."""
         return ""
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
-        """Return every module that runs on this rank, each called with all of the model's inputs first."""
+        """Return every module that runs on this rank; each takes the model's inputs first."""
         return [self.module]
 
     def reads(self) -> list[bool]:
-        """Return whether this rank reads each of the model's inputs, for operators or for counts
-        beforehand."""
+        """Return whether this rank reads each of the model's inputs."""
         modules = self.lowered_modules()
         if self.counts is not None and self.counts.module is not None:
             modules.append(self.counts.module)
@@ -227,9 +208,9 @@ class Engine(ABC, Generic[S]):
         return is_read
 
     def share_batch(self) -> BatchShare:
-        """Let every rank pass its own rows of the global batch from now on; return which.
+        """Let every rank pass its own rows of the global batch from now on, and return them.
 
-        Here, where ranks run different operators, all ranks pass the global batch.
+        Plans whose ranks run different operators keep passing the global batch.
         """
         self.share = BatchShare(None, self.runtime)
         return self.share
@@ -237,12 +218,11 @@ class Engine(ABC, Generic[S]):
     # -- calls ------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return the results of the model on the global batch; every rank gets the same.
+        """Run the model on the global batch; every rank gets the same results.
 
         Args:
-            inputs: the graph's inputs: whole and the same on every rank, or its rows of them
-                (:meth:`share_batch`).
-            evaluating: without dropout, and with the running statistics of batch norms.
+            inputs: the graph's inputs, whole or this rank's rows (:meth:`share_batch`).
+            evaluating: whether to run in eval mode.
         """
         training = self.training and torch.is_grad_enabled()
         # A plan has gradients of parameters only. Each rank would compute that of an input for its own part,
@@ -269,12 +249,10 @@ class Engine(ABC, Generic[S]):
     def loss_of_pieces(
         self, pieces: Sequence[Sequence[torch.Tensor]], *, evaluating: bool = False
     ) -> torch.Tensor:
-        """Return the loss of a batch that is passed in pieces of the plan's size, which have unequal parts of
-        the targets that count.
+        """Return the loss of a batch passed in pieces of the plan's size, weighted by their targets.
 
         Args:
-            pieces: the graph's inputs for each; ranks that pass shares pass as many pieces.
-            evaluating: as in a call.
+            pieces: the graph's inputs for each; equally many on every rank.
 
         Raises:
             PlanError: the model adds up losses that ignore different targets.
@@ -309,11 +287,7 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     def _finish_backward(self, step: S, gradient: torch.Tensor) -> None:
-        """Make the gradients of a step that returned its loss by :meth:`_defer`.
-
-        Args:
-            gradient: the gradient of the loss, from whatever the script did with it.
-        """
+        """Run the backward of a step that :meth:`_defer` postponed, given the gradient of its loss."""
 
     # -- results and buffers -----------------------------------------------------------------------
 
@@ -324,12 +298,7 @@ class Engine(ABC, Generic[S]):
         return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
 
     def _on_all_ranks(self, tensor: Tensor, value: torch.Tensor | None, place: int) -> torch.Tensor:
-        """Return a result of the model, which is made at one place: a script computes with it on each
-        rank.
-
-        Args:
-            value: the result at that place; None elsewhere.
-        """
+        """Broadcast a result that one place computes; ``value`` is None elsewhere."""
         dtype = getattr(torch, tensor.dtype)
         if value is None:
             value = torch.empty(tensor.shape, dtype=dtype, device=self.runtime.device)
@@ -345,7 +314,7 @@ class Engine(ABC, Generic[S]):
             value.copy_(sent)
 
     def sync_buffers(self) -> None:
-        """Bring the buffers that steps change up to date on all ranks; every rank must call it."""
+        """Bring buffers that steps change up to date on all ranks; a collective."""
         for name, new in self.source.mutations.items():
             if (maker := self.strategy.maker(new)) is not None:
                 self._send_buffer(name, self.strategy.place_of(maker))
@@ -361,7 +330,7 @@ class Engine(ABC, Generic[S]):
 
     @property
     def lowered(self) -> Lowered:
-        """The plan as it runs in training, or in inference if the graph is for that."""
+        """The plan lowered for training, or for inference if the graph is for that."""
         return self._lowered_for(False)
 
     @property
@@ -372,20 +341,20 @@ class Engine(ABC, Generic[S]):
     # -- parameters and buffers --------------------------------------------------------------------
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters and buffers to whole values, by graph name."""
+        """Set parameters and buffers to whole values by graph name."""
         self.shards.load(values)
         for name, buffer in self.buffers.items():
             buffer.copy_(values[name])
 
     def parameter_tensors(self) -> list[torch.Tensor]:
-        """Return all tensors that hold parameters on this rank between two steps."""
+        """Return all tensors that store parameters on this rank between steps."""
         return [leaf.detach() for leaf in self.shards.leaves.values()]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """Return all tensors that hold gradients on this rank between two steps."""
+        """Return all tensors that store gradients on this rank between steps."""
         return self.shards.gradient_tensors()
 
 
 def device_of(values: Mapping[str, torch.Tensor]) -> torch.device:
-    """Return the device of a model's parameters and buffers; the CPU for a model without any."""
+    """Return the device of a model's values; the CPU if there are none."""
     return next((value.device for value in values.values()), torch.device("cpu"))

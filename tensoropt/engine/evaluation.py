@@ -1,8 +1,7 @@
-"""Evaluation by a plan: all that the model returns, for calls of any shape.
+"""Evaluation by a plan: everything that the model returns, for calls of any shape.
 
-The plan's own graph makes the loss alone, of batches of one shape. Here a call in evaluation without
-gradients is captured as it is, once for each of its forms: its arguments, and the shapes of its tensors
-without their rows.
+The plan's graph computes only the loss of one batch shape; other calls in eval mode without gradients are
+captured once per form: arguments and tensor shapes without rows.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.strategy import Strategy
 
 _MANY_FORMS = 8
-"""The forms of calls after which a warning says that each takes a capture; an assumption."""
+"""The number of forms after which a warning says that each needs a capture; an assumption."""
 _PREFIX = "model."
 """The prefix of the model's own names in :class:`WithResults`."""
 
 
-class EvaluatedModel(ParallelizedParts, Protocol):
-    """What evaluation needs of a parallelized model
-    (:class:`~tensoropt.engine.parallel_model.ParallelModel`)."""
+class _EvaluatedModel(ParallelizedParts, Protocol):
+    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
 
     engine: Engine[Any]
     convention: CallingConvention
@@ -55,20 +53,19 @@ class EvaluatedModel(ParallelizedParts, Protocol):
     def global_rows(self) -> int:
         """The rows of a global batch."""
 
-    def parameter_keys(self) -> dict[str, nn.Parameter]:
-        """Return the plan's parameters by state-dict key."""
+    def parameter_keys(self) -> dict[str, nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the model, as this rank passes it.
+    """A call of the model as this rank passes it.
 
     Attributes:
-        values: the leaves of its arguments, tensors on this rank's device.
+        values: the leaves of its arguments.
         spec: pytree of (args, kwargs).
-        tensors: the places of the tensors among the leaves.
-        names: by place, the names that the plan's graph has for them.
-        divided: the places of tensors with a part for each row of the batch.
+        tensors: the indices of the tensors among the leaves.
+        names: index -> name in the plan's graph.
+        divided: the indices of tensors with a batch dim.
         fits: whether the plan's own graph takes it.
     """
 
@@ -94,7 +91,7 @@ class _Call:
         return f"{self.spec} {leaves}"
 
     def described(self, labels: Mapping[str, str]) -> str:
-        """Return its tensors in words; ``labels`` has the inputs' names as a person writes them."""
+        """Describe its tensors in words; ``labels`` has the user's names of the inputs."""
         return ", ".join(f"{labels[self.names[i]]} {tuple(self.values[i].shape)}" for i in self.tensors)
 
     def example(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -118,21 +115,18 @@ class _Form:
     """Calls of one form with one number of rows, lowered for this rank.
 
     Args:
-        parallel: the model.
-        call: a call of this form.
-        rows: the rows of a rank.
         loss: maps the model's output to its loss, if the model does not return it.
         everything: False for the loss alone.
 
     Attributes:
-        results: the places of the results in the model's output.
-        by_rows: which results have a part for each row.
-        fills: whether a row changes nothing but its own results and the loss.
+        results: the indices of the results in the model's output.
+        by_rows: which results have a batch dim.
+        fills: whether a row affects only its own results and the loss.
     """
 
     def __init__(
         self,
-        parallel: EvaluatedModel,
+        parallel: _EvaluatedModel,
         call: _Call,
         rows: int,
         loss: Callable[[Any], torch.Tensor] | None,
@@ -188,7 +182,7 @@ class _Form:
         return self.lowered(inputs, self._read)
 
 
-def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     engine, model, device = parallel.engine, parallel.model, parallel.device
     if (name := parallel.names.get(key)) is not None:
         return lambda: engine.shards.leaves[name].detach().to(dtype)
@@ -198,7 +192,7 @@ def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[
     return lambda: getattr(owner, attribute).detach().to(device, dtype)
 
 
-def _on_meta(parallel: EvaluatedModel) -> nn.Module:
+def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()
@@ -218,14 +212,13 @@ class CallEvaluator:
     """Evaluates a model that runs by a plan.
 
     Args:
-        parallel: the model.
         loss: maps its output to its loss, if the model does not return it.
         compare_ranks: whether to compare the values of ranks that pass the same rows.
     """
 
     def __init__(
         self,
-        parallel: EvaluatedModel,
+        parallel: _EvaluatedModel,
         loss: Callable[[Any], torch.Tensor] | None,
         *,
         compare_ranks: bool = True,
@@ -243,11 +236,7 @@ class CallEvaluator:
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """Return a call as the ranks have to agree about it.
-
-        Raises:
-            PlanError: the model cannot be called so.
-        """
+        """Read a call for comparison between ranks; PlanError if the model cannot be called so."""
         convention, device = self.parallel.convention, self.parallel.device
         values, spec = pytree.tree_flatten((args, kwargs))
         # Each leaf a tensor of its own, to know it again; a call may pass one twice.
@@ -265,16 +254,16 @@ class CallEvaluator:
         return _Call(values, spec, tuple(names), names, divided, convention.fits(args, kwargs))
 
     def __call__(self, call: _Call, *, everything: bool) -> Any:
-        """Return what the model returns, for the rows that this rank passes; the loss is that of all ranks'.
+        """Return the model's output for this rank's rows, with the loss of all ranks.
 
         Args:
             everything: False if the loss alone is wanted.
 
         Returns:
-            None if the loss alone is wanted, and the plan's own graph gives it.
+            None if only the loss is wanted and the plan's graph computes it.
 
         Raises:
-            PlanError: the ranks pass unlike calls, or rows that this form of a call cannot have.
+            PlanError: the ranks' calls differ, or this form cannot have these rows.
             CaptureError: the call cannot be captured.
         """
         rows, fits = self._agreed(call, everything)
@@ -304,11 +293,7 @@ class CallEvaluator:
     def _form_for(
         self, call: _Call, rows: Sequence[int], everything: bool
     ) -> tuple[_Form, Mapping[str, int]]:
-        """Return what runs a call, and the target that the loss ignores for each input that has targets.
-
-        Args:
-            rows: those of each rank.
-        """
+        """Return the lowered form that runs a call, and the ignored target of each input with targets."""
         if not call.divided:
             return self._form(call, 0, everything), {}
         form = self._form(call, self.rows, everything)
@@ -355,11 +340,7 @@ class CallEvaluator:
         return self._forms[key]
 
     def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
-        """Return the rows of each rank, and whether the plan's own graph takes the call on all of them.
-
-        Raises:
-            PlanError: the ranks pass unlike calls.
-        """
+        """Return the rows of each rank, and whether the plan's graph fits all; PlanError if calls differ."""
         if self.parallel.together is None:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]

@@ -1,9 +1,7 @@
-"""Parameters gathered one block ahead of their use, and gradients scattered one block after their backward.
+"""Prefetch parameters one block ahead, and reduce-scatter gradients one block after their backward.
 
-As a block begins, in forward or in backward, the engine waits for all that is under way; then it gathers the
-parameters of the next block and, in backward, scatters the gradients of the previous one, each in one
-coalesced collective per group of ranks and dtype. So at most one block of each is under way, and every rank
-issues the same collectives in the same order: that of the blocks.
+When a block begins, the engine waits for everything in flight, gathers the next block's parameters and, in
+backward, scatters the previous block's gradients, each as one coalesced collective per group and dtype.
 """
 
 from __future__ import annotations
@@ -37,16 +35,12 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return, for each of the given flat values, those of all ranks one after another, in flight."""
+    """All-gather flat values in one coalesced collective, in flight."""
     return _flying(torch.ops._c10d_functional.all_gather_into_tensor_coalesced, values, group)
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return, for each of the given flat values, this rank's part of the sum over all ranks, in flight.
-
-    Args:
-        values: the list of values; afterwards it holds what must stay alive until then.
-    """
+    """Reduce-scatter flat values in one coalesced collective; ``values`` then has tensors to keep alive."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -89,11 +83,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
-    """Return an edge of a strategy as the executor needs it.
-
-    Args:
-        order: the tensor's memory order; None for the order of its dims.
-    """
+    """Return an edge of a strategy for the executor; ``order`` is the memory order of the tensor's dims."""
     edge = steps.edge
     return EdgeSpec(
         edge.tensor,
@@ -116,11 +106,10 @@ def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | Non
 
 
 _Deliver = Callable[[str, torch.Tensor], None]
-"""Receives the shard of a parameter's gradient."""
 
 
 class _Copies(Protocol):
-    """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
+    """Unsharded parameters that the first micro-batch's forward gathers block by block."""
 
     def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]: ...
 
@@ -131,7 +120,7 @@ class _Sum(NamedTuple):
     """A gradient that waits to be scattered.
 
     Attributes:
-        spec: the edge of the use that was added last.
+        spec: the edge of the last use.
         value: the sum over all uses so far.
         own: whether nothing else refers to the tensor.
     """
@@ -142,13 +131,13 @@ class _Sum(NamedTuple):
 
 
 class _PendingCollective(NamedTuple):
-    """A collective for which nobody has waited yet.
+    """A collective in flight.
 
     Attributes:
         specs: the edges of the parameters in it.
         routes: the route of each parameter.
-        sent: the tensors that must stay alive until it is over.
-        arriving: the tensors that will be complete then.
+        sent: tensors to keep alive until it completes.
+        arriving: its results.
     """
 
     specs: Sequence[EdgeSpec]
@@ -168,15 +157,13 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """Node of the lowered graph: begin a block in forward, see :meth:`CallAhead.begin`."""
+    """Node of the lowered graph that calls :meth:`CallAhead.begin`."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """Node of the lowered graph: begin a block's backward when autograd reaches the operator that made
-    ``made``.
-    """
+    """Node of the lowered graph: begin a block's backward when autograd reaches the node of ``made``."""
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return
@@ -187,13 +174,13 @@ def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> No
 
 
 class CallAhead:
-    """The gathering ahead and the scattering behind in one call of the model, forward and backward.
+    """Prefetching and delayed scattering in one call of the model, forward and backward.
 
     Args:
-        behind: for each block, the one that backward begins next.
-        recomputed: the edges in recomputed regions, whose second forward needs them all.
+        behind: for each block, its successor in backward.
+        recomputed: the edges in recomputed regions.
         deliver: receives the shards of gradients.
-        begun: collects the calls whose backward has begun.
+        begun: the calls whose backward has begun; appended to.
         copies: the unsharded copies that this call makes, by block.
     """
 
@@ -231,7 +218,7 @@ class CallAhead:
 
     @property
     def is_backward(self) -> bool:
-        """Whether backward has begun: what runs forward now is recomputed."""
+        """Whether backward has begun; forward operators are then recomputed."""
         return bool(self._begun)
 
     # -- forward ----------------------------------------------------------------------------------
@@ -244,10 +231,10 @@ class CallAhead:
         following: Sequence[EdgeSpec],
         shards: Sequence[torch.Tensor],
     ) -> None:
-        """Begin a block in forward.
+        """Wait for a block's parameters and prefetch the next block's, in forward.
 
         Args:
-            own: the edges of the first block's parameters, for which it waits.
+            own: the edges of the block's parameters.
             following: the edges of the next block's parameters.
             shards: the shards of both.
         """
@@ -264,7 +251,7 @@ class CallAhead:
 
     @torch.no_grad()
     def begin_copies(self, blocks: Iterable[int]) -> None:
-        """Gather the copies of some blocks, block by block, if this call makes them."""
+        """Gather the unsharded parameters of some blocks, block by block."""
         if self._copies is not None:
             for block in blocks:
                 self._copying += self._sent(self._copies.of(block))
@@ -284,9 +271,7 @@ class CallAhead:
         return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
-        """Note that backward will request a gathered parameter (:meth:`take_again`), which autograd would
-        have saved.
-        """
+        """Record that backward will take a gathered parameter again (:meth:`take_again`)."""
         assert spec.block is not None
         counts = self._noted.setdefault(spec.block, {})
         counts[spec] = counts.get(spec, 0) + 1
@@ -295,7 +280,7 @@ class CallAhead:
 
     @torch.no_grad()
     def begin_backward(self, block: int) -> None:
-        """Begin a block in backward; only once, however often autograd traverses it."""
+        """Begin a block in backward; later calls for the same block do nothing."""
         if block in self._begun:
             return
         self._begun.add(block)
@@ -327,8 +312,7 @@ class CallAhead:
         return whole
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take over the gradient of a use until backward has left the first block that uses the parameter in
-        this way."""
+        """Take a gradient, and scatter it when backward has left the first block that uses the parameter."""
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
@@ -342,7 +326,7 @@ class CallAhead:
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
-        """Take over a gradient to which all micro-batches have added, in the same way."""
+        """Take a gradient accumulated over all micro-batches, and scatter it like :meth:`collect`."""
         assert spec.block is not None
         self._register()
         self._last.setdefault(spec.block, []).append(_Sum(spec, gradient, own=False))
@@ -353,7 +337,7 @@ class CallAhead:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """End backward: send its remaining gradients, which are under way until :meth:`finish`."""
+        """Scatter the remaining gradients at the end of backward; :meth:`finish` waits for them."""
         # As at the beginning of a block: what has arrived completes buckets first.
         self._arrive()
         self._scatter_behind(-1)
@@ -416,7 +400,6 @@ class CallAhead:
 
 
 def _above(block: int, waiting: Mapping[int, object]) -> list[int]:
-    """Return the blocks after one, in the order of backward."""
     return [number for number in sorted(waiting, reverse=True) if number > block]
 
 
@@ -428,9 +411,7 @@ def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[_PendingCollective]:
-    """Issue one collective for all values that are sent among the same ranks in the same type, in the order
-    of the first; empties ``sent``.
-    """
+    """Issue one collective per group of ranks and dtype; empties ``sent``."""
     by_group: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
     while sent:
         spec, route, value = sent.pop(0)
@@ -450,11 +431,10 @@ def _coalesced(
 
 
 class UnshardedParameters:
-    """The unsharded parameters of a strategy on this rank, which edges find at ``runtime.unsharded``.
+    """The unsharded parameters of a strategy on this rank (``runtime.unsharded``).
 
     Attributes:
-        unreduced: the gradients that are reduced last, by parameter, in the shape of the unsharded one and
-            the type in which the parameter is stored, so that micro-batches accumulate in that type.
+        unreduced: parameter -> unsharded gradient, accumulated in the stored dtype and reduced last.
         last: whether the running micro-batch is the last of several.
     """
 
@@ -482,20 +462,19 @@ class UnshardedParameters:
 
     @property
     def goes_ahead(self) -> bool:
-        """Whether any copy is made block by block."""
+        """Whether any of them is gathered block by block."""
         return bool(self._of_block)
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks that use copies, in order."""
+        """The blocks that use unsharded parameters, in order."""
         return sorted(self._of_block)
 
     # -- copies -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make unsharded parameters from the current shards, except those that forward is going to make block
-        by block."""
+        """Gather from the current shards all parameters that forward does not gather block by block."""
         # A compiled module has no blocks, see engine/ahead.py.
         at_once = torch.compiler.is_compiling()
         for name, spec in self.specs.items():
@@ -527,7 +506,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Handle the gradient that autograd has added to a copy's in a micro-batch."""
+        """Handle the gradient of an unsharded parameter after a micro-batch's backward."""
         waiting, spec = self.unreduced[name], self.specs[name]
         if leaf.grad is not waiting and leaf.grad is not None:
             # For a narrow copy: sums over micro-batches are not narrow.
@@ -537,18 +516,17 @@ class UnshardedParameters:
             self.runtime.ahead.collect_last(spec, waiting if spec.dtype is None else waiting.to(spec.dtype))
 
     def clear(self) -> None:
-        """Forget the gradients of a backward that did not end."""
+        """Discard the gradients of an aborted backward."""
         for gradient in self.unreduced.values():
             gradient.zero_()
 
     def scattered(self, name: str) -> None:
-        """Clear the unreduced gradient of a parameter, which has been reduced."""
         if name in self.unreduced:
             self.unreduced[name].zero_()
 
     @torch.no_grad()
     def reduce_last(self, accumulated: Gradients) -> None:
-        """Reduce the gradients that are not reduced yet, and add them to those of the shards."""
+        """Reduce the remaining gradients and add them to those of the shards."""
         for name, gradient in self.unreduced.items():
             spec = self.specs[name]
             if self.last and spec.block is not None and not torch.compiler.is_compiling():

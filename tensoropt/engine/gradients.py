@@ -1,8 +1,7 @@
-"""Gradients of a running plan: flat, persistent buckets, reduced once per backward.
+"""Gradients of a running plan: flat, persistent buckets, reduced once per step.
 
-A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it; autograd
-itself adds those of later micro-batches there. They are partial sums until the last backward of a step, in
-which each bucket is all-reduced over its axes as soon as its last gradient is there.
+Autograd accumulates partial sums in views of the buckets. In the last backward of a step each bucket is
+all-reduced over its axes as soon as its last gradient is complete.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from tensoropt.sharding.strategy import Scattered
 
 
 class DeferredStep:
-    """The state that a step keeps from its forward until the script calls ``loss.backward()``.
-
-    Attributes:
-        done: whether that call has happened. It happens once, as it uses up what the step kept.
-    """
+    """The state of a step from its forward until ``loss.backward()``, which runs once (``done``)."""
 
     def __init__(self) -> None:
         self.done = False
@@ -37,8 +32,7 @@ S = TypeVar("S", bound=DeferredStep)
 
 
 def whole_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a loss as a plain tensor; it is a DTensor if the script added one to the
-    loss."""
+    """Return a loss's gradient as a plain tensor, also if the script made it a DTensor."""
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
@@ -69,18 +63,17 @@ class _DeferredBackward(torch.autograd.Function):
 def defer_backward(
     anchor: torch.Tensor, loss: torch.Tensor, step: S, finish: Callable[[S, torch.Tensor], None]
 ) -> torch.Tensor:
-    """Return the loss that the script gets; its backward calls ``finish(step, gradient of the loss)``, once.
+    """Return a loss for the script whose backward calls ``finish(step, gradient of the loss)``, once.
 
     Args:
-        anchor: any tensor that requires a gradient. Autograd skips functions without such an input, and the
-            loss itself has no history left.
+        anchor: any tensor that requires a gradient, as autograd skips functions without such an input.
     """
     result: torch.Tensor = _DeferredBackward.apply(anchor, loss, step, finish)
     return result
 
 
 def is_deferred(node: Any) -> bool:
-    """Return whether a node of autograd's graph is that of a loss from :func:`defer_backward`."""
+    """Return whether an autograd node belongs to a loss of :func:`defer_backward`."""
     return isinstance(node, _DeferredBackward._backward_cls)  # type: ignore[attr-defined]
 
 
@@ -90,11 +83,7 @@ def storage_key(value: torch.Tensor) -> int:
 
 
 class Pending(DeferredStep):
-    """A step whose micro-batches have run; its gradients wait for the script's ``backward()``.
-
-    Attributes:
-        saved: copies of the gradients, reduced, made when another step needed the buckets meanwhile.
-    """
+    """A step whose gradients wait for ``backward()``, ``saved`` as copies if another took the buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,16 +94,13 @@ class Gradients:
     """The buckets of gradients, and the owners of their contents.
 
     Attributes:
-        buckets: the buckets, in the order in which backward completes them.
+        buckets: in the order in which backward completes them.
         flats: the flat buffer of each bucket; None for one that needs no reduction.
-        views: the gradient of each trained parameter, in the shard's shape: a piece of a flat buffer, or a
-            tensor of its own.
-        owners: for each trained parameter, the tensor whose ``.grad`` a user sees: the leaf itself, or the
-            DTensor parameter that represents it.
-        delivered: the parameters whose gradients, or parts of them, are passed to :meth:`add_late` in each
-        call of the model. one_call: whether the running backward belongs to one call, so that delivered
-        gradients are complete; a backward of several calls starts its buckets when it is over. shown: for
-        each trained parameter, the value of ``owners[name].grad``; it shares the view's storage.
+        views: parameter -> gradient in the shard's shape: a view of a flat buffer, or a tensor of its own.
+        owners: parameter -> the tensor whose ``.grad`` a user sees: the leaf, or its DTensor.
+        delivered: the parameters whose gradients come through :meth:`add_late` in each call.
+        one_call: whether the running backward belongs to one call, so that buckets can start before its end.
+        shown: parameter -> ``owners[name].grad``, on the view's storage.
     """
 
     def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
@@ -172,8 +158,7 @@ class Gradients:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that hold the gradients: flat buffers, and those of gradients that need no
-        reduction."""
+        """The flat buffers, and gradients that need no reduction."""
         return [tensor for index in range(len(self.buckets)) for tensor in self._contents(index)]
 
     def _contents(self, index: int) -> list[torch.Tensor]:
@@ -191,7 +176,7 @@ class Gradients:
         return self.owners[name].grad is not None
 
     def _adopt(self) -> None:
-        """Bring the views in line with what the user left in ``.grad``: cleared, kept or replaced."""
+        """Adopt what the user left in ``.grad``: cleared, kept or replaced."""
         for name, view in self.views.items():
             grad = self.owners[name].grad
             if grad is None:
@@ -204,9 +189,7 @@ class Gradients:
                     view.copy_(local.reshape(view.shape))
 
     def _collect(self) -> None:
-        """Set aside the contents of ``.grad`` that are not from this plan: the gradient of a penalty that the
-        script adds to the loss, or a tensor that it put there itself.
-        """
+        """Set aside contents of ``.grad`` that are not from this plan, such as the gradient of a penalty."""
         for name, owner in self.owners.items():
             grad = owner.grad
             if grad is None or grad is self.shown[name] or grad is self._hidden.get(name):
@@ -229,11 +212,10 @@ class Gradients:
     # -- a backward -------------------------------------------------------------------------------
 
     def occupy(self, pending: Pending | None = None) -> None:
-        """Make room for a new accumulation; what the buckets held is set aside.
+        """Set aside the buckets' contents before a new accumulation.
 
         Args:
-            pending: the step to which these gradients will belong, if they have to wait for the user's
-                ``backward()``.
+            pending: the step that will own these gradients, if they wait for the user's ``backward()``.
         """
         # A loss that the script drops without a backward leaves reductions under way.
         self._wait()
@@ -267,11 +249,7 @@ class Gradients:
         self._parts = {name: parts.sums + parts.others for name, parts in self.delivered.items()}
 
     def begin_last(self) -> None:
-        """Begin the backward of the last micro-batch: from now on a bucket starts with its last gradient.
-
-        Backward is the same graph on all ranks, so all start the same buckets in the same order, as a group's
-        collectives require.
-        """
+        """Begin the last micro-batch's backward: each bucket is reduced when its last gradient arrives."""
         self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
@@ -285,8 +263,7 @@ class Gradients:
                 self._stash[index] = [tensor.clone() for tensor in self._contents(index)]
 
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Take the gradient of a leaf that autograd has finished: put it into its bucket, and send the bucket
-        if it is complete."""
+        """Put a finished gradient into its bucket, and reduce the bucket if complete."""
         if leaf.grad is None:  # of one that is delivered otherwise
             return
         if name in self._absent:
@@ -303,17 +280,16 @@ class Gradients:
             self._count(name)
 
     def take_in(self, name: str) -> None:
-        """Add to the buckets whatever was added to a leaf's gradient without autograd's hooks."""
+        """Add to the buckets what a leaf's gradient received without autograd's hooks."""
         self._arrived(name, self.leaves[name])
 
     def wait(self) -> None:
-        """Reduce the remaining gradients, and wait until all reductions are over."""
+        """Reduce the remaining gradients and wait for all reductions."""
         self.start_rest()
         self._wait()
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all
-        its own (those of two parameters that are summed may share theirs, some are slices of larger ones)."""
+        """Return whether a gradient can stay where autograd put it: not reduced, and in memory of its own."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
         # A slice of a larger tensor would keep all of that alive until the next step.
@@ -347,7 +323,7 @@ class Gradients:
 
     @torch.no_grad()
     def add_late(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient that was reduced outside of autograd, as if autograd had just added it."""
+        """Add a gradient that was reduced outside autograd."""
         if name in self._absent:
             self.views[name].copy_(gradient)
             self._absent.remove(name)
@@ -359,9 +335,7 @@ class Gradients:
 
     @contextmanager
     def of_earlier(self) -> Iterator[None]:
-        """While open, treat added gradients as those of a micro-batch before the last one, so that they
-        complete no bucket.
-        """
+        """A context in which added gradients count as an earlier micro-batch's and complete no bucket."""
         eager, self._eager = self._eager, False
         try:
             yield
@@ -369,15 +343,14 @@ class Gradients:
             self._eager = eager
 
     def complete(self) -> None:
-        """Set the gradients that have not come to zero: none comes any more, or what comes is added to the
-        zeros."""
+        """Set missing gradients to zero."""
         for name in self._absent:
             self.views[name].zero_()
             self.leaves[name].grad = self.views[name]
         self._absent = set()
 
     def hide(self) -> None:
-        """Show users the previous gradients, while micro-batches wait for ``backward()``."""
+        """Show users the previous gradients while micro-batches wait for ``backward()``."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):
@@ -410,7 +383,7 @@ class Gradients:
             self._works.append(dist.all_reduce(flat, group=group, async_op=True))
 
     def start_rest(self) -> None:
-        """Reduce the buckets that backward has not completed: no further gradient comes."""
+        """Reduce the buckets that backward has not completed."""
         self.complete()
         for index in range(len(self.buckets)):
             # Buckets with a gradient that never came (a parameter that the loss does not reach): the same
@@ -424,7 +397,7 @@ class Gradients:
         self._works = []
 
     def recall(self, pending: Pending) -> None:
-        """Make the buckets hold the gradients of this step once more."""
+        """Restore a step's gradients to the buckets."""
         self._collect()
         holder = self._holder() if self._holder is not None else None
         if not self._committed:
@@ -443,18 +416,13 @@ class Gradients:
             tensor.copy_(value)
 
     def _drop_cleared(self) -> None:
-        """Forget what the user has cleared or replaced since it was set aside before a waiting step."""
         for index in range(len(self.buckets)):
             for name, piece in self._stashed(index).items():
                 if self.owners[name].grad is None or self.owners[name].grad is not self._hidden.get(name):
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
-        """Reduce the remaining gradients, add those that were set aside, and show the result.
-
-        Args:
-            factor: the factor by which this step's gradients are multiplied once they are reduced.
-        """
+        """Reduce the remaining gradients, multiply them by ``factor``, add those set aside, and show them."""
         self._collect()
         self.start_rest()
         self._wait()

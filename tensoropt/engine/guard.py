@@ -1,8 +1,4 @@
-"""The guard that notices changes of a parallelized model that its plan does not follow.
-
-A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
-train something else: another parameter, another module, a hook, a mode.
-"""
+"""Refuse changes of a parallelized model that its plan does not follow, such as a new module or hook."""
 
 from __future__ import annotations
 
@@ -22,10 +18,9 @@ from tensoropt.errors import PlanError
 _PLANNED = frozenset(
     {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}
 )
-"""Attributes that forward reads and that are not compared: the mode and what else every module has are, by
-themselves; the plan says what is recomputed, and keeps no cache of keys and values whatever a config says."""
+"""Attributes that forward reads and that are not compared, as the plan itself decides them."""
 _OF_CHECKPOINTING = "make_inputs_require_grads"
-"""The hook with which transformers and peft let checkpointed blocks have an input that needs a gradient."""
+"""The hook by which transformers and peft make inputs of checkpointed blocks require a gradient."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
@@ -118,18 +113,18 @@ _BEFORE = "do it before parallelize"
 
 @dataclass(frozen=True)
 class _Part:
-    """One module of the model as the plan runs it.
+    """One module of the model as captured.
 
     Attributes:
         children, parameters: its own; parameters by identity.
-        hooks: how many it has; forward: one of its own, if it has one.
-        settings: numbers, texts, functions and lists of such that its forward reads, by name.
-        tensors: plain tensors that its forward reads, neither buffers nor parameters, by name, with how often
-            they had been written.
-        objects: numbers and the like that its forward reads of an object (a config), by the object's name.
-        classes: the same of its class; none of them may become its own.
-        read: gives all of them of the module's attributes; None for none.
-        sensitive: whether its forward depends on its mode.
+        hooks: their number.
+        forward: its instance attribute of that name, if any.
+        settings: numbers, strings and functions that forward reads, by name.
+        tensors: plain tensors that forward reads, by name, with their versions.
+        objects: numbers that forward reads of an object (a config), by the object's name.
+        classes: attributes of its class that it reads, which no own attribute may shadow.
+        read: reads all of these; None if there are none.
+        sensitive: whether forward depends on the mode.
         training: the mode in which it was captured.
     """
 
@@ -149,11 +144,7 @@ class _Part:
 
 
 class Guard:
-    """The check that a model stays as it was when it was parallelized.
-
-    Args:
-        model: the model as it was captured.
-    """
+    """The check that a model stays as it was when it was parallelized."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -168,11 +159,7 @@ class Guard:
     # -- the recorded state -------------------------------------------------------------------------
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Require from now on that the model stays as it is.
-
-        Args:
-            parameters: the parameters that represent the engine's, by state-dict key.
-        """
+        """Begin the check, with the parameters that stand for the engine's, by state-dict key."""
         for name, module in self.model.named_modules():
             settings = _settings_of(module)
             part = _Part(
@@ -201,17 +188,13 @@ class Guard:
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
-        """Require that a buffer of the model is the engine's, ``buffers[name]``, which may change."""
+        """Require that a buffer of the model is the engine's ``buffers[name]``."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
     # -- changes --------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse changes that the plan would not follow.
-
-        Raises:
-            PlanError: the model is no longer the one that was parallelized.
-        """
+        """Check that the plan still describes the model; PlanError if it has changed."""
         # Parameters of a class of their own would be asked for each of their attributes in Python.
         with torch._C.DisableTorchFunctionSubclass():
             self._check()
@@ -279,7 +262,6 @@ class Guard:
 
     @staticmethod
     def _mode_of(part: _Part, mode: bool) -> bool:
-        """Return the mode in which a plan runs a module while the whole model is in ``mode``."""
         return mode and part.training
 
     def _of_children(self, part: _Part) -> PlanError:
@@ -408,8 +390,7 @@ def _hook_count(parameter: torch.Tensor) -> int:
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
-    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse to convert or move
-    these parameters and buffers, and do nothing if they would change nothing."""
+    """Make ``.to``, ``.cuda``, ``.half`` and the like refuse to convert or move these tensors."""
     for path, module in model.named_modules():
         module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
 
@@ -448,11 +429,7 @@ def _tensors(
 
 
 def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> None:
-    """Try a conversion on a small tensor of the same kind.
-
-    Raises:
-        PlanError: the conversion would change the parameter or buffer ``key``.
-    """
+    """Raise a PlanError if a conversion would change the tensor ``key``; it is tried on a small tensor."""
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
     # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
     converted = fn(probe)
@@ -473,7 +450,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
 
 
 def _device(device: torch.device) -> torch.device:
-    """Return a device with its number: ``cpu`` and ``cpu:0`` are the same."""
+    """Return a device with its index: ``cpu`` equals ``cpu:0``."""
     if device.index is not None or device.type == "meta":
         return device
     return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)

@@ -1,8 +1,4 @@
-"""Lowering: the program of a strategy -> an fx GraphModule of plain local calls.
-
-The program (:mod:`tensoropt.sharding.program`) says what this rank does, and in which order; here each of its
-nodes becomes the calls that do it. A recomputed region becomes a submodule that is checkpointed.
-"""
+"""Lowering: the program of a strategy -> an fx GraphModule of plain local calls."""
 
 from __future__ import annotations
 
@@ -48,14 +44,13 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass
 class Lowered:
-    """A plan as this rank runs it.
+    """A plan lowered for this rank.
 
     Attributes:
-        module: takes the model's inputs, parameters and buffers in this order, as this rank has them.
+        module: takes this rank's inputs, parameters and buffers, in this order.
         program: what it does.
-        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
-            for groups that it recomputes, in forward's order.
-        gathers: whether backward gathers or casts parameters again. Found here once, as calls are compiled.
+        ahead: block -> edges of parameters that backward prefetches for recomputed groups.
+        gathers: whether backward gathers or casts parameters again.
     """
 
     module: fx.GraphModule
@@ -65,8 +60,6 @@ class Lowered:
 
 
 class _Position(ShardContext, Protocol):
-    """The position of a shard."""
-
     @property
     def place(self) -> tuple[int, ...]: ...
 
@@ -94,13 +87,12 @@ def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
 
 
 class Interpretation:
-    """One reading of a program into an fx graph. Subclasses know further nodes.
+    """Translates a program into an fx graph; subclasses handle further nodes.
 
     Attributes:
         context: the shard whose calls are being added.
-        values: by node of the program, the fx node of its tensor; for one that makes several, those of its
-            results by name.
-        links: by move whose gradient a linear operator reduces, the fx node that takes the gradient back.
+        values: program node -> fx node of its tensor, or its results by name.
+        links: move whose gradient a linear operator reduces -> fx node that takes the gradient back.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, share: BatchShare | None = None):
@@ -116,7 +108,6 @@ class Interpretation:
         self._specs: dict[EdgeSteps, EdgeSpec] = {}
 
     def lowered(self, program: ForwardProgram) -> Lowered:
-        """Return the module and its signature."""
         added: dict[Node, slice] = {}
         for node in program.nodes:
             begin = len(self.graph.nodes)
@@ -149,7 +140,7 @@ class Interpretation:
         return node
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add what a node of the program does; return its tensor, or several results by name."""
+        """Add a node's calls; return its tensor, or several results by name."""
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":
@@ -193,19 +184,17 @@ class Interpretation:
     def function(
         self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any
     ) -> fx.Node:
-        """Add a call of a function, some of whose arguments are bound; ``name`` says in the printed graph
-        what it does."""
+        """Add a call of a function with ``bound`` arguments; ``name`` labels it in the printed graph."""
         call = functools.partial(function, *bound)
         call.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
         return self.graph.call_function(call, tuple(args))
 
     def item(self, node: fx.Node, number: int) -> fx.Node:
-        """Return one of the results of a call that has several."""
+        """Return one of a call's several results."""
         return self.graph.call_function(operator.getitem, (node, number))
 
     def _constant(self, name: str) -> fx.Node:
-        """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
-        module."""
+        """Add a constant of the captured graph as a buffer of the lowered module."""
         value = _constant_value(self.source, name)
         # Equal constants share their memory; under two names they would not do so on another device.
         buffers = self.root.named_buffers(recurse=False)
@@ -274,10 +263,10 @@ class Interpretation:
 def lower(
     strategy: Strategy, runtime: Runtime, *, evaluating: bool = False, share: BatchShare | None = None
 ) -> Lowered:
-    """Lower a strategy for the rank that ``runtime`` represents.
+    """Lower a strategy for the rank of ``runtime``.
 
     Args:
-        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
+        evaluating: whether to lower a training graph in eval mode.
         share: the rows of the batch that the rank has; by default all.
     """
     program = lower_program(strategy, runtime.place, evaluating=evaluating)

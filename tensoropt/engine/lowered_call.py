@@ -1,8 +1,4 @@
-"""A call of a model in evaluation as a rank runs it: the graph of the call, lowered by the plan.
-
-Each kind of plan lowers such graphs in its own way. Here is what all of them have in common, and the way of
-sharded plans.
-"""
+"""The graph of a call in eval mode, lowered by a plan: shared parts, and the way of sharded plans."""
 
 from __future__ import annotations
 
@@ -22,21 +18,20 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
 
 Read = Callable[[str], torch.Tensor]
-"""Gives this rank's part of a parameter that it has, or a buffer, by its name in the graph of a call."""
+"""Returns this rank's part of a parameter or a buffer, by its name in the call's graph."""
 Collect = Callable[[Tensor, torch.Tensor | None, int], torch.Tensor]
-"""Gives every rank a result that one place makes: that tensor of the graph, its value there (elsewhere None),
-and the place."""
+"""Broadcasts a result: the graph's tensor, its value (None except at its place), and the place."""
 
 
 @dataclass(frozen=True)
 class CallGraph:
-    """The graph of a call in evaluation.
+    """The graph of a call in eval mode.
 
     Attributes:
         groups: the graph, for inference.
-        planned: the plan's name of each parameter that the plan stores; the others are whole on every rank.
-        divided: the inputs with a part for each row of the batch.
-        by_rows: the results with a part for each row.
+        planned: graph name -> plan's name of each parameter in the plan; others are whole on every rank.
+        divided: the inputs with a batch dim.
+        by_rows: the results with a batch dim.
     """
 
     groups: GroupGraph
@@ -46,7 +41,6 @@ class CallGraph:
 
     @property
     def source(self) -> OperatorGraph:
-        """The graph's operators."""
         return self.groups.atoms.graph
 
 
@@ -55,12 +49,10 @@ class LoweredCall(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
-        """Return the results, those with a part for each row for the rows that this rank passes; all ranks
-        must call it."""
+        """Return the results, those with a batch dim for this rank's rows; a collective."""
 
     def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        """Return the inputs, of which those with these names are those of all ranks; all ranks must call
-        it."""
+        """Return the inputs, those with these names gathered; a collective."""
         return inputs
 
 
@@ -68,9 +60,7 @@ class ShardedCall(LoweredCall):
     """A call by a sharded plan.
 
     Args:
-        plan: the plan.
-        call: the graph of the call.
-        engine: where the engine runs; the call has a mesh of its own.
+        engine: the plan's runtime; the call has a mesh of its own.
         axes: the mesh axes along which ranks pass different rows.
     """
 
@@ -110,14 +100,7 @@ class ShardedCall(LoweredCall):
 def given_result(
     source: OperatorGraph, name: str, inputs: Sequence[torch.Tensor], buffer: Read
 ) -> torch.Tensor:
-    """Return a result of a graph that no operator makes: an input, a buffer or a constant.
-
-    Args:
-        buffer: gives a buffer by its name.
-
-    Raises:
-        PlanError: it is a parameter.
-    """
+    """Return a result that is an input, a buffer or a constant; PlanError for a parameter."""
     tensor = source.tensors[name]
     if tensor.kind == "parameter":
         raise PlanError(

@@ -28,19 +28,18 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as picklable data: what every rank needs to build the same one.
+    """A model as picklable data, from which every rank builds the same one.
 
     Attributes:
-        source: the source, as :func:`tensoropt.load_model` opens it.
+        source: what :func:`tensoropt.load_model` opens.
         seed: the seed of weights and example inputs.
-        dtype: ``float64`` for the graph of the model as it is, computed in double precision; or None.
+        dtype: ``float64`` for double precision, or None.
         settings: overrides of a zoo model, ``batch`` among them.
-        compute_dtype: ``bfloat16`` for mixed precision; :func:`tensoropt.capture.capture` calls it dtype.
+        compute_dtype: ``bfloat16`` for mixed precision.
         onnx: the sizes that an ONNX file leaves open.
-        mode: the mode that its graph is captured for.
-        device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, if their code
-            allows it.
-        expert_imbalance: what its graph says of the rows of experts.
+        mode: the mode of capture.
+        device: ``cpu``, ``cuda`` for the current GPU, or ``meta`` without values.
+        expert_imbalance: the busiest expert rank's predicted rows over the mean.
     """
 
     source: str
@@ -88,8 +87,7 @@ class ModelSpec:
         return model, args, kwargs
 
     def build_to_run(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-        """Return the same with values: random ones where the model's code gives none; those of a spec on the
-        meta device need none."""
+        """Build the model as :meth:`build` does, with random values where its code gives none."""
         model, args, kwargs = self.build()
         if self._made_on != "meta":
             args, kwargs = draw_values(model, (args, kwargs), self.seed)
@@ -111,11 +109,7 @@ class ModelSpec:
 
 
 def model_values(captured: Capture) -> dict[str, torch.Tensor]:
-    """Return the model's values of the graph's parameters and buffers, by graph name; nothing is copied.
-
-    Raises:
-        PlanError: the model lacks one.
-    """
+    """Return parameters and buffers by graph name, without copies; PlanError if the model lacks one."""
     tensors: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
     # Duplicates stay: the graph may know a tied parameter by any of its names.
     tensors |= dict(captured.model.named_parameters(remove_duplicate=False))
@@ -135,8 +129,8 @@ class CapturedModel:
     Attributes:
         device: the device that a rank of the model computes on.
         inputs: the tensors of the example call, flattened, on that device.
-        values: parameters and buffers by graph name; unchanged by any run, and never on a GPU.
-        results: results that depend only on the model and are computed once.
+        values: parameters and buffers by graph name, on the CPU; no run changes them.
+        results: cached results that depend only on the model.
     """
 
     spec: ModelSpec
@@ -152,7 +146,7 @@ class CapturedModel:
 
 @dataclass
 class _Opened:
-    """A model built and captured as it is, from which its graphs in other precisions are made."""
+    """A model built and captured, from which its graphs in other precisions are made."""
 
     captured: Capture
     args: tuple[Any, ...]
@@ -206,16 +200,11 @@ _opened: dict[_Key, _Opened] = {}
 _loaded: dict[_Key, dict[ModelSpec, CapturedModel]] = {}
 
 KEPT_BYTES = 2**26
-"""The bytes of values up to which captured models are kept beside the last one."""
+"""The bytes of values up to which captured models are cached."""
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model.
-
-    The last one loaded is kept for further calls, in every precision. The captures of small models are kept
-    beside it until their own file changes; files that it imports, and an ONNX model's external data, are not
-    watched.
-    """
+    """Build and capture a model; the last one and small ones are cached until their own file changes."""
     key = _as_it_is(spec), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > KEPT_BYTES:
@@ -235,12 +224,12 @@ def _changed_ns(source: str) -> int:
 
 
 def open_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; nothing is kept."""
+    """Build and capture a model without the cache."""
     assert spec.dtype in (None, "float64")
     return _Opened.of(spec).in_precision(spec)
 
 
 def forget_models() -> None:
-    """Release the models that :func:`load_model` keeps."""
+    """Empty the cache of :func:`load_model`."""
     _opened.clear()
     _loaded.clear()

@@ -1,8 +1,7 @@
-"""Batches with other numbers of rows than a plan is for: the last one of an epoch, or those of an evaluation.
+"""Batches with another number of rows than the plan's: the last of an epoch, or those of an evaluation.
 
-*Fewer*: the missing rows repeat the last one, with targets that the loss ignores. Its mean divides by the
-number of targets that count, so that loss and gradients are those of the rows that are there. *More*, without
-gradients: the batch is run in pieces of the plan's size, whose losses count by their targets.
+Fewer: the last row is repeated with ignored targets. More, without gradients: the batch runs in pieces of the
+plan's size, whose losses are weighted by their targets.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ _MOVES = frozenset(
         "_to_copy.default",
     ]
 )
-"""Operators that give a row of targets as it is: moved, cut, or filled up."""
+"""Operators that move, cut or pad rows of targets without changing them."""
 _IGNORES = 4
-"""The position of ``ignore_index`` among the arguments of both losses that have it."""
+"""The position of the argument ``ignore_index`` of both losses that have it."""
 
 
 def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
-    """Return, for each input that has targets, the target that its loss ignores; or why a row cannot be left
-    out of the model's loss, in words that follow "because"."""
+    """Return each target input's ignored target; or the reason why rows cannot be left out of the loss."""
     source = graph.atoms.graph
     if not source.training:
         return "the plan is for inference"
@@ -101,13 +99,13 @@ def _argument(op: Operator, position: int, name: str, default: int) -> int:
 
 
 def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
-    """Return by how much the loss of each piece of a batch counts in the batch's own.
+    """Return the weight of each piece's loss in the batch's loss.
 
     Args:
-        counts: of each piece, the targets that count in each loss.
+        counts: for each piece, the number of targets in each loss.
 
     Raises:
-        PlanError: the losses of the model's sum divide by targets that the pieces have unequal parts of.
+        PlanError: the summed losses divide by different counts.
     """
     totals = {name: sum(of[name] for of in counts) for name in counts[0]}
     shares = [[of[name] / total for of in counts] for name, total in totals.items()]
@@ -121,14 +119,7 @@ def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch
 
 
 def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """Return the loss of a batch from those of its pieces.
-
-    Args:
-        counts: as for :func:`shares_of_pieces`; of a single piece, none are needed.
-
-    Raises:
-        PlanError: as :func:`shares_of_pieces` does.
-    """
+    """Return the loss of a batch from those of its pieces (:func:`shares_of_pieces`)."""
     if len(losses) == 1:
         return losses[0]
     # The mean of no target at all is NaN, which counts by nothing.
@@ -140,8 +131,7 @@ def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, to
 
 
 def filled(value: torch.Tensor, rows: int, target: int | None, start: int = 0) -> torch.Tensor:
-    """Return this many rows of a tensor, from a certain one on; where there are no more, the last one is
-    repeated (zeros, if there is none at all), or an ignored target."""
+    """Return ``rows`` rows of a tensor from ``start`` on, padded with its last row or an ignored target."""
     part = value[start : start + rows]
     if len(part) == rows:
         return part

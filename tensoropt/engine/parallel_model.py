@@ -1,6 +1,4 @@
-"""The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
-of any kind.
-"""
+"""The connection of a user's model with its engine: calls, parameters and state dicts."""
 
 from __future__ import annotations
 
@@ -39,16 +37,14 @@ def _retarget_optimizers(
     parameters: Mapping[nn.Parameter, nn.Parameter],
     stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Let every optimizer of this process continue with the new parameters, in its groups as they are.
+    """Let every optimizer of this process continue with the new parameters.
 
-    A plain parameter cannot itself become a DTensor (they differ in their memory, so
-    ``torch.utils.swap_tensors`` refuses them), and an optimizer does not record the model that it was made
-    for: those that are alive are found among the objects of the process.
+    Optimizers do not record their model, and ``swap_tensors`` refuses DTensors, so they are found among the
+    live objects of the process.
 
     Args:
-        parameters: a model's old parameters, with the new one for each.
-        stored: converts a value of an optimizer's state, which is whole and laid out like an old parameter,
-            to the layout of the new one.
+        parameters: old parameter -> new one.
+        stored: converts an optimizer's whole state value to the new parameter's layout.
     """
     new = {id(old): value for old, value in parameters.items()}
     for optimizer in _alive():
@@ -64,8 +60,7 @@ def _retarget_optimizers(
 
 
 def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
-    """Return whether a field of an optimizer's state is laid out like its parameter; a step counter has the
-    shape of a scalar parameter."""
+    """Return whether an optimizer's state field has its parameter's layout; a step counter has not."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
 
 
@@ -75,11 +70,7 @@ def _alive() -> list[torch.optim.Optimizer]:
 
 
 class _StaleParameters:
-    """Old parameters to which something may still refer: a list for clipping, an average of weights.
-
-    Args:
-        parameters: the old parameters by state-dict key.
-    """
+    """Old parameters that something may still use: a list for clipping, an average of weights."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self._of = {key: weakref.ref(parameter) for key, parameter in parameters.items()}
@@ -104,23 +95,18 @@ ATTRIBUTE = "_tensoropt"
 
 
 class ParallelModel:
-    """The connection between a user's model and its engine; found at ``model._tensoropt``.
+    """The connection between a user's model and its engine, at ``model._tensoropt``.
 
-    The model stays the object it was. Its parameters, buffers and forward are replaced by the engine's
-    (:meth:`install`). If all ranks run one program, each has a shard of every parameter, and parameters are
-    DTensors. Otherwise a rank keeps its parts of some parameters as plain tensors; each other parameter
-    becomes an empty tensor, so that optimizers and gradient clipping do the same on all ranks.
+    :meth:`install` replaces the model's parameters, buffers and forward. If all ranks run one program,
+    parameters are DTensors; otherwise a rank has its own parameters as plain tensors and the others empty.
 
     Attributes:
-        engine: the engine, which runs the plan.
-        device: the device to which a call's inputs are moved.
-        names, shapes: state-dict key -> the graph's name, and the model's own shape.
-        dtypes: state-dict key -> the type of the model's own parameter.
-        parameters: graph name -> the parameter that represents it in the model.
-        evaluator: makes what the plan's own graph does not, in evaluation without gradients; None for plans
-            for inference.
-        outputs: what the model returns there: ``all``, or its ``loss`` alone.
-        attributes, hooks: the model's attributes before it was parallelized, and the hooks that it got then.
+        names, shapes: state-dict key -> graph name, and the model's shape.
+        dtypes: state-dict key -> the model's dtype.
+        parameters: graph name -> the model's parameter.
+        evaluator: runs other calls in eval mode without gradients; None for inference plans.
+        outputs: what the model returns there: ``all`` or ``loss``.
+        attributes, hooks: the model's earlier attributes, and the hooks added to it.
     """
 
     def __init__(self, model: nn.Module, captured: Capture, engine: Engine):
@@ -152,9 +138,8 @@ class ParallelModel:
         """Make the model run by the engine, in place.
 
         Args:
-            compare_ranks: whether to compare what the ranks pass to the model, in the first calls and every
-                so often.
-            loss: maps the model's output to its loss, if it does not return it.
+            compare_ranks: whether to compare the ranks' inputs in the first calls and now and then.
+            loss: maps the model's output to its loss.
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
@@ -209,7 +194,7 @@ class ParallelModel:
     # -- this rank's parts ------------------------------------------------------------------------
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter as a script sees it."""
+        """Return this rank's part of a parameter for scripts."""
         value = self.engine.shards.distributed(name, local)
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
         if self.together is None or isinstance(value, DTensor):
@@ -224,14 +209,13 @@ class ParallelModel:
         return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a gradient as a script sees it."""
+        """Return this rank's part of a gradient for scripts."""
         value = self.engine.shards.distributed(name, local)
         if self.together is None or isinstance(value, DTensor):
             return value
         return spread(local, self.engine.shards.copies(name))
 
     def local(self, name: str) -> torch.Tensor:
-        """Return this rank's part of a parameter."""
         leaves = self.engine.shards.leaves
         return leaves[name].detach() if name in leaves else self._absent(name)
 
@@ -241,7 +225,7 @@ class ParallelModel:
         return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
 
     def _show_absent_gradients(self) -> None:
-        """Give the parameters of other ranks an empty gradient, so that they are treated like the rest."""
+        """Give other ranks' parameters an empty gradient, so that optimizers treat them like the rest."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
@@ -249,11 +233,11 @@ class ParallelModel:
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value that is laid out like the parameter ``key``, in the model's own shape."""
+        """Return a value laid out like the parameter ``key`` in the model's shape."""
         return self.engine.shards.in_own_shape(self.names[key], value)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a whole value, or any DTensor of it, laid out like the parameter ``key``."""
+        """Return a whole value, or any DTensor, laid out like the parameter ``key``."""
         name = self.names[key]
         # All ranks take part in it, those that drop the result too.
         whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -263,7 +247,6 @@ class ParallelModel:
         return self.engine.shards.distributed(name, self.engine.shards.shard(name, whole))
 
     def _is_stored(self, key: str, value: torch.Tensor) -> bool:
-        """Return whether a value in a state dict is already laid out like the parameter ``key``."""
         parameter = self.parameters[self.names[key]]
         return (
             isinstance(value, DTensor)
@@ -274,8 +257,7 @@ class ParallelModel:
         )
 
     def in_state(self, key: str) -> bool:
-        """Return whether this rank's state dict has a parameter; every rank's has all of them, except for
-        plans in which ranks have different ones."""
+        """Return whether this rank's state dict has a parameter."""
         return self.engine.shards.in_state(self.names[key])
 
     # -- parameters and buffers -------------------------------------------------------------------
@@ -334,8 +316,7 @@ class ParallelModel:
         return forward
 
     def _uncompiled_forward(self) -> Callable[..., Any]:
-        """Return :meth:`forward` with a compiler kept out, which would reorder what the plan orders; the
-        script gets a warning, once."""
+        """Return :meth:`forward` without compilation, which would reorder it; warns once."""
         rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
         words = f"{self.engine.uncompiled}, {rest}"
 
@@ -355,7 +336,7 @@ class ParallelModel:
         return forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns; in training its loss, with None in place of all else."""
+        """Return the model's output; in training its loss, with None for everything else."""
         if not (self.model.training or torch.is_grad_enabled()):
             output = self._evaluated(args, kwargs)
             if output is not None:
@@ -383,8 +364,7 @@ class ParallelModel:
         return self.captured.returned is not None and self.captured.returned.container is not None
 
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the model returns in evaluation without gradients; None if the plan's own graph gives
-        it, or as much of it as there is."""
+        """Return the output in eval mode; None if the plan's graph computes it."""
         if self.evaluator is None:
             return None
         evaluator, mode = self.evaluator, mode_of(training=False, gradients=False)
@@ -404,12 +384,12 @@ class ParallelModel:
     def _begun(
         self, mode: int, read: Callable[[], _Read], compared: Callable[[_Read], Sequence[torch.Tensor]]
     ) -> _Read:
-        """Return a call as it is read, if the plan follows it on all ranks.
+        """Read a call and check that all ranks can follow it.
 
         Args:
-            mode: that of the call (:func:`mode_of`).
-            read: reads it; raises what refuses it.
-            compared: which inputs of it have to be the same on all ranks.
+            mode: :func:`mode_of` the call.
+            read: reads it, or raises.
+            compared: the inputs that must be equal on all ranks.
         """
         self._stale.warn()
         if self.together is not None:
@@ -450,7 +430,7 @@ class ParallelModel:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
     def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """Return a partial state dict as one that warns when it is written to a file; None for any other."""
+        """Make a partial state dict warn when it is saved."""
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(
@@ -481,11 +461,7 @@ class ParallelModel:
 
 
 class _PartOfState(OrderedDict[str, Any]):
-    """A state dict that lacks the parts on other ranks; it is written like any other, with a warning.
-
-    Attributes:
-        lacks: the missing part of the model, in words.
-    """
+    """A state dict without other ranks' parts; saving it warns of what it ``lacks``."""
 
     lacks: str
 
@@ -515,8 +491,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
-    tensor, its own."""
+    """Return a parameter's shape in the model, or any other tensor's own."""
     shape: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return shape
 
@@ -531,11 +506,7 @@ def _refuse_copy(*_: Any) -> Any:
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:
-    """Return what :func:`tensoropt.parallelize` attached to a model.
-
-    Raises:
-        PlanError: the model is not parallelized.
-    """
+    """Return the connection that :func:`tensoropt.parallelize` attached; PlanError if there is none."""
     parallel = getattr(model, ATTRIBUTE, None)
     if parallel is None and hasattr(getattr(model, "module", None), ATTRIBUTE):
         raise PlanError(

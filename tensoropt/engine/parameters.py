@@ -1,9 +1,4 @@
-"""Parameters of a running plan: local shards for the graph, DTensors for everything else.
-
-The lowered graph differentiates with respect to plain local leaves. Their gradients are views into flat,
-persistent buckets; a gradient that is a partial sum remains so over all micro-batches and is reduced once per
-step, bucket by bucket.
-"""
+"""Parameters of a running plan: local shards for the graph, DTensors for everything else."""
 
 from __future__ import annotations
 
@@ -32,12 +27,11 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class LocalParameters(ABC):
-    """This rank's part of the parameters, and the gradients of those that are trained.
+    """This rank's part of the parameters, and the gradients of the trained ones.
 
     Attributes:
-        leaves: this rank's part of each parameter that it has a part of, a leaf that requires a gradient if
-            the parameter is trained.
-        buckets: the buckets in which gradients accumulate, one set for each stage of this rank.
+        leaves: parameter -> this rank's part, an autograd leaf.
+        buckets: the gradient buckets of each stage of this rank.
     """
 
     leaves: dict[str, torch.Tensor]
@@ -45,18 +39,18 @@ class LocalParameters(ABC):
 
     @abstractmethod
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of this rank's part of a whole parameter, in the type in which it is stored."""
+        """Copy this rank's part of a whole parameter, in the stored dtype."""
 
     @abstractmethod
     def copies(self, name: str) -> int:
-        """Return the number of ranks that have the same part of a parameter as this one."""
+        """Return the number of ranks with the same part of a parameter."""
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
+        """Return the index of this rank's part; ranks with equal indices have equal values."""
         return ()
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
-        """Return the mesh axes along which ranks have the same part of a parameter."""
+        """Return the mesh axes along which a parameter is replicated."""
         return ()
 
     @torch.no_grad()
@@ -73,41 +67,36 @@ class LocalParameters(ABC):
         return {name: view for part in self.buckets for name, view in part.views.items()}
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors that hold the gradients."""
         return [tensor for part in self.buckets for tensor in part.tensors]
 
     def clear(self) -> None:
-        """Forget all gradients, as ``zero_grad`` does."""
         for part in self.buckets:
             part.clear()
 
     def show_gradients(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
+        """Show gradients on ``owners``, each as ``wrap(name, view)``."""
         for part in self.buckets:
             part.show_as(owners, wrap)
 
     # -- as scripts and state dicts see them ------------------------------------------------------
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter as a DTensor, if every rank of a job has a shard of it;
-        otherwise as it is."""
+        """Return this rank's part as a DTensor if every rank has a shard; otherwise as it is."""
         return part
 
     def in_state(self, name: str) -> bool:
-        """Return whether this rank's state dict has a parameter."""
         return name in self.leaves
 
     @property
     @abstractmethod
     def gathers_state(self) -> bool:
-        """Whether a state dict takes all ranks, as parts of it come from others; the same on each rank."""
+        """Whether making a state dict is a collective; equal on all ranks."""
 
     @abstractmethod
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value that is laid out like a parameter of this rank's state dict, in the model's own
-        shape: with several ranks, as a DTensor."""
+        """Return a state-dict value in the model's shape; with several ranks, as a DTensor."""
 
 
 def local_leaves(
@@ -115,13 +104,12 @@ def local_leaves(
     values: Mapping[str, torch.Tensor],
     shard: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Return a rank's part of each of some parameters, as leaves.
+    """Return a rank's parts of some parameters, as autograd leaves.
 
     Args:
-        tensors: the parameters that the rank has a part of, in the graph's order.
-        values: whole parameters by graph name, read in the mapping's own order, one at a time: if it makes
-            them on demand, no more than one exists at once. They are copied.
-        shard: as :meth:`LocalParameters.shard`.
+        tensors: the parameters, in the graph's order.
+        values: whole parameters by graph name; read one at a time, in the mapping's order, and copied.
+        shard: see :meth:`LocalParameters.shard`.
     """
     trained = {tensor.name: tensor.requires_grad for tensor in tensors}
     # In one expression: a name for the whole value would keep it alive while the next one is made.
@@ -130,24 +118,23 @@ def local_leaves(
 
 
 def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return a value that every rank of a mesh has in the form that distributed checkpoints need: one rank
-    writes it."""
+    """Return a replicated DTensor, as distributed checkpoints need it: one rank writes it."""
     # run_check would broadcast what is the same everywhere.
     return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""The start of a block in the whole tensor, its size, and its start in the shard."""
+"""(start in the whole tensor, size, start in the shard)."""
 
 
-def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
-    """Return PyTorch's placements, on the real axes, of a tensor in its own shape; None if none of them
-    express this layout, as an atom inside a dim is divided unevenly, or if PyTorch would put its shards
-    together in another order: it does where an axis cuts a dim that an earlier one has cut inside
-    (``_StridedShard``), and says nothing.
+def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
+    """Return PyTorch's placements on the real axes of a tensor in its own shape.
+
+    None if they cannot express the layout (an atom inside a dim divided unevenly), or if PyTorch would
+    silently concatenate its shards in another order (``_StridedShard``).
 
     Args:
-        mesh: micro-batches, then the axis sizes, as in a strategy.
+        mesh: micro-batches, then the axis sizes.
     """
     sizes = [size for dim in atoms for size in dim]
     ends = list(itertools.accumulate(len(dim) for dim in atoms))
@@ -178,7 +165,7 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
 
 
 def blocks(value: DTensor) -> list[_Block]:
-    """Return the blocks of the whole tensor that this rank's part consists of, in order."""
+    """Return the blocks of the whole tensor in this rank's part, in order."""
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return []
@@ -198,7 +185,6 @@ def blocks(value: DTensor) -> list[_Block]:
 
 
 def _part(rows: torch.Tensor, placement: Placement, parts: int, index: int) -> torch.Tensor:
-    """Return the rows that one of ``parts`` ranks gets of the given rows."""
     pieces = rows.chunk(int(placement.split_factor)) if isinstance(placement, _StridedShard) else (rows,)
     chunks = [piece.chunk(parts) for piece in pieces]
     return torch.cat([sliced[index] if index < len(sliced) else rows[:0] for sliced in chunks])
@@ -219,14 +205,12 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def is_strided(value: DTensor) -> bool:
-    """Return whether a rank's part may be more than one block."""
+    """Return whether a rank's part may consist of several blocks."""
     return any(isinstance(placement, _StridedShard) for placement in value.placements)
 
 
 def _teach_checkpoints() -> None:
-    """Let ``torch.distributed.checkpoint`` save and load strided shards of any tensor: parameters, and the
-    optimizer state that PyTorch makes like them; and fill them from whole tensors of another rank
-    (``broadcast_from_rank0``). Other tensors are treated as before."""
+    """Teach ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
     if getattr(DTensor, "_tells_blocks", False):
         return
     write, chunks, shard = (
@@ -277,8 +261,7 @@ def _teach_checkpoints() -> None:
 def _fill_strided(
     original: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *more: Any, **named: Any
 ) -> None:
-    """Replace PyTorch's ``_distribute_tensors``: given (place, whole tensor) pairs, fill each place with its
-    part."""
+    """Replace PyTorch's ``_distribute_tensors``: fill each place with its part of the whole tensor."""
     for key in keys:
         pair = state.get(key)
         if isinstance(pair, tuple) and isinstance(pair[0], DTensor) and is_strided(pair[0]):
@@ -300,7 +283,7 @@ def _narrowed(value: torch.Tensor, start: Sequence[int], size: Sequence[int]) ->
 
 
 def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor, as a separate copy on this rank's device."""
+    """Copy this rank's shard of a whole tensor to this rank's device."""
     spec = EdgeSpec(name, atoms, runtime.mesh, layout, layout, (), ())
     shard = take_shard(runtime, spec, value)
     # If cutting had to copy (an inner atom), this is a copy already.
@@ -323,26 +306,22 @@ class ParameterShards(LocalParameters):
         self.buckets = (self.accumulated,)
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of this rank's shard of a whole parameter, in the type in which it is stored."""
         layout = self.strategy.stored[name]
         shard = shard_of(self.runtime, name, self.strategy.atoms(name), layout, value)
         return shard.to(getattr(torch, self.strategy.tensor(name).stored_dtype))
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Return this rank's coordinates on the axes that shard a parameter."""
         place, stored = self.runtime.place, self.strategy.stored[name]
         return tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
-        """Return the mesh axes that do not shard a parameter."""
         return tuple(a for a, code in enumerate(self.strategy.stored[name]) if a > 0 and code <= REPLICATE)
 
     def copies(self, name: str) -> int:
-        """Return the number of ranks that have the same shard."""
         return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return the DTensor that a shard is part of, over this runtime's mesh; in one process the shard."""
+        """Teach ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part
@@ -350,12 +329,11 @@ class ParameterShards(LocalParameters):
 
     @property
     def gathers_state(self) -> bool:
-        """Whether PyTorch cannot express the layout of some parameter in the parameter's own shape."""
+        """Whether PyTorch cannot express the layout of some parameter in its own shape."""
         return gathers_state(self.strategy)
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a DTensor that is laid out like a parameter, gathered if it does not have the model's own
-        shape; any other value as it is."""
+        """Return a DTensor laid out like a parameter, gathered if it lacks the model's shape."""
         shape = self.strategy.tensor(name).shape
         if tuple(value.shape) == shape or not isinstance(value, DTensor):
             return value
@@ -363,18 +341,17 @@ class ParameterShards(LocalParameters):
 
 
 def has_own_shape(strategy: Strategy, name: str) -> bool:
-    """Return whether PyTorch can express the layout of a stored parameter in the parameter's own shape."""
-    return own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
+    """Return whether PyTorch can express a stored parameter's layout in its own shape."""
+    return _own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
 
 
 def gathers_state(*stages: Strategy) -> bool:
-    """Return whether state dicts of a plan of these stages gather some of its parameters."""
+    """Return whether state dicts of a plan with these stages gather parameters."""
     return any(not has_own_shape(stage, name) for stage in stages for name in stage.stored)
 
 
 def _shown_in_atoms(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[bool, ...]:
-    """Return for each dim whether it is unflattened into its atoms, so that DTensor can express a layout that
-    it cannot express in the tensor's own shape (:func:`~tensoropt.engine.parameters.own_placements`)."""
+    """Return for each dim whether it is shown as its atoms, as DTensor needs it to express the layout."""
     shown = []
     position = 0
     for dim in atoms:
@@ -394,7 +371,6 @@ def _in_view(atoms: Atoms, shown: Sequence[bool]) -> tuple[int, ...]:
 
 
 def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> tuple[Placement, ...]:
-    """Return PyTorch placements on the real axes for a tensor shown as :func:`_in_view`."""
     dims: dict[int, int] = {}
     position = first = 0
     for dim, each in zip(atoms, shown, strict=True):
@@ -409,10 +385,9 @@ def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> 
 def as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
-    """Return the DTensor that a local shard is part of, in the tensor's own shape wherever PyTorch can
-    express it; the storage is shared."""
+    """Return the DTensor of a local shard, in the tensor's own shape if PyTorch can express it; no copy."""
     shape = tuple(map(prod, atoms))
-    placements = own_placements(atoms, layout, runtime.mesh)
+    placements = _own_placements(atoms, layout, runtime.mesh)
     local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)
     if placements is None:
         shown = _shown_in_atoms(atoms, layout, runtime.mesh)

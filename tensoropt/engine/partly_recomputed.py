@@ -1,10 +1,4 @@
-"""A region of which backward runs a part again: selective activation checkpointing.
-
-Each operator of the region runs once or again in backward, as the strategy says of its group. The second
-forward runs the latter in their order, from what the former have left, and nothing else; it runs as soon as
-backward needs anything that the region saved, and always to its end, so that every rank issues the
-collectives that the plan counts.
-"""
+"""A region of which backward runs a part again: selective activation checkpointing."""
 
 from __future__ import annotations
 
@@ -28,8 +22,8 @@ class NodeRuns:
 
     Attributes:
         again: the second forward runs it.
-        moves: it brings a tensor to an operator: the second forward runs it where backward needs its result
-            and what it moves is made again.
+        moves: it is a resharding; the second forward runs it if its source is recomputed and its result
+            needed.
     """
 
     again: bool
@@ -37,7 +31,7 @@ class NodeRuns:
 
 
 class SavingHooks(NamedTuple):
-    """What autograd keeps in place of a tensor that it saves, and the way back."""
+    """Pack and unpack hooks of saved tensors."""
 
     pack: Callable[[torch.Tensor], Any]
     unpack: Callable[[Any], torch.Tensor]
@@ -47,10 +41,10 @@ class PartlyRecomputed:
     """A region's graph, part of which runs again in backward.
 
     Args:
-        root: has what the nodes refer to.
-        inputs, outputs: the nodes that the region needs, and its own that others need.
-        nodes: its nodes in order, calls of functions, with how often each runs.
-        saving: what is kept of operators that run once, or a way to make it again.
+        root: the module that the nodes refer to.
+        inputs, outputs: the nodes read by the region, and those of it read by others.
+        nodes: its nodes in order, with how often each runs.
+        saving: saved-tensor hooks for operators that run once.
     """
 
     def __init__(
@@ -78,18 +72,18 @@ class PartlyRecomputed:
             for source in node.all_input_nodes
             if source in nodes and not nodes[source].again
         }
-        """By the number of a move, that of what it moves, if that is made once."""
+        """Move -> its source, for sources that run once; by node number."""
         self._first = self._first_forward()
         self._second: dict[frozenset[int], tuple[fx.GraphModule, list[int]]] = {}
 
     def __call__(
         self, inputs: list[Any], placed: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[Any, ...]:
-        """Return the region's results.
+        """Run the region.
 
         Args:
-            inputs: emptied, as the region holds an input only up to its last reader.
-            placed: the context in which each forward runs.
+            inputs: emptied, so that each is freed after its last reader.
+            placed: the context of each forward.
         """
         call = _Call(self, inputs, placed)
         with saved_tensors_hooks(call.leave, call.take), placed():
@@ -109,11 +103,11 @@ class PartlyRecomputed:
         return fx.GraphModule(self._root, graph, class_name="Region")
 
     def second(self, needed: frozenset[int], views: Mapping[int, _Lies]) -> tuple[fx.GraphModule, list[int]]:
-        """Return the second forward, and the numbers of the values that it starts from.
+        """Return the second forward, and the numbers of its inputs.
 
         Args:
-            needed: the numbers of the nodes whose results backward needs though they run once.
-            views: by number, values of nodes that run once and lie in those of nodes that run again.
+            needed: numbers of nodes that run once and whose results backward needs.
+            views: values of nodes that run once and are views of recomputed ones, by number.
         """
         if needed not in self._second:
             self._second[needed] = self._second_forward(needed, views)
@@ -160,7 +154,7 @@ def _copied(
     args: tuple[Any, ...],
     copies: Mapping[fx.Node, fx.Node],
 ) -> fx.Node:
-    """Add a call of a node's function by way of ``step``, which takes ``args`` in front."""
+    """Copy a node with its function called as ``step(*args, ...)``."""
     step.__name__ = node.name  # type: ignore[attr-defined]  # fx names the call after its target
     own = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n])
     copy = graph.call_function(step, (*args, *own[0]), own[1])
@@ -169,10 +163,10 @@ def _copied(
 
 
 class _Lies(NamedTuple):
-    """The way in which a tensor lies in the storage of another one.
+    """A tensor's position in another one's storage.
 
     Attributes:
-        owner: the number of the node that made the storage; ``item`` says which of several results it is.
+        owner: the number of the node that made the storage; ``item``, which of its results.
         learns: it requires a gradient.
     """
 
@@ -189,11 +183,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A value that the second forward takes as forward left it.
-
-    Attributes:
-        claims: what autograd keeps of the operators that read it and run again, of each the first tensor.
-    """
+    """A saved input of the second forward, and the first tensor saved for each recomputed reader."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 
@@ -204,11 +194,7 @@ class _Given:
         self.claims: list[weakref.ref[_Saved]] = []
 
     def take(self) -> torch.Tensor:
-        """Return the value.
-
-        Raises:
-            RuntimeError: it has since been changed in place.
-        """
+        """Return the value; RuntimeError if it has since been changed in place."""
         if isinstance(self.value, torch.Tensor):
             _check_version(self.value, self.version)
         return self._unpack(self.value).detach().requires_grad_(self.learns)
@@ -223,12 +209,12 @@ def _check_version(value: torch.Tensor, version: int) -> None:
 
 
 class _Saved:
-    """What autograd keeps in place of a tensor that it wanted to save.
+    """What autograd keeps in place of a saved tensor.
 
     Attributes:
-        key: the tensor's number among those that are made again; None for one that is kept.
-        kept, version: the kept tensor, or what stands for it, and its version.
-        given: what the second forward takes, kept alive as long as one such claim is.
+        key: the number of a recomputed tensor; None for a kept one.
+        kept, version: the kept tensor or its stand-in, and its version.
+        given: the input of the second forward that this keeps alive.
     """
 
     __slots__ = ("__weakref__", "given", "kept", "key", "version")
@@ -240,7 +226,7 @@ class _Saved:
 
 
 class _Call:
-    """One call of a region. It lives as long as autograd may ask for one of its tensors."""
+    """One call of a region; lives as long as autograd may unpack one of its tensors."""
 
     def __init__(
         self,
@@ -317,7 +303,6 @@ class _Call:
         return _Lies(found[1], found[2], *lies, tensor.requires_grad)
 
     def leave(self, tensor: torch.Tensor) -> _Saved:
-        """Return what autograd keeps in place of a tensor."""
         given, self._unclaimed = self._unclaimed, []
         number, key = self._current, self._saves
         self._saves += 1
@@ -337,7 +322,6 @@ class _Call:
     # -- backward -----------------------------------------------------------------------------------
 
     def take(self, saved: _Saved) -> torch.Tensor:
-        """Return the tensor that autograd left, which it takes once (but again of a graph that is kept)."""
         if not self._has_run or (saved.key is not None and saved.key not in self._made):
             self._run_again()
         if saved.key is not None:

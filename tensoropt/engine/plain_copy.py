@@ -13,8 +13,7 @@ from tensoropt.graph import OperatorGraph
 
 
 class ParallelizedParts(Protocol):
-    """What a parallelized model was, and what of it is the plan's
-    (:class:`~tensoropt.engine.parallel_model.ParallelModel`)."""
+    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that a copy needs."""
 
     model: nn.Module
     source: OperatorGraph
@@ -25,12 +24,7 @@ class ParallelizedParts(Protocol):
 
 
 def plain_copy(parallel: ParallelizedParts, values: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a copy of a model as it was before it was parallelized.
-
-    Args:
-        values: its parameters by state-dict key, on any device; those that the plan does not know are the
-            model's own.
-    """
+    """Copy a model as before parallelization, with parameters ``values`` by state-dict key."""
     memo: dict[int, Any] = {
         id(parallel.parameters[parallel.names[key]]): nn.Parameter(
             value, parallel.source.tensors[parallel.names[key]].requires_grad

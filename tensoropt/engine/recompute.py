@@ -1,10 +1,4 @@
-"""Recomputed regions of a lowered graph: their nodes become a module that runs twice.
-
-It runs first in forward, without keeping its intermediate tensors, and a second time in backward, including
-reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.regions`), and always to its
-end, so that every rank issues the collectives that the plan counts. Of a region of which only a part runs
-again, :mod:`tensoropt.engine.partly_recomputed` has the second forward.
-"""
+"""Recomputed regions of a lowered graph: their nodes become a module that runs again in backward."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """A note that autograd saves in place of a view of a gathered parameter: how to make it again."""
+    """What autograd saves in place of a view of a gathered parameter."""
 
     shard: torch.Tensor
     spec: EdgeSpec
@@ -38,13 +32,11 @@ class _Note(NamedTuple):
 
 
 class _Copy:
-    """A copy of an activation that backward makes again, once for all that need it.
-
-    The storage of the copy refers to it while there is one, and what autograd keeps in its place does.
+    """A copy of an activation that backward makes again once.
 
     Attributes:
-        saved: something has been kept in its place since an operator was last marked (:func:`gather_again`).
-        again: the copy that backward has made.
+        saved: autograd has saved it since the last :func:`gather_again`.
+        again: the copy made by backward.
     """
 
     __slots__ = ("__weakref__", "_micro_batch", "_source", "_spec", "_version", "again", "saved")
@@ -56,11 +48,7 @@ class _Copy:
         self.again: torch.Tensor | None = None
 
     def make(self, runtime: Runtime) -> torch.Tensor:
-        """Return the copy, made again if backward has not done so yet.
-
-        Raises:
-            RuntimeError: what it is made from has since been changed in place.
-        """
+        """Return the copy, remade if needed; RuntimeError if its source has been changed in place."""
         if self.again is None:
             if self._source._version != self._version:
                 raise RuntimeError(
@@ -91,12 +79,7 @@ def _copy_in(value: torch.Tensor) -> _Copy | None:
 
 
 def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
-    """Node of the lowered graph: let backward make copies again when it comes to the operator that made
-    ``made``, if this kept anything of them.
-
-    Otherwise it would do so when a kernel asks for a copy, and each kernel asks for its operands in an order
-    of its own.
-    """
+    """Node of the lowered graph: remake saved copies when backward reaches the node of ``made``."""
     if torch.compiler.is_compiling() or made.grad_fn is None:
         return
     for value in copies:
@@ -112,17 +95,13 @@ def _make(copy: weakref.ref[_Copy], runtime: Runtime, _: Any) -> None:
 
 
 def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
-    """Node of the lowered graph: see :meth:`RegatheredParameters.keep`."""
+    """Node of the lowered graph that calls :meth:`RegatheredParameters.keep`."""
     if not torch.compiler.is_compiling():
         runtime.kept(gathered)
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that replace each gathered or cast parameter, and each copy of an activation that is
-    gathered again, that autograd would save by a note.
-
-    Backward unpacks the note by casting the stored shard and issuing the edge's gather once more.
-    """
+    """Saved-tensor hooks that save a note for each gathered or cast parameter and regathered activation."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -131,7 +110,7 @@ class RegatheredParameters:
         self._known: dict[int, tuple[list[weakref.ref], torch.Tensor, EdgeSpec]] = {}
 
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
-        """Remember that ``gathered`` was made from ``shard`` along an edge."""
+        """Record that ``gathered`` was made from ``shard`` along an edge."""
         if spec.gathered_again:
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 copy = _Copy(shard, spec, self.runtime.micro_batch)
@@ -145,9 +124,7 @@ class RegatheredParameters:
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """From now on, let autograd keep the views of ``gathered`` that it saves: other groups read some of
-        them, and their backward does not know that there is something to gather.
-        """
+        """Let autograd save views of ``gathered`` from now on, as other groups read them."""
         key = gathered.untyped_storage()._cdata
         if (noted := self._known.get(key)) is None:
             return
@@ -158,12 +135,11 @@ class RegatheredParameters:
             del self._known[key]
 
     def hooks(self) -> AbstractContextManager[None]:
-        """Return the context in which a forward has to run for its gathered parameters to be dropped."""
+        """Return the context in which forward has to run."""
         hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
         return hooks
 
     def pack(self, value: torch.Tensor) -> torch.Tensor | _Note | _CopyNote:
-        """Return what autograd keeps in place of a tensor: a note in place of what was gathered."""
         if (copy := _copy_in(value)) is not None:
             copy.saved = True
             return _CopyNote(copy, tuple(value.shape), value.stride(), value.storage_offset())
@@ -183,7 +159,6 @@ class RegatheredParameters:
         return _Note(shard, spec, runtime.ahead, runtime.micro_batch, *lies)
 
     def unpack(self, packed: torch.Tensor | _Note | _CopyNote) -> torch.Tensor:
-        """Return the tensor that :meth:`pack` kept or noted."""
         if isinstance(packed, torch.Tensor):
             return packed
         if isinstance(packed, _CopyNote):
@@ -201,7 +176,7 @@ class Recomputed(torch.nn.Module):
     """Runs a region's graph so that backward recomputes its intermediate tensors.
 
     Args:
-        part: the region, if only a part of it runs again; compiled, it runs again as a whole.
+        part: the region, if only a part runs again; when compiled, all of it does.
     """
 
     def __init__(self, body: fx.GraphModule, runtime: Runtime, part: PartlyRecomputed | None = None):
@@ -211,7 +186,6 @@ class Recomputed(torch.nn.Module):
         self.part = part
 
     def forward(self, *inputs: Any) -> Any:
-        """Return the region's results; backward recomputes its intermediate tensors."""
         # In part, the inputs come in one list, so that nothing outside holds what forward is past.
         values: Any = inputs if self.part is None else inputs[0]
         # There will be no backward; running the body directly avoids the hooks.
@@ -246,11 +220,10 @@ def extract_regions(
     runtime: Runtime,
     runs: Mapping[fx.Node, NodeRuns],
 ) -> fx.Graph:
-    """Return a graph of the given nodes in which each region's are one call of a submodule of ``root``.
+    """Move each region's nodes into a submodule of ``root``; return the graph that calls them.
 
     Args:
-        units: the nodes of a graph with the name of the region in which they run, those of a region
-            together, each after everything that it needs.
+        units: (region or None, its nodes), in topological order.
         runs: how often each node of a region runs.
     """
     result = fx.Graph()

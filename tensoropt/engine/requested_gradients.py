@@ -1,9 +1,4 @@
-"""Gradients that a script requests of autograd itself, by ``torch.autograd.grad(loss, parameters)``.
-
-The parameters that a script sees are not those that the plan's graph reads, so autograd finds no way to them,
-and says that they "appear to not have been used in the graph". Such a request is refused in our own words,
-whether it comes through ``torch.autograd.grad``, ``backward(inputs=...)`` or ``create_graph=True``.
-"""
+"""Refuse ``torch.autograd.grad(loss, parameters)`` and its like on a plan's loss."""
 
 from __future__ import annotations
 
@@ -17,24 +12,20 @@ from tensoropt.engine.gradients import is_deferred
 from tensoropt.errors import PlanError
 
 SHAPE = "_tensoropt_shape"
-"""The attribute of a parameter that a plan shows: its shape in the model."""
+"""The attribute of a shown parameter that stores its shape in the model."""
 _LOSS = "tensoropt"
 _RUN = "_engine_run_backward"
 
 
 def mark_loss(loss: torch.Tensor) -> None:
-    """Let a plan's loss be known by its node in autograd's graph, whatever the script makes of it.
-
-    Losses whose backward the engine runs (:func:`~tensoropt.engine.gradients.defer_backward`) are known
-    anyway.
-    """
+    """Mark a plan's loss by its autograd node, whatever the script computes from it."""
     if loss.grad_fn is not None:
         metadata: Any = loss.grad_fn.metadata
         metadata[_LOSS] = True
 
 
 def refuse_requests() -> None:
-    """Refuse, in this process and from now on, gradients of a plan's loss that only autograd could give."""
+    """Refuse, in this process from now on, gradients of a plan's loss that only autograd could compute."""
     run = getattr(torch.autograd, _RUN, None)  # not public
     if run is None or hasattr(run, "__wrapped__"):
         return

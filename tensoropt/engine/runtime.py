@@ -1,7 +1,4 @@
-"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step.
-
-The data on which the ranks of a job must agree are compared by hashes before anything depends on them.
-"""
+"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step; hashes to compare ranks."""
 
 from __future__ import annotations
 
@@ -25,21 +22,17 @@ from tensoropt.ops.layouts import flat_index
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
 CHUNK = 1 << 18
-"""Words that are hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
+"""Words hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
-"""The calls in which inputs are compared: so many at first, then one in so many."""
+"""Inputs are compared in the first calls, then in one of so many."""
 RING_TAG = 1 << 20
-"""Marks the messages of rings, which a recorder tells by it from those between the stages of a pipeline, and
-from those of placed plans, whose tags are their numbers."""
+"""The tag of ring messages, apart from the tags of pipeline and placed plans."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
 
 
 @functools.lru_cache(maxsize=8)
 def _weights(device: torch.device, count: int) -> torch.Tensor:
-    """Return odd multipliers, one for each word of a chunk: a change of a single word changes the sum.
-
-    They are kept, and there are only as many as the largest tensors hashed so far need.
-    """
+    """Return cached odd multipliers, one per word: a change of a single word changes the sum."""
     generator = torch.Generator().manual_seed(44)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator)
     return (drawn | 1).to(device)
@@ -47,10 +40,9 @@ def _weights(device: torch.device, count: int) -> torch.Tensor:
 
 @torch.no_grad()
 def content_hash(value: torch.Tensor) -> torch.Tensor:
-    """Return a hash of a tensor's bits, type and shape: an int64 scalar on its device, made without waiting
-    for it.
+    """Return a hash of a tensor's bits, type and shape: an int64 scalar on its device, without a sync.
 
-    The hash is a sum of words times odd numbers, modulo 2^64, over chunks; it is the same on every device.
+    A sum of words times odd numbers, modulo 2^64; the same on every device.
     """
     data = value.detach()
     if data.is_quantized or data.layout is not torch.strided:
@@ -73,47 +65,39 @@ def content_hash(value: torch.Tensor) -> torch.Tensor:
 
 
 def text_hash(text: str) -> int:
-    """Return a number of 62 bits that identifies a text, equal on every rank."""
+    """Return a 62-bit hash of a text, equal on every rank."""
     data = text.encode()
     return zlib.crc32(data) << 30 ^ zlib.adler32(data)
 
 
 def gathered(row: torch.Tensor) -> torch.Tensor:
-    """Return the rows of all ranks on the host; every rank's row has the same length."""
+    """Gather equally long rows of all ranks to the host."""
     rows = torch.empty(dist.get_world_size() * row.numel(), dtype=row.dtype, device=row.device)
     dist.all_gather_single(rows, row)
     return rows.view(-1, row.numel()).cpu()
 
 
 def through_host(device: torch.device) -> bool:
-    """Return whether this job's coalesced collectives and messages must pass through the host's memory.
+    """Return whether coalesced collectives and messages of this job must pass through host memory.
 
-    Gloo copies tensors of a GPU there and back itself for collectives of one tensor. Where it gathers several
-    at once (``ProcessGroupGloo::allgather_into_tensor_coalesced``) and in messages (``send``, ``recv``) it
-    reads the address that it is given, and the process dies by a segmentation fault.
+    Gloo reads GPU addresses in ``allgather_into_tensor_coalesced``, ``send`` and ``recv``, and crashes.
     """
     return device.type != "cpu" and dist.get_backend() == "gloo"
 
 
 class EqualShares:
-    """Warns, once and in the first calls, of ranks that ought to pass rows of their own and pass the same.
-
-    Their gradients are those of fewer rows than the plan's batch has, which no loss shows.
-
-    Args:
-        device: this rank's device.
-    """
+    """Warns once if ranks that should pass different rows pass the same ones."""
 
     def __init__(self, device: torch.device):
         self.device, self.calls = device, 0
 
     def look(self, share: int, values: Sequence[torch.Tensor], contents: Sequence[object]) -> None:
-        """Look at a call; all ranks must call this.
+        """Compare the rows of a call; a collective.
 
         Args:
-            share: the share of the batch that this rank passes.
-            values: what it passes of the divided inputs.
-            contents: what is equal for ranks whose values are, by rank.
+            share: this rank's share of the batch.
+            values: its divided inputs.
+            contents: by rank, equal for ranks with equal values.
         """
         self.calls += 1
         if self.calls > _FIRST or not values:
@@ -138,15 +122,12 @@ class EqualShares:
 
 
 class SameCalls:
-    """Compares what ranks pass to the model, in the first calls and every so often.
+    """Compares the ranks' inputs in the first calls and now and then.
 
     Args:
-        names: the names of the inputs, in order.
-        shares: the number of the share of the batch that this rank passes of each input, -1 for what all
-            pass; ranks with the same number pass the same, and those with others rows of their own.
-        reads: whether this rank's part of the plan reads each of them: a rank may pass zeros for inputs that
-            it does not read.
-        device: this rank's device.
+        names: the names of the inputs.
+        shares: by input, the number of this rank's share; -1 if all ranks pass the same.
+        reads: by input, whether this rank reads it.
     """
 
     def __init__(
@@ -157,20 +138,19 @@ class SameCalls:
         self.equal_shares = EqualShares(device)
 
     def due(self) -> bool:
-        """Return whether this call is compared; every rank's answer is the same in the same call."""
+        """Return whether this call is compared; equal on all ranks."""
         self.calls += 1
         return self.calls <= _FIRST or self.calls % _EVERY == 0
 
     def compare(self, inputs: Sequence[torch.Tensor] | None, mode: int) -> None:
-        """Compare a call with that of the other ranks; all ranks must call this before they send anything
-        else.
+        """Compare a call with those of the other ranks; a collective.
 
         Args:
             inputs: the graph's inputs; None if this rank refuses its call.
-            mode: what else must be the same on all ranks: training or evaluation, with or without gradients.
+            mode: :func:`mode_of` the call.
 
         Raises:
-            PlanError: another rank passes something else, or refuses its call.
+            PlanError: the calls differ, or a rank refuses its own.
         """
         count = len(self.names)
         row = torch.zeros(2 + 3 * count, dtype=torch.int64, device=self.device)
@@ -228,8 +208,7 @@ def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) ->
     """Return the first tensor that differs between ranks, and a rank whose tensor differs from rank 0's.
 
     Args:
-        hashes: the hashes of all tensors by name; every rank has the same names, in the same order.
-        device: this rank's device.
+        hashes: name -> hash; the same names in the same order on every rank.
     """
     if not hashes:
         return None
@@ -251,11 +230,9 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
 def leave_job() -> None:
-    """Release every process group, then end this rank's part in the job.
+    """Destroy all process groups and leave the job.
 
-    A group to which something still refers outlives ``destroy_process_group``, and is destroyed together with
-    the interpreter: gloo's threads then abort a process that has done its work ("terminate called without an
-    active exception").
+    A group that is still referenced would be destroyed with the interpreter, when gloo's threads abort.
     """
     for runtime in list(_runtimes):
         runtime._groups = {}
@@ -278,26 +255,20 @@ def _same(value: Any) -> Any:
 class Runtime:
     """A rank's view of the mesh; the :class:`~tensoropt.ops.kernels.ShardContext` of its kernels.
 
-    Axis 0 is the micro-batch axis: its coordinate changes over time. The other axes are row-major over ranks.
-    Process groups exist for every subset of axes, so that several axes can act as one group.
+    Axis 0 is the micro-batch axis, whose coordinate changes over time; the others are row-major over ranks.
 
     Args:
         mesh: micro-batches, then the axis sizes.
-        rank: this process's rank; by default the job's, 0 without a job.
-        seed: the seed of dropout.
-        device: the device that this rank computes on; the CPU by default.
-        job: for a mesh that is one place of a pipeline, the whole job's mesh, whose first axis after the
-            micro-batches is the pipeline.
+        rank: by default this process's in the job.
+        job: the whole job's mesh, if this is one stage of a pipeline (the axis after micro-batches).
 
     Attributes:
-        step, micro_batch: the current position of the run; dropout and shards of the batch depend on them.
+        step, micro_batch: the current position of the run.
         counts: the counts of mean losses over the whole batch, by operator.
-        gathered, kept: called with each gathered parameter that backward can regather, and with those of
-            which autograd is to keep what it saves from then on.
-        saving: what autograd keeps in place of a tensor that it saves, and the way back.
+        gathered, kept: callbacks for gathered parameters that backward regathers, and that autograd keeps.
+        saving: saved-tensor hooks.
         unsharded: the parameters that are gathered once per step, by name.
-        routes: the routes of edges determined so far.
-        ahead: the parameters gathered ahead in the running call.
+        ahead: the prefetching of the running call.
 
     Raises:
         PlanError: the job has a different number of ranks than the mesh needs.
@@ -366,10 +337,7 @@ class Runtime:
         _runtimes.add(self)
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Make a process group for every subset of real axes with more than one member; every rank makes all.
-
-        Groups are costly to make and are never freed by PyTorch, so those of a mesh are made once per job.
-        """
+        """Make the process groups of every subset of real axes, once per job as PyTorch never frees them."""
         world = dist.group.WORLD
         # Groups of a job that has ended are dead; a new job has another world group.
         if _made_for[:1] != [world]:
@@ -399,7 +367,7 @@ class Runtime:
         return own
 
     def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
-        """Return the ranks that differ only along the axes of ``subset``, group by group."""
+        """Return the groups of ranks that differ only along ``subset``."""
         members: dict[tuple[int, ...], list[int]] = {}
         sizes = self.mesh[1:]
         for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
@@ -409,8 +377,7 @@ class Runtime:
 
     @functools.cached_property
     def device_mesh(self) -> DeviceMesh | None:
-        """The ranks as PyTorch's mesh, without the micro-batches; None for one process, and for a place of
-        one device. It is made here, which takes all ranks."""
+        """The ranks as a DeviceMesh; None for one device. The first access is a collective."""
         axes = range(1, len(self.mesh))
         if self._job is not None:
             whole = self._job.device_mesh
@@ -432,7 +399,6 @@ class Runtime:
         return flat_index(self.mesh, self.place, axes)
 
     def parts(self, axes: tuple[int, ...]) -> int:
-        """Return the number of shards into which ``axes`` cut an atom."""
         return prod(self.mesh[axis] for axis in axes)
 
     def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -442,14 +408,13 @@ class Runtime:
         return self._groups[real] if real else None
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all issued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     # -- what kernels need ------------------------------------------------------------------------
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """Return ``value`` reduced over ``axes``; itself if no other rank takes part."""
+        """Return ``value`` reduced over ``axes``."""
         group = self.group(axes)
         if group is None:
             return value
@@ -495,7 +460,7 @@ class Runtime:
         return arrive
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""
+        """Return a count over the whole batch; with micro-batches, from ``counts``."""
         if self.mesh[0] == 1 or 0 not in axes:
             return self.all_reduce(value, axes)
         return self.counts[name]

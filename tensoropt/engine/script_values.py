@@ -1,8 +1,4 @@
-"""Numbers that scripts compute from a plan's parameters, and the communication that they take.
-
-All ranks must take part in some operations outside the plan's own steps; no rank waits for the others in
-vain.
-"""
+"""Numbers that scripts compute from a plan's parameters, and the collectives that they take."""
 
 from __future__ import annotations
 
@@ -24,16 +20,12 @@ from torch.optim import optimizer as optimizers
 from tensoropt.errors import PlanError
 
 LOOKS_AFTER_S, SURE_AFTER_S = 1.0, 3.0
-"""Seconds after which a waiting rank looks for ranks that have moved on, and for how many more it must see
-one before it reports it: that rank's earlier communication may still be under way.
-"""
+"""Seconds until a waiting rank looks for ranks that moved on, and until it reports one."""
 _alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
 
 
 class JobRanks:
-    """The ranks of a job, for operations of their scripts that take all of them. Every rank must create
-    it.
-    """
+    """The ranks of a job, for operations of scripts that are collectives. Every rank must create it."""
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -57,10 +49,10 @@ class JobRanks:
         self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
 
     def summed(self, value: torch.Tensor, action: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Return a value summed over all ranks, on its device.
+        """Sum a value over all ranks, on its device.
 
         Args:
-            action: the ranks' action in words, with the remedy if only some ranks perform it.
+            action: the action in words, for the error.
 
         Raises:
             PlanError: another rank has moved on without it.
@@ -72,19 +64,11 @@ class JobRanks:
         return total.to(value.device)
 
     def meet(self, action: str) -> None:
-        """Wait until all ranks are here.
-
-        Raises:
-            PlanError: another rank has moved on without it.
-        """
+        """Wait for all ranks; PlanError if one has moved on."""
         self.summed(torch.zeros(1), action)
 
     def of_first(self, value: Any, action: str) -> Any:
-        """Return what rank 0 passes: anything that can be pickled.
-
-        Raises:
-            PlanError: another rank has moved on without it.
-        """
+        """Broadcast a picklable value from rank 0; PlanError if a rank has moved on."""
         self.meet(action)
         found = [value]
         if not self._fake:
@@ -130,14 +114,14 @@ class JobRanks:
         return None
 
     def left(self) -> None:
-        """Record that this rank has nothing more to do here."""
+        """Record that this rank is done."""
         # A job that has ended has no store any more.
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._name}/left/{self.rank}", "1")
 
 
 def leave() -> None:
-    """Tell ranks that wait for this one that it is leaving the job."""
+    """Tell waiting ranks that this one leaves the job."""
     for job in list(_alive):
         job.left()
 
@@ -147,18 +131,17 @@ _SUMS = (
     _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.dot.default,
     _aten.linalg_vector_norm.default, _aten.prod.default, _aten.max.default, _aten.min.default,
 )  # fmt: skip
-"""Operators whose result may be a scalar of shares."""
+"""Operators whose result may be a scalar of shards."""
 _WHOLE = (
     _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.smooth_l1_loss.default,
     _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
 )  # fmt: skip
-"""Operators that divide by a count, for which PyTorch takes that of the shard where shards are unlike."""
+"""Operators that divide by a count, for which PyTorch uses the shard's where shards are unequal."""
 _of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 
 def read_whole(mesh: DeviceMesh, job: JobRanks) -> None:
-    """Make numbers computed from DTensors of a mesh the same on all ranks from now on; those of other meshes
-    stay as they are."""
+    """Make numbers computed from a mesh's DTensors equal on all its ranks from now on."""
     _of_mesh[mesh] = job
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     if _aten._local_scalar_dense.default in handlers:
@@ -234,11 +217,11 @@ _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on 
 
 
 class SpreadValue(torch.Tensor):
-    """This rank's part of a parameter, or of a value computed element by element from one.
+    """This rank's part of a parameter, or of a value computed from it element by element.
 
     Attributes:
-        together: the ranks that have the parts.
-        share: the weight of one of several ranks with the same part; by element if parts were joined.
+        together: the ranks with the parts.
+        share: one over the number of ranks with the same part; by element if parts were joined.
         count: the number of elements of the whole.
         key: the parameters of which it is a part.
         whole: the shape of the whole.
@@ -298,7 +281,7 @@ def spread_value(
     whole: Sequence[int],
     cut: Callable[[torch.Tensor], torch.Tensor],
 ) -> SpreadValue:
-    """Return a rank's part of a parameter for scripts, given the number of ranks that have the same one."""
+    """Return a rank's part of a parameter for scripts; ``copies`` ranks have the same part."""
     spread_part = part.as_subclass(SpreadValue)
     count = 1
     for size in whole:
@@ -335,7 +318,6 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _cut(value: Any, example: SpreadValue) -> Any:
-    """Return this rank's part of a tensor that is combined with ``example``."""
     if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == example.shape:
         return value
     if not isinstance(value, SpreadValue) and tuple(value.shape) == example.whole and example.cut is not None:
@@ -496,18 +478,14 @@ def _norm_over_ranks(value: torch.Tensor, order: float) -> _SpreadNorm:
 
 
 def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
-    """Return a gradient as :class:`_SpreadGradient`, given the number of ranks that have the same one."""
+    """Return a gradient for scripts; ``copies`` ranks have the same part."""
     gradient = value.as_subclass(_SpreadGradient)
     gradient.copies = copies
     return gradient
 
 
 class _SpreadGradient(torch.Tensor):
-    """A gradient, or a part of one, that is on this rank, or elsewhere and empty here.
-
-    Attributes:
-        copies: the number of ranks that have the same one.
-    """
+    """A gradient, or a part of one, of which ``copies`` ranks have the same; empty on other ranks."""
 
     copies: int = 1
 
@@ -527,7 +505,7 @@ class _SpreadGradient(torch.Tensor):
 
 
 class _SpreadNorm(torch.Tensor):
-    """Norms of this rank's gradients; their norm is that of all ranks' gradients together."""
+    """Norms of this rank's gradients; their norm is that of all ranks' gradients."""
 
     @classmethod
     def __torch_function__(

@@ -1,9 +1,4 @@
-"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers.
-
-With one micro-batch, a call builds an ordinary autograd graph. With several, forward *and* backward of each
-happen inside the call (that is what saves the memory), the last backward starts the reductions, and the
-script's ``loss.backward()`` waits for them and scales their results: the calling convention is kept.
-"""
+"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers."""
 
 from __future__ import annotations
 
@@ -25,15 +20,12 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class ShardedEngine(Engine[Pending]):
-    """Runs a strategy on this rank; every rank has all buffers, and they are the same everywhere after every
-    step.
+    """Runs a strategy on this rank; after every step, buffers are equal on all ranks.
 
     Args:
-        strategy: the plan.
-        values: the model's parameters and buffers by graph name, whole, on any device.
+        values: whole parameters and buffers by graph name, on any device.
         runtime: this rank's position; by default its place in the ``torch.distributed`` job.
-        seed: the seed of dropout.
-        device: the device that this rank computes on, if no runtime says; by default that of the values.
+        device: by default that of the values.
 
     Attributes:
         unsharded: parameters that are gathered once per step.
@@ -143,12 +135,7 @@ class ShardedEngine(Engine[Pending]):
         self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        """Return the results of one micro-batch.
-
-        All micro-batches of a step read the buffers as the previous step left them, and make the same new
-        values of them (``micro_batch_strategies``): those of the last one are set aside for
-        :meth:`_take_buffers`, unless ``evaluating``.
-        """
+        """Run one micro-batch."""
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
@@ -233,9 +220,7 @@ def _why_uncompiled(strategy: Strategy) -> str:
 
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
-    """Return a loss without the memory in which its kernel made it (PyTorch's mse_loss keeps that of all
-    terms), as the script holds the loss through backward; a compiler makes it in memory of its own, and knows
-    no storages."""
+    """Copy a loss out of its kernel's memory, as PyTorch's mse_loss keeps that of all terms alive."""
     if torch.compiler.is_compiling():
         return value
     if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():

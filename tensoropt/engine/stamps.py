@@ -1,9 +1,4 @@
-"""Where the seconds of a real step go: forward and backward of every operator and edge of a sharded plan.
-
-The lowered module is interpreted node by node, with a stamp of the clock at either side. Autograd numbers its
-nodes as it makes them, so each belongs to the node of the module during which it was made; its engine runs
-them one after another on a CPU rank, and a hook before each of them is a stamp.
-"""
+"""Seconds of every operator and edge in a real step of a sharded plan, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from tensoropt.engine.sharded_engine import ShardedEngine
 
 _UNNUMBERED = 2**63
-"""Autograd's numbers from here on are no numbers: leaves have the largest one."""
+"""Autograd's sequence numbers from here on mark leaves."""
 _NODES = 200
 
 
@@ -31,9 +26,8 @@ class StepStamps:
     """The seconds of one step's operators and edges on this rank.
 
     Attributes:
-        forward_s, backward_s: by the operator's name in the captured graph, or by the node's in the lowered
-            module for all that is no operator: edges, and recomputed regions as one; summed over
-            micro-batches. Backward of parameters' leaves is that of the name "".
+        forward_s, backward_s: by operator name, or by lowered node for edges and whole recomputed regions;
+            summed over micro-batches. "" is the backward of leaves.
     """
 
     def __init__(self) -> None:
@@ -45,20 +39,20 @@ class StepStamps:
         self.hooks: list[RemovableHandle] = []
 
     def forward(self, owner: str, number: int, seconds: float) -> None:
-        """Note a node of the module, and the number of the first node that autograd made in it."""
+        """Record a node of the module and the sequence number of its first autograd node."""
         self.forward_s[owner] += seconds
         self._numbers.append(number)
         self._owners.append(owner)
 
     def owner_of(self, number: int) -> str:
-        """Return the node of the module in which autograd made its node of this number."""
+        """Return the module node that made an autograd node."""
         if number >= _UNNUMBERED:
             return ""
         place = bisect.bisect_right(self._numbers, number) - 1
         return self._owners[place] if place >= 0 else ""
 
     def begin_backward(self, owner: str) -> None:
-        """Note that autograd comes to another node."""
+        """Record the start of an autograd node."""
         if self._running is None:
             # The last node ends with its backward: what follows is the next micro-batch's forward.
             torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
@@ -66,7 +60,7 @@ class StepStamps:
         self._running = owner, time.perf_counter()
 
     def end_backward(self) -> None:
-        """Note that the running node of autograd is done."""
+        """Record the end of the running autograd node."""
         if self._running is not None:
             owner, since = self._running
             self.backward_s[owner] += time.perf_counter() - since
@@ -74,8 +68,7 @@ class StepStamps:
 
 
 def median_seconds(steps: Sequence[StepStamps]) -> dict[str, dict[str, float]]:
-    """Return ``forward_s`` and ``backward_s`` of several steps: medians by operator or edge; empty without
-    steps."""
+    """Return ``forward_s`` and ``backward_s`` as medians over steps."""
     found: dict[str, dict[str, float]] = {}
     for way in ("forward_s", "backward_s") if steps else ():
         of_steps = [getattr(step, way) for step in steps]
@@ -85,11 +78,7 @@ def median_seconds(steps: Sequence[StepStamps]) -> dict[str, dict[str, float]]:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a lowered module and stamps its nodes.
-
-    Args:
-        own_s: the seconds that interpreting takes per node, which the compiled module does not.
-    """
+    """Runs a lowered module and stamps its nodes. ``own_s``: the interpreter's seconds per node."""
 
     def __init__(self, module: fx.GraphModule, stamps: StepStamps, own_s: float = 0.0):
         super().__init__(module)
@@ -140,11 +129,7 @@ def _nothing(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def stamped(engine: ShardedEngine) -> Iterator[StepStamps]:
-    """Stamp the steps of an engine that run inside; they take a little longer than others.
-
-    Raises:
-        ValueError: the engine's device is not a CPU.
-    """
+    """Stamp the steps of an engine inside the context; ValueError if its device is not a CPU."""
     if engine.runtime.device.type != "cpu":
         raise ValueError("steps of GPUs are stamped by their profiler, not by the host's clock")
     stamps, module = StepStamps(), engine.lowered.module

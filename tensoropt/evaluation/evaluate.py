@@ -1,4 +1,4 @@
-"""From tables to points: every strategy is simulated before it is shown, so no search grades itself."""
+"""From tables to points: every strategy is simulated before it is shown."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
-"""Strategies simulated at once: enough for numpy, few enough for memory."""
+"""Strategies simulated at once, for numpy's sake and memory's."""
 _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
-"""The figures of a point that the simulator finds under the same name."""
+"""The figures of a point under the simulator's names."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
@@ -92,7 +92,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Strategies of one space with the simulator's figures, in the order given; equal only to itself."""
+    """Strategies of one space with the simulator's figures, in order; equal only to itself."""
 
     batch: Batch
     metrics: StepMetrics
@@ -108,7 +108,7 @@ class Evaluation:
         additive: tuple[float, float],
         planner: str = "frontier",
     ) -> Point:
-        """Return strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
+        """Return strategy ``row`` as a point of space ``number``, without proofs.
 
         ``additive``: the search's memory and time.
         """
@@ -136,11 +136,11 @@ class Evaluation:
         )
 
     def timed(self, row: int = 0) -> TimedStep:
-        """Return the step of one strategy with the time of everything that happens in it."""
+        """Return one strategy's step with the time of everything in it."""
         return TimedStep(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
 
     def collectives(self, row: int) -> Counter[Collective]:
-        """Return the collectives that one strategy sends in a step, with their counts."""
+        """Return one strategy's collectives in a step, with their counts."""
         return self._collectives[row]
 
     @cached_property
@@ -150,9 +150,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates strategies of one space's tables; the effects worked out for one strategy are reused for the
-    next.
-    """
+    """Evaluates strategies of one space's tables, sharing derived effects."""
 
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
@@ -164,7 +162,7 @@ class Evaluator:
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 
     def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
-        """Simulate strategies given as one array per variable: choices, and options of groups."""
+        """Simulate strategies given as one array per variable."""
         batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
         return Evaluation(batch, simulate(batch), choices, options)
 
@@ -176,11 +174,7 @@ def evaluate_strategy(
     prices: Prices,
     overlap: Overlap,
 ) -> Evaluation:
-    """Simulate one strategy, which need not be in any table.
-
-    Args:
-        works, facts: per group name the workload and facts of its configuration.
-    """
+    """Simulate one strategy, in a table or not."""
     candidates = StrategyCandidates(strategy, facts, works)
     choices, options = candidates.row()
     batch = Batch(candidates, choices, options, prices, overlap)
@@ -188,7 +182,7 @@ def evaluate_strategy(
 
 
 def evaluate_on(strategy: Strategy, mesh: Mesh, costs: ClusterCosts) -> Evaluation:
-    """Simulate one strategy on a mesh of a cluster, at the costs there."""
+    """Simulate one strategy on a mesh of a cluster."""
     works = {
         name: workload(strategy.graph, configuration, strategy.mesh)
         for name, configuration in strategy.configurations.items()

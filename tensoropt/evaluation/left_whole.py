@@ -1,5 +1,4 @@
-"""What every searched mesh leaves whole, in words: sizes that none of them divides, and heads that a product
-makes in pieces of unequal sizes."""
+"""Notes on what every searched mesh leaves whole: sizes that none divides, and heads in unequal pieces."""
 
 from __future__ import annotations
 
@@ -20,15 +19,13 @@ from tensoropt.sharding.same_atoms import atoms_of_loops
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return notes on what every searched mesh leaves whole because it divides none of its sizes, with the
-    sizes that would be divided: groups with a rule, the batch, and the heads of attention; and on products
-    that cannot be split by the heads of attention.
+    """Return notes on what every searched mesh leaves whole, with the sizes that would be divided.
 
-    One sentence per kind of operator and sizes, the longest loop nests first; meshes of one device say
-    nothing and are passed over.
+    Groups with a rule, the batch, heads of attention, and products that heads cannot split; one sentence per
+    kind of operator and sizes, the longest loop nests first.
 
     Args:
-        but: groups to pass over, since constraints decide about them.
+        but: groups that constraints decide about.
     """
     split: dict[str, set[str]] = {}
     axes: set[int] = set()
@@ -62,7 +59,7 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
 def _counts_left_whole(
     graph: GroupGraph, split: Mapping[str, set[str]], axis: int, but: Container[str]
 ) -> Iterator[str]:
-    """Yield a sentence on the batch, and one on the heads of attention, if they could be split and are not.
+    """Yield sentences on the batch and the heads of attention, if they could be split and are not.
 
     Args:
         split: the loops that searched meshes split, by group.
@@ -151,8 +148,7 @@ def _heads_in_pieces(graph: GroupGraph) -> Iterator[str]:
 
 
 def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
-    """Return the operator behind which the heads of attention's queries cannot be split; None if all up to
-    the first product can."""
+    """Return the operator that stops splitting attention by heads, or None."""
     space = atoms.spaces[attention.name]
     heads = [i for i, dim in enumerate(space.dims) if _of_heads(dim)]
     queries = [place for loop in heads for place in atoms_of_loops(space)[loop][:1]]

@@ -1,7 +1,4 @@
-"""A model prepared for costs: its micro-batch counts, the share of its work that can be split, and its FLOP.
-
-The model FLOP of a step are what forward and backward have to compute, whatever a plan recomputes.
-"""
+"""A model prepared for costs: micro-batch counts, the splittable share of its work, and model FLOP."""
 
 from __future__ import annotations
 
@@ -38,17 +35,16 @@ from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.sequence import sequence_strategies
 
 _AUTO_MICRO_BATCHES = (1, 2, 4, 8)
-"""Counts that ``auto`` searches where they divide the batch; each is a search more. Where they end is an
-assumption."""
+"""Counts that ``auto`` searches where they divide the batch; an assumption."""
 
 
 @dataclass
 class Problem:
-    """A model made ready for costs: captured, factored into atoms, grouped.
+    """A captured, refined and grouped model.
 
     Attributes:
-        captured: the capture; None if only the operator graph is available.
-        micro: for each group its strategy on the micro-batch axis (all unsplit when refused).
+        captured: the capture, if available.
+        micro: group -> its strategy on the micro-batch axis (unsplit when refused).
         refusal: why the model cannot run in micro-batches, or "".
     """
 
@@ -66,18 +62,18 @@ class Problem:
 
     @cached_property
     def sequence(self) -> dict[str, str]:
-        """The label with which each group follows the sequence, of those that do."""
+        """Group -> the label with which it follows the sequence."""
         labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
         return {name: str(label) for name, label in labels.items() if label not in (WHOLE, PASSED_ON)}
 
     @property
     def parameter_keys(self) -> dict[str, str]:
-        """The model's own name for each parameter of the graph."""
+        """Parameter in the graph -> the model's own name."""
         return {t.name: str(t.key) for t in self.graph.atoms.graph.parameters}
 
 
 def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float = 1.0) -> Problem:
-    """Return the captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""
+    """Return the captured model as atoms and groups with micro-batch strategies."""
     graph = replace(captured.graph, expert_imbalance=expert_imbalance)
     return prepare_graph(graph, captured, kept)
 
@@ -85,11 +81,7 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Return the operator graph as atoms and groups, with the groups' strategies on the micro-batch axis.
-
-    Args:
-        kept: earlier discoveries about operators without a rule; new ones are added.
-    """
+    """Return the operator graph as atoms and groups; discoveries are read from and added to ``kept``."""
     graph = group_operators(refine_graph(operators, kept))
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))
@@ -104,11 +96,7 @@ def offered_regions(problem: Problem, settings: Settings) -> tuple[Region, ...]:
 
 
 def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
-    """Return the micro-batch counts to search.
-
-    Raises:
-        TensorOptError: a count asked for is refused by the model or does not divide its batch.
-    """
+    """Return the micro-batch counts to search; TensorOptError if the model refuses a requested one."""
     operators = problem.graph.atoms.graph
     inputs = [operators.tensors[n] for n in operators.inputs]
     places = batch_placements(problem.graph)
@@ -133,13 +121,13 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
 
 
 def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping[str, Template]:
-    """Return, for each group, its one configuration on a single device, with workload and facts."""
+    """Return each group's configuration on a single device, with workload and facts."""
     return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Return the shares of the forward FLOPs in groups (all of whose operators have a rule, that can be split
-    at least two ways, the unsplit one not counted).
+    """Return the shares of forward FLOP in groups with rules for all operators, and in groups with two ways
+    to split.
 
     Args:
         whole: the groups, unsplit.
@@ -156,12 +144,7 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
 
 
 def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
-    """Return the forward FLOPs of all groups over those of the longest chain of groups that wait for each
-    other: 1 if nothing can run beside anything else.
-
-    Args:
-        whole: the groups, unsplit.
-    """
+    """Return the forward FLOP of all (unsplit) groups over those of the longest dependent chain."""
     until: dict[str, float] = {}
     total = longest = 0.0
     for group in graph.groups:
@@ -173,8 +156,7 @@ def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
 
 
 _GRADIENTS_OF_A_PRODUCT = 2.0
-"""A product's gradients are one product of its size for each of its two factors; what a kernel computes in
-backward beyond that, it computes again."""
+"""A product's gradients are one product of its size per factor; more in backward is recomputation."""
 
 
 def model_flops(
@@ -183,15 +165,14 @@ def model_flops(
     device_type: str,
     kernels: KernelSettings,
 ) -> dict[str, float]:
-    """Return the FLOP of one step of the unsplit model, multiply-adds counted as two, by number format.
+    """Return the FLOP of one step of the unsplit model by number format, multiply-adds counted as two.
 
-    Formats are dtypes as device kinds list their peaks (``float32``, ``bfloat16``), and ``tf32`` for float32
-    numbers that PyTorch's settings let a GPU's tensor cores compute.
+    Formats are those of device kinds (``float32``, ``bfloat16``), and ``tf32`` where PyTorch's settings allow
+    it.
 
     Args:
         whole: the groups, unsplit.
-        facts_of: facts in the mode (training or inference) that is meant.
-        kernels: PyTorch's settings.
+        facts_of: facts in training or inference.
     """
     found: dict[str, float] = {}
     for template in whole:

@@ -80,15 +80,7 @@ def _load_settings(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any
 ) -> dict[str, Any]:
     if not file.exists():
-        if scheduler is not None:
-            raise PlanError(f"checkpoint {file.parent} holds no scheduler; it was saved by an older version")
-        if optimizer is not None:
-            warnings.warn(
-                f"checkpoint {file.parent} was saved by an older version and holds no learning rates; those "
-                "of the script stay",
-                stacklevel=3,
-            )
-        return {}
+        raise PlanError(f"checkpoint {file.parent} lacks {file.name}; give one of save_checkpoint's")
     settings = torch.load(file, map_location="cpu", weights_only=True)
     if optimizer is not None and "groups" in settings:
         _load_groups(file, model, optimizer, settings["groups"])

@@ -237,6 +237,8 @@ def resolve_plan(plan: str | os.PathLike[str] | Plan | ParallelStrategy) -> Reso
     """
     if isinstance(plan, (str, os.PathLike)):
         plan = load_plan(plan)
+    if not isinstance(plan, Plan) and not hasattr(plan, "to_data"):
+        raise PlanError(f"plan is a plan, its file or a strategy, not a {type(plan).__name__}")
     if isinstance(plan, Plan):
         bind = functools.partial(strategy_of_plan, plan)
         return ResolvedPlan(plan.devices, plan.model.mode, plan.compute_dtype, bind, plan)

@@ -173,10 +173,6 @@ def rank_device(device: str | torch.device) -> torch.device:
     return own_device
 
 
-def _in_torchrun() -> bool:
-    return "RANK" in os.environ and "MASTER_ADDR" in os.environ
-
-
 def start_group(device: torch.device, timeout_s: float | None = None) -> None:
     """Initialise the process group of a torchrun job: NCCL, bound to the device, for GPUs, otherwise gloo.
 
@@ -349,7 +345,7 @@ def _default_device(model: nn.Module, resolved: ResolvedPlan) -> torch.device:
 
 def _join_job(device: torch.device) -> None:
     """Initialise the process group of a torchrun job, as ``init_device_mesh`` would."""
-    if dist.is_initialized() or not _in_torchrun():
+    if dist.is_initialized() or not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         return
     start_group(device)
     # A group that outlives the interpreter aborts the process (`leave_job`). Only a group made at this place:

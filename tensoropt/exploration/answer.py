@@ -18,9 +18,8 @@ import numpy as np
 
 from tensoropt.costs.device_fit import TIGHT
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.exploration.first_lines import launcher_words, pace_words
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
-from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import (
     HEURISTICS,
@@ -32,7 +31,7 @@ from tensoropt.plan.plan_names import (
     planner_title,
 )
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import counted, format_bytes, format_seconds, share_words, without_zeros
+from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words, without_zeros
 
 _DDP, _PLACED = "data_parallel", "placed"
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
@@ -210,10 +209,6 @@ class Budgeted:
         """``point 148``: the fastest plan that fits; "" if none does."""
         return "" if self.chosen is None else self.findings.title(self.chosen.fastest).partition(" of ")[0]
 
-    def jobs_words(self) -> list[str]:
-        """Return a sentence for each job that somebody runs today, and what a better plan would bring it."""
-        return [job.sentences()[0] for job in your_jobs(self.findings)]
-
     def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
         if self.next_bytes is None:
@@ -385,6 +380,39 @@ def without_plans(findings: Findings) -> dict[str, str]:
         for name, words in short.items()
         if name not in have
     }
+
+
+def pace_words(findings: Findings, row: int) -> list[str]:
+    """Return ``302,000 tokens/s`` (or samples), where that is known, and ``bound by the host``, if it is."""
+    rates = RatesOf(findings).of(row)
+    known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
+    said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]
+    return said + (["bound by the host"] if findings.all_points[row].host_bound else [])
+
+
+def launcher_words(
+    findings: Findings,
+    row: int,
+    plans: Sequence[Baseline],
+    time: Callable[[float], str] = format_seconds,
+) -> list[str]:
+    """Return a sentence about the fastest plan that fits and that a launcher's config can say; none where the
+    plan itself is one, or where none is known.
+
+    Args:
+        row: the answer's plan.
+        plans: what is known beside it.
+    """
+    own = findings.all_points[row]
+    if a_config_says(findings.names[row]):
+        return []
+    said = [plan for plan in plans if plan.fits and a_config_says(findings.names[plan.row])]
+    if not said:
+        return []
+    best = min(said, key=lambda plan: (plan.point.time_s, plan.point.memory_bytes))
+    name, more = brief_name(findings.names[best.row]), best.point.time_s / own.time_s - 1.0
+    price = f"+{share_words(more)}" if more > 0 else "as fast"
+    return [f"A launcher's config can say {name}: {time(best.point.time_s)} a step ({price})."]
 
 
 def devices_words(findings: Findings) -> str:

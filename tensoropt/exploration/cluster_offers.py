@@ -208,29 +208,37 @@ def offers(
 
 
 def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
-    table, curve = RatesOf(found, question.tariff), ClusterCurve.of(found)
+    table, cluster = RatesOf(found, question.tariff), str(found.cluster["name"])
     if table.cluster is None:
-        return ClusterOffer(curve.cluster, reason="the cluster was not saved with it; explore again")
-    devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
-    row = ClusterOffer(
-        curve.cluster, devices, table.work.samples, count=sum(some.count for some in curve.devices)
-    )
-    best = curve.offered(question.memory_bytes)
+        return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
+    kinds = some_devices(found.cluster)
+    devices = ", ".join(f"{some.count} x {some.kind}" for some in kinds)
+    row = ClusterOffer(cluster, devices, table.work.samples, count=sum(some.count for some in kinds))
+    room = _room(found, question.memory_bytes)
+    best = recommended(found, room)
     if best is None:
-        room = format_bytes(curve.room(question.memory_bytes))
-        least = format_bytes(float(curve.needs.min(initial=np.inf)))
-        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
-    rates, steps = table.of(best), question.amount.steps(table.work)
+        least = format_bytes(float(found.needs.min(initial=np.inf)))
+        return replace(row, reason=f"does not fit: {least} at least, {format_bytes(room)} a device may use")
+    rates, steps = table.of(best.row), question.amount.steps(table.work)
     return replace(
         row,
-        index=best,
+        index=best.row,
         rates=rates,
-        memory_bytes=float(curve.needs[best]),
+        memory_bytes=float(found.needs[best.row]),
         hours=rates.hours(steps),
         device_hours=rates.device_hours(steps),
         cost=rates.cost(steps),
-        name=found.names[best],
+        name=found.names[best.row],
     )
+
+
+def _room(found: Exploration, memory_bytes: float | None) -> float:
+    return found.limit_bytes if memory_bytes is None else found.usable_bytes(memory_bytes)
+
+
+def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
+    """Return whether a plan fits a budget, or what the exploration was made for."""
+    return recommended(found, _room(found, memory_bytes)) is not None
 
 
 @dataclass(frozen=True)
@@ -254,59 +262,6 @@ def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
         )
         for place, kind in enumerate(cluster["kinds"])
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ClusterCurve:
-    """An exploration's plans, with what its cluster has.
-
-    Attributes:
-        devices: those of the cluster, by kind.
-        count: the number of devices that plans are on.
-        found: the exploration.
-        batch: the samples of a step; None if unknown.
-    """
-
-    cluster: str
-    devices: tuple[SomeDevices, ...]
-    count: int
-    found: Exploration
-    batch: int | None = None
-
-    @classmethod
-    def of(cls, found: Exploration) -> ClusterCurve:
-        """Return the plans of an exploration."""
-        name, devices = str(found.cluster["name"]), some_devices(found.cluster)
-        batch = StepWork.of(found).samples
-        return cls(name, devices, found.devices, found, batch)
-
-    @property
-    def needs(self) -> np.ndarray:
-        """What plans need of a device, in bytes."""
-        return self.found.needs
-
-    @property
-    def time(self) -> np.ndarray:
-        """The seconds per step of plans."""
-        return self.found.all_points.time
-
-    def best(self, limit_bytes: float) -> int | None:
-        """Return the number of the recommended plan within a limit; None if none fits."""
-        chosen = recommended(self.found, limit_bytes)
-        return None if chosen is None else chosen.row
-
-    @property
-    def smallest(self) -> SomeDevices:
-        """The devices that limit memory, as budgets are per device."""
-        return min(self.devices, key=lambda some: some.memory_bytes)
-
-    def room(self, memory_bytes: float | None) -> float:
-        """Return the bytes that a plan may need: within a budget, else what the exploration was made for."""
-        return self.found.limit_bytes if memory_bytes is None else self.found.usable_bytes(memory_bytes)
-
-    def offered(self, memory_bytes: float | None) -> int | None:
-        """Return the number of the plan that is recommended within that."""
-        return self.best(self.room(memory_bytes))
 
 
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
@@ -380,6 +335,49 @@ class Profile:
         return self.weak and len({(row.devices, row.kind) for row in self.rows}) == 1
 
 
+def profile(explorations: Sequence[Exploration], columns: int = _BUDGETS) -> Profile:
+    """Return the fastest step per number of devices, batch and memory budget.
+
+    A cell's ``exploration`` is its place among them. Budgets are spread evenly over the logarithm of memory,
+    from what the leanest plan needs to what the fattest needs or the largest device has, whatever is less. A
+    row has nothing beyond its devices' memory. If no plan fits any device, the columns say what plans need.
+    """
+    smallest = [min(some_devices(e.cluster), key=lambda some: some.memory_bytes) for e in explorations]
+    known = [n for n, found in enumerate(explorations) if len(found.needs)]
+    fits = any(explorations[n].needs.min() <= smallest[n].memory_bytes for n in known)
+    budgets = np.array([])
+    if known:
+        sizes = np.concatenate([explorations[n].needs for n in known])
+        largest = max(smallest[n].memory_bytes for n in known)
+        most = min(sizes.max(), largest) if fits else sizes.max()
+        budgets = np.geomspace(sizes.min(), most, columns)
+    alike: dict[tuple[int, str, int], list[int]] = {}
+    for n, found in enumerate(explorations):
+        batch = StepWork.of(found).samples or 0
+        alike.setdefault((found.devices, smallest[n].kind, batch), []).append(n)
+
+    def fastest(numbers: Sequence[int], budget_bytes: float) -> Cell | None:
+        best: list[tuple[float, float, int, int]] = []
+        for n in numbers:
+            found, room = explorations[n], smallest[n].memory_bytes if fits else np.inf
+            # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
+            chosen = recommended(found, min(budget_bytes, room) * (1 + 1e-9))
+            if chosen is not None:
+                row = chosen.row
+                best.append((float(found.all_points.time[row]), float(found.needs[row]), n, row))
+        return Cell(min(best)[0], *min(best)[2:]) if best else None
+
+    return Profile(
+        tuple(map(float, budgets)),
+        tuple(
+            ProfileRow(
+                devices, kind, tuple(fastest(some, float(budget)) for budget in budgets), batch or None
+            )
+            for (devices, kind, batch), some in sorted(alike.items(), key=lambda item: item[0])
+        ),
+    )
+
+
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Yield the folder itself if it is an exploration, otherwise those of its children that are, by name."""
     if folder is None or not Path(folder).is_dir():
@@ -436,51 +434,6 @@ def of_batches(sweep: Sequence[Exploration]) -> bool:
         for found in sweep
     }  # fmt: skip
     return len(batches) > 1 and None not in batches and len(alike) == 1
-
-
-def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
-    """Return the fastest step per number of devices, batch and memory budget.
-
-    A cell's ``exploration`` is its place in ``curves``.
-    Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
-    the fattest needs or the largest device has, whatever is less; what plans need on each number of devices
-    differs by factors. A row has nothing beyond its devices' memory. If no plan fits any device, the columns
-    say what plans need.
-    """
-    known = [curve for curve in curves if len(curve.needs)]
-    sizes = np.concatenate([curve.needs for curve in known]) if known else np.array([])
-    fits = any(curve.needs.min() <= curve.smallest.memory_bytes for curve in known)
-    budgets = np.array([])
-    if len(sizes):
-        largest = max(curve.smallest.memory_bytes for curve in known)
-        most = min(sizes.max(), largest) if fits else sizes.max()
-        budgets = np.geomspace(sizes.min(), most, columns)
-    alike: dict[tuple[int, str, int], list[tuple[int, ClusterCurve]]] = {}
-    for number, curve in enumerate(curves):
-        alike.setdefault((curve.count, curve.smallest.kind, curve.batch or 0), []).append((number, curve))
-    return Profile(
-        tuple(map(float, budgets)),
-        tuple(
-            ProfileRow(
-                devices, kind, tuple(_fastest(some, float(budget), fits) for budget in budgets), batch or None
-            )
-            for (devices, kind, batch), some in sorted(alike.items(), key=lambda item: item[0])
-        ),
-    )
-
-
-def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float, fits: bool) -> Cell | None:
-    """Return the recommended plan within a budget, and if ``fits`` within the memory of the devices; of
-    several explorations the fastest of these."""
-    best: tuple[float, float, int, int] | None = None
-    for number, curve in curves:
-        # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
-        most = min(budget_bytes, curve.smallest.memory_bytes) if fits else budget_bytes
-        point = curve.best(most * (1 + 1e-9))
-        if point is not None:
-            found = (float(curve.time[point]), float(curve.needs[point]), number, point)
-            best = found if best is None else min(best, found)
-    return None if best is None else Cell(best[0], best[2], best[3])
 
 
 def member(sweep: Sequence[Exploration], devices: int) -> Exploration:

@@ -1,7 +1,4 @@
-"""An exploration: the frontier of a model on a cluster, every point of which can become a plan.
-
-Python and notebooks show an exploration as a headline, a few rows of its frontier, and its picture.
-"""
+"""An exploration: the frontier of a model on a cluster, every point of which can become a plan."""
 
 from __future__ import annotations
 
@@ -17,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
+from tensoropt.errors import InfeasibleError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
-from tensoropt.exploration.export import frontier_data
-from tensoropt.exploration.frontier_table import draw_frontier, left_of, shown_points, table_rows
+from tensoropt.exploration.frontier_table import left_of, table_rows
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.exploration.recommended import recommended
@@ -36,84 +32,16 @@ _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
 _MOST_ROWS = 8
 """The most points of a table in a notebook, whose output is a screenful."""
-_DRAWN = 400
-"""Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
 _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
 """Columns of a printed frontier that would not fit into a terminal's width, by how their names begin."""
-
-
-class _PointSequence(tuple[Point, ...]):
-    _findings: Findings
-
-    @classmethod
-    def of(cls, findings: Findings) -> _PointSequence:
-        """Return the points of an exploration's frontier."""
-        points = cls(findings.points)
-        points._findings = findings
-        return points
-
-    def __repr__(self) -> str:
-        return _frontier_words(self._findings)
-
-    def _repr_html_(self) -> str:
-        return _frontier_html(self._findings)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (tuple, (tuple(self),))  # elsewhere the points alone are wanted
-
-
-def _title_of(findings: Findings) -> str:
-    """Return the model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
-    return f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
 
 
 def _headline(findings: Findings) -> str:
     cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
     step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
-    return f"Exploration of a {step} of {_title_of(findings)}{devices}"
-
-
-def _frontier_words(findings: Findings) -> str:
-    if not findings.points:
-        return "no points"
-    rows = _rows(findings)
-    return f"{columns(rows, left=left_of(rows[0]))}\n{_counted(findings, len(rows) - 1)}"
-
-
-def _frontier_html(findings: Findings) -> str:
-    if not findings.points:
-        return "<p>no points</p>"
-    rows = _rows(findings)
-    return (
-        f"<div>{table_html(rows, left_of(rows[0]))}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
-    )
-
-
-def _overview(findings: Findings) -> str:
-    said = wrap(_answered(findings), _WIDTH)
-    return "\n".join([_headline(findings), *said, _frontier_words(findings), *_remarks(findings)])
-
-
-def _answered(findings: Findings) -> str:
-    return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
-
-
-def _overview_html(findings: Findings) -> str:
-    picture = ""
-    if findings.points:
-        svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
-        picture = f'<div style="max-width:720px">{svg}</div>'
-        if findings.cluster.get("kinds"):
-            # The plot is the dashboard's, which is above this package in the import order: it is looked up by
-            # name. In a checkout that is not installed it is not there, and the picture remains.
-            with contextlib.suppress(ModuleNotFoundError):
-                standalone = importlib.import_module("tensoropt_app.standalone")
-                picture = standalone.notebook_plot(findings, picture)
-        picture = f"<p>{escape(_answered(findings))}</p>{picture}"
-    remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
-    title = f"<p><b>{escape(_headline(findings))}</b></p>"
-    return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"
+    on = f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
+    return f"Exploration of a {step} of {on}{devices}"
 
 
 def _rows(findings: Findings) -> list[list[str]]:
@@ -139,17 +67,29 @@ def _remarks(findings: Findings) -> list[str]:
     return lines
 
 
+def _answered(findings: Findings) -> str:
+    return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
+
+
+def _table(findings: Findings) -> tuple[list[list[str]], str]:
+    """Return the rows of the table, the header first, and how many of the points they are."""
+    if not findings.points:
+        return [["no points"]], ""
+    rows = _rows(findings)
+    return rows, _counted(findings, len(rows) - 1)
+
+
 @dataclass(frozen=True, repr=False)
 class Exploration(Findings):
     """The result of :func:`tensoropt.explore`; its fields are those of :class:`Findings`."""
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points, ascending in memory, strictly descending in time; shown as a table. As in any sequence
-        of Python, an *index* counts from 0: ``frontier[0]`` is the point that the table, the command line,
-        the CSV and every argument ``point=`` number 1.
+        """The points, ascending in memory, strictly descending in time. As in any sequence of Python, an
+        *index* counts from 0: ``frontier[0]`` is the point that the table, the command line, the CSV and
+        every argument ``point=`` number 1.
         """
-        return _PointSequence.of(self)
+        return tuple(self.points)
 
     @property
     def leanest(self) -> Point:
@@ -172,27 +112,23 @@ class Exploration(Findings):
         made = import_extra("tensoropt_app.standalone", "app", "plot()").figure(self)
         return import_extra("plotly.graph_objects", "app", "plot()").Figure(made)
 
-    def to_pandas(self) -> Any:
-        """Return the frontier as a ``pandas.DataFrame``: a row per point, the columns of ``frontier.csv`` in
-        bytes and seconds, NaN or None for what is unknown.
-
-        Raises:
-            MissingExtraError: pandas, which TensorOpt itself does not need, is not installed.
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ModuleNotFoundError as missing:
-            raise MissingExtraError(
-                "to_pandas() needs the package pandas, which is not installed; pip install pandas, or read "
-                "the frontier.csv that save() writes"
-            ) from missing
-        return pandas.DataFrame(frontier_data(self))
-
     def __repr__(self) -> str:
-        return _overview(self)
+        rows, count = _table(self)
+        said = wrap(_answered(self), _WIDTH)
+        table = columns(rows, left=left_of(rows[0]))
+        return "\n".join([_headline(self), *said, table, *filter(None, [count]), *_remarks(self)])
 
     def _repr_html_(self) -> str:
-        return _overview_html(self)
+        picture = ""
+        if said := _answered(self):
+            # The plot is the dashboard's, which is above this package in the import order: it is looked up by
+            # name. In a checkout that is not installed it is not there.
+            with contextlib.suppress(ModuleNotFoundError):
+                picture = importlib.import_module("tensoropt_app.standalone").notebook_plot(self, "")
+        rows, count = _table(self)
+        above = f"<p><b>{escape(_headline(self))}</b></p><p>{escape(said)}</p>"
+        below = "".join(f"<p>{escape(line)}</p>" for line in (count, *_remarks(self)))
+        return f"<div>{above}{picture}{table_html(rows, left_of(rows[0]))}{below}</div>"
 
     def check_budget(self) -> None:
         """Raise :class:`NothingFitsError` if none of the points fits the budget that was asked for."""
@@ -270,6 +206,8 @@ class Exploration(Findings):
 
     def _index_of(self, number: int) -> int:
         count, whole = len(self.points), len(self.all_points)
+        if not hasattr(number, "__index__"):
+            raise TensorOptError(f"point is a whole number, and {number!r} was given")
         if not 1 <= number <= whole:
             others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
             raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")

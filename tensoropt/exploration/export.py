@@ -3,10 +3,7 @@
 The first columns of a frontier's file are fixed, since other programs read them by name and position; further
 columns may be added after them.
 
-Planners are compared within a limit from the points that an exploration holds.
-:attr:`~tensoropt.plan.findings.Findings.comparison` says what a planner did when it was run. Its plans within
-another limit, and what the frontier has after plans of several were merged, follow only from the points:
-those that the plot, the table of points and the CSV show.
+Planners are compared within a limit from the points that an exploration holds, as these are shown.
 """
 
 from __future__ import annotations
@@ -14,11 +11,11 @@ from __future__ import annotations
 import csv
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.exploration.figure_rows import FigureRow, figure_rows
+from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.files import written_whole
 from tensoropt.plan.figures import FIGURES
@@ -62,84 +59,47 @@ def limits_asked(found: Findings) -> tuple[float | None, ...]:
     return tuple(dict.fromkeys(row["limit_bytes"] for row in found.comparison))
 
 
-def compared(
-    found: Findings, limit_bytes: float | None = None, keep: Callable[[Point], bool] = lambda _: True
-) -> tuple[Compared, ...]:
+def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compared, ...]:
     """Return the frontier's row and one for each planner that ran, in the order in which they did.
 
     Args:
         limit_bytes: what plans may need of a device.
-        keep: the points that are shown.
     """
+    needs = dict(zip((p.identity for p in found.all_points), map(float, found.needs), strict=True))
 
-    shown = list(found.all_points)
-    needs = {p.identity: float(need) for p, need in zip(shown, found.needs, strict=True)}
+    def within(points: Iterable[Point]) -> list[Point]:
+        return [p for p in points if limit_bytes is None or needs[p.identity] <= limit_bytes]
 
-    def within(points: list[Point]) -> list[Point]:
-        return [p for p in points if keep(p) and (limit_bytes is None or needs[p.identity] <= limit_bytes)]
-
-    known = reduce_points(within(shown))
-    rows = []
+    known, rows = reduce_points(within(found.all_points)), []
     for name in dict.fromkeys(row["planner"] for row in found.comparison):
         asked = [row for row in found.comparison if row["planner"] == name]
-        if name == FRONTIER:
-            whole = list(found.points)
-        else:
-            # A plan of its that the frontier has, too, is a point of the frontier.
-            own = {p.identity: p for p in (*found.others, *found.points) if p.planner == name}
-            whole = list(own.values())
-        best = min(within(whole), key=lambda p: (p.time_s, p.memory_bytes), default=None)
+        same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
+        # What was said of the frontier was said before plans of planners were among its points.
+        notes = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
+        if name == FRONTIER and (refusal := found.report.get("sharded_refusal")):
+            notes = [f"no sharded plan: {refusal}"]
+        own = found.points if name == FRONTIER else [p for p in found.all_points if p.planner == name]
+        fitting, best = within(own), None
+        if fitting:
+            best = min(fitting, key=lambda p: (p.time_s, p.memory_bytes))
+            at = bisect_right([p.memory_bytes for p in known], best.memory_bytes)
+            gap = best.time_s / known[at - 1].time_s - 1.0
+        elif len(own):
+            notes.insert(0, f"its leanest plan needs {format_bytes(min(needs[p.identity] for p in own))}")
         rows.append(
             Compared(
                 planner=name,
                 limit_bytes=limit_bytes,
                 memory_bytes=None if best is None else best.memory_bytes,
                 time_s=None if best is None else best.time_s,
-                points=len(within(whole)),
-                search_s=_search_s(name, asked, limit_bytes),
-                gap=None if best is None else _gap(best, known),
-                notes=(
-                    *_refused(name, found),
-                    *_notes(
-                        name, asked, limit_bytes, [needs[p.identity] for p in whole], fits=best is not None
-                    ),
-                ),
+                points=len(fitting),
+                search_s=float(sum(row["search_s"] for row in same)),
+                gap=None if best is None else gap if gap >= SAME else 0.0,
+                notes=tuple(dict.fromkeys(notes)),
                 needs_bytes=None if best is None else needs[best.identity],
             )
         )
     return tuple(rows)
-
-
-def _gap(point: Point, known: Sequence[Point]) -> float:
-    at = bisect_right([p.memory_bytes for p in known], point.memory_bytes)
-    gap = point.time_s / known[at - 1].time_s - 1.0
-    return 0.0 if gap < SAME else gap
-
-
-def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
-    same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
-    every = [row["search_s"] for row in asked]
-    return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
-
-
-def _refused(name: str, found: Findings) -> tuple[str, ...]:
-    refusal = found.report.get("sharded_refusal") if name == FRONTIER else None
-    return (f"no sharded plan: {refusal}",) if refusal else ()
-
-
-def _notes(
-    name: str, asked: list[Any], limit_bytes: float | None, needs: list[float], *, fits: bool
-) -> tuple[str, ...]:
-    same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
-    # What was said of the frontier was said before plans of planners were among its points.
-    told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
-    if not fits and needs:
-        leanest = min(needs)
-        if limit_bytes is not None and leanest > limit_bytes:
-            told.insert(0, f"its leanest plan needs {format_bytes(leanest)}")
-        else:
-            told.insert(0, "none of its plans is shown")
-    return tuple(dict.fromkeys(told))
 
 
 def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -195,12 +155,6 @@ def _write_points(
         about = [name, explorations[name].cluster.get("name", ""), samples] if of_several else []
         cells.append([*(f.cell(row) for f in columns), *about])
     write_rows(path, header, cells)
-
-
-def frontier_data(exploration: Findings) -> dict[str, list[Any]]:
-    """Return the columns of :func:`write_frontier_csv` as plain values, None for what is unknown."""
-    rows = list(figure_rows(exploration, range(len(exploration.points))))
-    return {figure.name: [figure.plain(row) for row in rows] for figure in FIGURES}
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:

@@ -61,7 +61,7 @@ def facts(
         Fact("memory", _memory_words(point)),
         Fact("time per step", point.time_s, SECONDS.words),
         Fact("time", _time_words(point)),
-        *_host(point),
+        *([Fact("host", host_words(point))] if point.host_s else []),
         *listed_facts(point),
         Fact("figures", source_words(point.sources) or "none"),
         Fact("planner", planner_title(point.planner)),
@@ -151,10 +151,6 @@ def host_words(step: TwoQueues) -> str:
     if is_host_bound(step):
         waits = f"host-bound: the device waits {format_seconds(host_wait_s(step))} of it"
     return f"{format_seconds(step.host_s)} to issue the step, {waits}"
-
-
-def _host(step: TwoQueues) -> list[Fact]:
-    return [Fact("host", host_words(step))] if step.host_s else []
 
 
 def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:

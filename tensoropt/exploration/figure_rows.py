@@ -50,11 +50,6 @@ class FigureRow:
         return self.findings.names[self.index]
 
     @property
-    def key(self) -> str:
-        """The key that tells the point's plan from others."""
-        return self.findings.keys[self.index]
-
-    @property
     def needs(self) -> float:
         """What the point needs of a device, in bytes."""
         return float(self.findings.needs[self.index])
@@ -87,7 +82,7 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
     parts = [figure for figure in FURTHER if figure.part is not None]
     rows = []
     for row in figure_rows(findings, range(len(findings.points)) if indices is None else indices):
-        data: dict[str, Any] = {**{figure.name: figure.plain(row) for figure in own}, "key": row.key}
+        data: dict[str, Any] = {figure.name: figure.plain(row) for figure in own}
         data |= {name: {} for name in BREAKDOWNS}
         for figure in parts:
             if figure.part is not None and figure.name in row.point.figures:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
@@ -65,7 +66,15 @@ class Verified:
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
         """Return whether this is about point ``point`` of ``exploration.all_points``."""
-        return exploration.keys[point] == self.key
+        space = exploration.spaces[exploration.all_points[point].space]
+        # The first is cheap, and rules most points out.
+        return space.micro_batches == self.micro_batches and plan_key(exploration.plan(point)) == self.key
+
+    def point_of(self, exploration: Exploration) -> int | None:
+        """Return the point that this is about, if there is one."""
+        # The plan's own point is the first to look at, if it was not costed again.
+        nearest = np.argsort(abs(exploration.all_points.time - self.time_predicted_s), kind="stable")
+        return next((row for row in nearest.tolist() if self.is_of(exploration, row)), None)
 
 
 def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
@@ -76,7 +85,7 @@ def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str
     """
     exploration = load_exploration(folder)
     new = Verified.of(plan, found)
-    if plan.model.fingerprint != exploration.model.fingerprint or new.key not in exploration.keys:
+    if plan.model.fingerprint != exploration.model.fingerprint or new.point_of(exploration) is None:
         raise TensorOptError(
             f"the plan is not a point of the exploration in {folder}, so nothing was saved there; name the "
             "folder that it was chosen from"

@@ -1,12 +1,8 @@
 """Numba kernels on staircases: thinning, and unions of products under a limit.
 
-A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs are expected to
-lie on a dyadic grid, so that sums are exact and equal points compare equal in whatever order they were added.
-No ``fastmath``: ``inf`` marks the impossible. ``tests/naive.py`` has the plain versions that tests compare
-with.
-
-Every kernel is compiled with ``nogil``, because the search runs them on threads, and with ``cache``, so that
-not every process compiles them again.
+A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs lie on a dyadic
+grid, so that sums are exact in any order. No ``fastmath``: ``inf`` marks the impossible. ``tests/naive.py``
+has plain twins; ``nogil`` because the search runs threads.
 """
 
 from __future__ import annotations
@@ -98,12 +94,12 @@ def locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit.
+    """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit; return the
+    new end.
 
-    The limit is a step function: a point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]``
-    is the last breakpoint at or below its memory. A block whose ideal corner (least memory, least time) is
-    above the limit is skipped whole; this is exact because the limit never ascends. Returns the new end; the
-    arrays must have room.
+    A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last breakpoint at or
+    below its memory. A block whose ideal corner is above the limit is skipped whole: exact, as the limit
+    never ascends.
     """
     count = limit_m.shape[0]
     # An array without breakpoints means no limit; for None, numba would compile the kernel a second time.
@@ -143,12 +139,10 @@ def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, l
 def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
     """Return the union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
 
-    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each product is a set of
-    shifts of its longer factor, and each shift is a sorted run. Runs are merged like a binary counter, which
-    keeps the scratch small and every point in O(log runs) merges. Nothing is materialised beyond what
-    survives the limit (output-sensitive Pareto sum; cf. Funke, Hespe, Sanders, Storandt, Truschel, arXiv
-    2409.10232). Returns (count, m, t, k, tm, tt, tk, made): the result in ``m[:count]``, the scratch arrays,
-    which may have grown, and the number of sums written and shifts tried.
+    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each shift of the longer
+    factor is a sorted run; runs are merged like a binary counter, in O(log runs) merges per point
+    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk,
+    made): the result in ``m[:count]``, grown scratch arrays, and the number of sums written and shifts tried.
     """
     made = np.int64(0)
     depth = np.int64(0)

@@ -1,15 +1,8 @@
-"""Operations on finished frontiers: merge, knee, hypervolume, distance.
+"""Operations on finished frontiers: merge, knee, hypervolume, distance, representatives.
 
-Every function accepts any object with ``memory`` and ``time`` arrays: a
-:class:`~tensoropt.frontier.Frontier`, the result of a search, or a planner's points.
-
-The Pareto algebra of (memory, time) points has three operations: reduce, product and union.
-
-Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with Auto-Parallelism",
-section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and
-no more time and is not equal to it; of equal points the first is kept.
-
-:func:`representatives` selects a few points that stand for many: those that lose the least hypervolume.
+Reduce, product and union: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with
+Auto-Parallelism", section 4.1 and Algorithm 1. A point beats another if it needs no more memory and time and
+is not equal; of equal points the first is kept.
 """
 
 from __future__ import annotations
@@ -29,12 +22,11 @@ IndexArray = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Frontier:
-    """Points that no other point beats.
+    """Points that no other point beats: ``memory`` (n,) ascending, ``time`` (n,) descending, strictly;
+    float64, finite.
 
-    ``memory`` (n,) is strictly ascending and ``time`` (n,) strictly descending; both are float64 and finite.
-    ``origin`` (n, 2) int32 records where each point comes from: after :func:`reduce` (0, row of the input),
-    after :func:`product` (index in the left factor, index in the right factor), after :func:`union` (which
-    frontier, index in it).
+    ``origin`` (n, 2) int32: after :func:`reduce` (0, row), after :func:`product` (left index, right index),
+    after :func:`union` (which frontier, index).
     """
 
     memory: Floats
@@ -56,11 +48,9 @@ class Frontier:
 
 
 def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None) -> Frontier:
-    """Keep the points that no other point beats (Algorithm 1): sort by memory, keep strict improvements of
-    time.
+    """Keep the points that no other point beats (Algorithm 1).
 
-    ``memory`` and ``time`` are (n,) in any order; points with an infinite entry are dropped. Raises
-    ``ValueError`` on NaN.
+    ``memory`` and ``time`` are (n,) in any order; infinite points are dropped, NaN is a ``ValueError``.
     """
     m, t = np.asarray(memory, dtype=np.float64), np.asarray(time, dtype=np.float64)
     if m.ndim != 1 or m.shape != t.shape:
@@ -81,9 +71,7 @@ def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None)
 
 
 def product(left: Frontier, right: Frontier) -> Frontier:
-    """Return all sums of a point of ``left`` and a point of ``right``, reduced; a factor with one point only
-    shifts the other.
-    """
+    """Return all sums of a point of ``left`` and a point of ``right``, reduced."""
     i = np.repeat(np.arange(len(left), dtype=np.int32), len(right))
     j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
     origin = np.stack([i, j], axis=1)
@@ -98,9 +86,7 @@ def product(left: Frontier, right: Frontier) -> Frontier:
 
 
 def union(frontiers: Sequence[Frontier]) -> Frontier:
-    """Return the frontier of all points of all ``frontiers``; of equal points the earliest frontier's is
-    kept.
-    """
+    """Return the frontier of all points; of equal points the earliest frontier's."""
     if not frontiers:
         return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
     sizes = [len(f) for f in frontiers]
@@ -114,8 +100,7 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
 
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
-    """Mark the points that improve on the time of all earlier ones of their entry; sorted by entry, then
-    memory."""
+    """Mark points that improve on the time of earlier ones of their entry; sorted by entry and memory."""
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
     # the whole array instead of a Python loop over its entries.
     best = time.copy()
@@ -132,7 +117,7 @@ def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bo
 
 
 class Points(Protocol):
-    """Any object that has the costs of n points; ``memory`` and ``time`` are (n,) arrays."""
+    """Costs of n points; ``memory`` and ``time`` are (n,) arrays."""
 
     @property
     def memory(self) -> Floats: ...
@@ -142,12 +127,7 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers (meshes, micro-batch counts, planners) with each point's
-    origin.
-
-    ``origin[p] = (which, index)``: point ``p`` is point ``index`` of ``frontiers[which]``. Of equal points
-    the one from the earliest frontier is kept. The inputs need not be reduced.
-    """
+    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which, index)``."""
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]
@@ -161,11 +141,9 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
 
 
 def knee(points: Points) -> int:
-    """Return the index of the knee: the point farthest below the chord between the ends, in logarithms of
-    both costs.
+    """Return the index of the knee: the point farthest below the chord between the ends, in log-log scale.
 
-    Logarithms, because people trade percentages (factors), not bytes for seconds. Of equal points the first;
-    0 for fewer than three points. Raises ``ValueError`` if there are no points.
+    The first of equals; 0 for fewer than three points. Raises ``ValueError`` if there are no points.
     """
     memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
     if len(memory) == 0:
@@ -178,15 +156,13 @@ def knee(points: Points) -> int:
 
 
 def bends(x: ArrayLike, y: ArrayLike, most: int, least: float = 0.0) -> list[int]:
-    """Return the indices of at most ``most`` points by which a line through few of them follows a curve best:
-    its ends, then the point farthest from the line so far, and so on.
+    """Return at most ``most`` indices by which a polyline best follows a curve, from its ends on.
 
-    Source: Ramer, "An iterative procedure for the polygonal approximation of plane curves" (1972); Douglas
-    and Peucker (1973). Distances are of the curve scaled to a unit square.
+    Ramer, "An iterative procedure for the polygonal approximation of plane curves" (1972); Douglas and
+    Peucker (1973), on the curve scaled to a unit square.
 
     Args:
-        x, y: (n,) the curve's coordinates, in its order.
-        least: the distance below which a point is none.
+        least: the least distance of a chosen point.
     """
     points = np.stack([_unit(np.asarray(values, np.float64)) for values in (x, y)], axis=1)
     found = sorted({0, len(points) - 1})[: max(most, 0)] if len(points) else []
@@ -219,8 +195,7 @@ def _unit_log(values: Floats) -> Floats:
 
 
 def hypervolume(points: Points, reference: tuple[float, float]) -> float:
-    """Return the area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is
-    better.
+    """Return the area between the frontier and ``reference`` = (memory, time), in byte-seconds.
 
     Computed by moocore (Fonseca, Paquete, López-Ibáñez 2006).
     """
@@ -231,11 +206,10 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 
 
 def distance(points: Points, reference: Points) -> float:
-    """Return how far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
+    """Return the multiplicative epsilon indicator minus one (Zitzler et al. 2003; moocore).
 
-    0.01 means that for every point of ``reference`` some point of ``points`` is at most 1 % worse in both
-    costs (Zitzler et al. 2003; moocore). Zero costs are compared only with each other: a zero that is not
-    reached gives ``inf``. Raises ``ValueError`` for empty frontiers.
+    0.01: for every point of ``reference`` some point is at most 1 % worse in both costs. An unreached zero
+    gives ``inf``. Raises ``ValueError`` for empty frontiers.
     """
     import moocore
 
@@ -256,18 +230,15 @@ def _matrix(points: Points) -> Floats:
 
 
 def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
-    """Choose the points of a staircase that stand for all: at most ``most`` of them, and no more than are
-    needed to lose at most the share ``loss`` of hypervolume.
+    """Choose at most ``most`` points of a staircase that lose at most the share ``loss`` of hypervolume.
 
-    The point with the smallest rectangle is removed, one after another, until few enough are left (greedy
-    hypervolume subset selection; Bradstreet, While and Barone, "Incrementally maximising hypervolume for
-    selection in multi-objective evolutionary algorithms", 2007). A rectangle is measured twice, in bytes and
-    seconds and in their logarithms, and the larger share counts, because people compare costs both ways. The
-    reference point is the worst of both costs.
+    The smallest rectangle is removed repeatedly (greedy hypervolume subset selection; Bradstreet, While and
+    Barone, 2007), by the larger share in linear and log scale. The reference point is the worst of both
+    costs.
 
     Args:
         points: memory ascending, time strictly descending.
-        keep: points that are always kept, in addition to the two ends.
+        keep: points to keep besides the ends.
 
     Returns:
         (n,) indices, ascending.

@@ -1,11 +1,4 @@
-"""The operator graph: the computation of one training step, as plain data.
-
-Nothing in this module needs PyTorch: targets and dtypes are strings, and constants are opaque values stored
-separately from the structure. A graph is therefore cheap to copy, hash and save.
-
-Operator graphs as plain data, ready for JSON. The values of constants are left out, because nothing that
-prices or shards a graph needs them.
-"""
+"""The operator graph: the computation of one training step as plain data, without PyTorch."""
 
 from __future__ import annotations
 
@@ -40,8 +33,6 @@ FLOATING = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor used as an argument, by name."""
-
     name: str
 
 
@@ -56,10 +47,9 @@ class TorchLiteral:
 class Tensor:
     """One tensor of the graph at its global shape.
 
-    ``key`` is the model's own name for a parameter or buffer (its ``state_dict`` key), or the position of an
-    input in the flattened call. ``dtype`` is the type that operators read. If a parameter is stored,
-    differentiated and optimised in a wider type (its master weight, cast at every use), ``master_dtype``
-    names that type.
+    ``key``: a parameter's or buffer's ``state_dict`` key, or an input's position in the flattened call.
+    ``dtype``: the one that operators read. ``master_dtype``: a parameter's wider stored dtype, cast at every
+    use.
     """
 
     name: str
@@ -108,12 +98,12 @@ class Operator:
     source: str = ""
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the names of the tensors that it reads, in argument order, repeated for every occurrence."""
+        """Return the tensors that it reads, in argument order, with repetitions."""
         return tuple(iter_refs((self.args, tuple(self.kwargs.values()))))
 
 
 def iter_refs(value: Any) -> Iterator[str]:
-    """Yield the names of the tensors that an argument, or a structure of arguments, refers to, in order."""
+    """Yield the tensors in an argument, or a structure of arguments, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, (tuple, list)):
@@ -122,9 +112,7 @@ def iter_refs(value: Any) -> Iterator[str]:
 
 
 def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
-    """Return ``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their
-    type.
-    """
+    """Return ``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples stay."""
     if isinstance(value, Ref):
         return function(value.name)
     if isinstance(value, tuple):
@@ -144,16 +132,13 @@ class OperatorGraph:
         inputs: names of the tensors that a caller passes, in the order of the flattened call.
         outputs: names of the returned tensors; in training the first is the scalar loss.
         mutations: buffer name -> name of the tensor holding its value after the step.
-        constants: values of the constant tensors (``torch.Tensor``, stored at broadcast-reduced shape);
-            absent if the model has no data (meta device).
-        kept_constants: bytes of each constant tensor as stored, and the name of the first one that shares its
-            memory.
+        constants: values of constants (``torch.Tensor``, before broadcast); absent on the meta device.
+        kept_constants: constant -> (bytes as stored, the first constant that shares its memory).
         aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
         training: whether a backward pass follows.
-        compute_dtype: ``float32`` keeps every operator in the model's own dtypes; ``bfloat16`` means that
-            casts were inserted (:mod:`tensoropt.capture.precision`).
-        expert_imbalance: the rows that predictions expect the busiest of the ranks with experts to compute,
-            relative to the mean; nothing that is computed depends on it.
+        compute_dtype: ``float32`` for the model's own dtypes; ``bfloat16`` with inserted casts
+            (:mod:`tensoropt.capture.precision`).
+        expert_imbalance: the busiest expert rank's predicted rows over the mean.
     """
 
     tensors: Mapping[str, Tensor]
@@ -174,18 +159,17 @@ class OperatorGraph:
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of the constants, which every rank stores whole; shared memory counts once."""
+        """The bytes of the constants, whole on every rank; shared memory counts once."""
         kept = (self.kept_constants[name] for name in self.tensors if name in self.kept_constants)
         return sum(dict(kept).values())
 
     @cached_property
     def producer(self) -> dict[str, Operator]:
-        """The operator that produces each activation, by the activation's name."""
         return {output: op for op in self.operators for output in op.outputs}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
-        """The operators that read each tensor, each listed once and in order, by the tensor's name."""
+        """The operators that read each tensor, once each and in order."""
         readers: dict[str, dict[str, Operator]] = {}
         for op in self.operators:
             for name in op.inputs():
@@ -198,8 +182,7 @@ class OperatorGraph:
 
     @cached_property
     def largest_trained(self) -> tuple[int, int]:
-        """The elements of the largest parameter with a gradient, and how many have as many; (0, 0) if none
-        has a gradient."""
+        """The elements of the largest trained parameter, and the number of that size; (0, 0) if none."""
         sizes = [tensor.elements for tensor in self.parameters if tensor.requires_grad]
         return max(sizes, default=0), sizes.count(max(sizes, default=0))
 
@@ -209,7 +192,6 @@ class OperatorGraph:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The position of each operator in execution order, by its name."""
         return {op.name: place for place, op in enumerate(self.operators)}
 
     @cached_property

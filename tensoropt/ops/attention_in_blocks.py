@@ -1,6 +1,4 @@
-"""Causal attention of a part of the queries: blocks of keys, one kernel each, merged by their log-sum-exps;
-the kernels of a block, which a ring's blocks have too (:mod:`tensoropt.ops.ring_attention`).
-"""
+"""Causal attention of a part of the queries: one kernel per block of keys, merged by log-sum-exps."""
 
 from __future__ import annotations
 
@@ -29,9 +27,9 @@ Block = tuple[torch.Tensor, torch.Tensor]
 class QueryPiece(NamedTuple):
     """One rank's part of one atom of the queries' dim.
 
-    Its element ``i`` lies ``(first + i) * stride`` queries behind the first one of all, where ``first`` is
-    ``start + coordinate(axes) * step``. In zig-zag order this holds for its first half; the second half
-    begins at ``mirror - first``.
+    Element ``i`` is query ``(first + i) * stride``, where ``first = start + coordinate(axes) * step``; in
+    zig-zag order the
+    second half begins at ``mirror - first``.
     """
 
     size: int
@@ -43,8 +41,7 @@ class QueryPiece(NamedTuple):
 
 
 def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
-    """Return one rank's part of each atom of the queries, the last but one dim of ``output``; without a
-    coordinate those of the last rank, whose queries see the most keys."""
+    """Return a rank's part of each atom of the queries, dim -2 of ``output``; by default the last rank's."""
     sizes = shard.atoms.atoms[output.tensor][-2]
     before = sum(len(dim) for dim in shard.atoms.atoms[output.tensor][:-2])
     layout = shard.layout(output, written=True)
@@ -69,7 +66,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
 
 
 class _Keys(NamedTuple):
-    """Keys ``first`` to ``end - 1``; causal: the run's query ``i`` sees only the first ``i + 1`` of them."""
+    """Keys ``first`` to ``end - 1``; causal: query ``i`` of the run sees only the first ``i + 1`` of them."""
 
     first: int
     end: int
@@ -77,7 +74,7 @@ class _Keys(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Local queries ``first`` to ``end - 1``, whose positions follow one another, and the keys they see."""
+    """Consecutive local queries ``first`` to ``end - 1``, and the keys they see."""
 
     first: int
     end: int
@@ -85,8 +82,7 @@ class _Run(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Local rows from ``first`` on, ``length`` of them, whose positions follow one another from
-    ``position``."""
+    """``length`` consecutive local rows from ``first`` on, at ``position`` of the sequence."""
 
     first: int
     position: int
@@ -94,7 +90,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stretch]:
-    """Return the stretches of queries that a rank has, in the order of its rows."""
+    """Return a rank's stretches of queries in the order of its rows."""
     starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
     outer, *inner = pieces
     if outer.mirror is None:
@@ -222,8 +218,7 @@ def _merged(one: Block, other: Block) -> Block:
 
 
 def _joined(blocks: Sequence[Block], q: torch.Tensor, v: torch.Tensor) -> Block:
-    """Return the blocks of several runs one behind the other, in the memory order of fused kernels, whose
-    results have the heads inside the queries."""
+    """Concatenate the blocks of several runs, in the memory order of fused kernels: heads inside queries."""
     if len(blocks) == 1:
         return blocks[0]
     if not blocks:
@@ -235,8 +230,7 @@ def _joined(blocks: Sequence[Block], q: torch.Tensor, v: torch.Tensor) -> Block:
 # -- kernels of one block ---------------------------------------------------------------------------
 
 _Mask = torch.Tensor | None
-"""What is added to the scores of a block, in the queries' type or a wider one; its shape broadcasts to
-theirs."""
+"""Added to the scores of a block, in the queries' dtype or wider; broadcasts to them."""
 _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "products"
 
 
@@ -248,12 +242,12 @@ def block_kernel(
     *,
     masked: bool = False,
 ) -> str:
-    """Return the kernel of one block: PyTorch's flash kernel of the device, or products where that takes no
-    such tensors (on CUDA it takes 16 bits, heads of up to 256 numbers, in eights, and no mask).
+    """Return the kernel of one block: the device's flash kernel, or products where that does not apply.
+
+    On CUDA it takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
     Args:
-        device_type: the device on which it runs, if it is not that of the tensors (fake ones stand for those
-            of a GPU).
+        device_type: that of the run, if not the tensors' (fake ones).
     """
     if has_torch_function((q, k, v)):
         kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type, masked=masked)
@@ -348,7 +342,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, mask: _Mask, causal: bool, scale: 
 
 
 def finite(lse: torch.Tensor) -> torch.Tensor:
-    """Return log-sum-exps with 0 for queries that see nothing: what is hidden minus that has weight 0."""
+    """Return log-sum-exps with 0 for queries that see nothing."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 

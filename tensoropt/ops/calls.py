@@ -1,7 +1,4 @@
-"""One rank's part of an operator, and the call that computes it, as plain data.
-
-The description of an operator is one record that every stage uses.
-"""
+"""One rank's part of an operator and the call that computes it, as plain data."""
 
 from __future__ import annotations
 
@@ -18,27 +15,26 @@ from tensoropt.ops.index_space import AtomGraph, IndexSpace, Operand, Rule, cano
 from tensoropt.ops.layouts import Layout, chunk, local_shape
 
 MICRO_AXIS = 0
-"""Axis 0 of every mesh is the micro-batch loop: a split in time, without communication."""
+"""The micro-batch axis of every mesh: a split in time."""
 
 _KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels", "quantised_kernels"})
-"""The first words of kernels' names, as they appear in profile stores and saved explorations."""
+"""The namespaces of kernels, as in profile stores and saved explorations."""
 
 
 BY_VALUES = "all_to_all_v"
-"""The kind of an all-to-all whose sizes depend on values (MPI's name): its bytes are an expectation."""
+"""An all-to-all whose sizes depend on values (MPI's name); its bytes are an expectation."""
 RING_SEND = "ring_send"
-"""The kind of messages that every rank of a group sends to the next one, and the last one to the first."""
+"""Messages from every rank of a group to the next one, in a ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective issued inside a kernel; ``count``: it sums a number that can be known before the step
-    runs. The bytes of one of the kind :data:`BY_VALUES` are those of the busiest rank, those of a
-    :data:`RING_SEND` those of one message.
+    """A collective inside a kernel; ``count`` if it sums a number that can be known before the step.
+
+    Bytes of :data:`BY_VALUES` are the busiest rank's, those of a :data:`RING_SEND` one message's.
 
     Attributes:
-        beside: the share of the kernel's work in the same direction beside which this collective, together
-            with the others that have a share, is under way; 0 if the kernel waits for it.
+        beside: the share of the kernel's work that overlaps with such collectives; 0 if it blocks.
     """
 
     kind: str
@@ -51,11 +47,11 @@ class InnerCollective:
 
 @dataclass(frozen=True)
 class LocalCall:
-    """One rank's call, as plain data: it can be hashed, sent to another process and run there.
+    """One rank's call as hashable, picklable data.
 
-    ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``); a kernel
-    is called as ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold a :class:`Ref`
-    in place of each local tensor.
+    ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``), called as
+    ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold a :class:`Ref` per local
+    tensor.
     """
 
     function: str
@@ -67,11 +63,11 @@ class LocalCall:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it runs a kernel of one of the families, rather than PyTorch's own operator."""
+        """Whether it runs one of our kernels, not PyTorch's operator."""
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with every :class:`Ref` replaced by ``tensors(name)``, and with literals
+        """Return the arguments with each :class:`Ref` replaced by ``tensors(name)``, and literals
         resolved.
         """
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
@@ -79,7 +75,6 @@ class LocalCall:
 
 
 def literal(value: Any) -> Any:
-    """Return ``value`` with torch literals resolved."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):
@@ -89,7 +84,7 @@ def literal(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorShard:
-    """One rank's part of an operator, or the largest part if no coordinate is given.
+    """One rank's part of an operator; without a coordinate, the largest.
 
     Attributes:
         choices: for each mesh axis (the micro-batch axis first), a loop dim or a negative code.
@@ -106,7 +101,6 @@ class OperatorShard:
 
     @property
     def space(self) -> IndexSpace:
-        """The operator's index space, refined into atoms."""
         return self.atoms.spaces[self.op.name]
 
     def axes_of(self, loop: int) -> tuple[int, ...]:
@@ -118,9 +112,7 @@ class OperatorShard:
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
-        """Return how far apart shards of a loop of this size begin that axes cut one after the other; for
-        each axis where nested shards are unequal (:func:`tensoropt.ops.kernels.start_of`).
-        """
+        """Return the distance between shards of a loop; per axis where nested shards are uneven."""
         parts = prod(self.mesh[axis] for axis in axes)
         if len(axes) < 2 or size % parts == 0:
             return chunk(size, parts, 0)[1]
@@ -131,7 +123,6 @@ class OperatorShard:
         return tuple(steps)
 
     def layout(self, operand: Operand, *, written: bool) -> Layout:
-        """Return the layout on the mesh of a tensor that the operator reads or writes."""
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
             # Canonical, so that equivalent layouts of tensors without a gradient compare equal.
@@ -140,46 +131,41 @@ class OperatorShard:
         )
 
     def shape(self, operand: Operand, *, written: bool) -> tuple[int, ...]:
-        """Return the local shape of a tensor that the operator reads or writes."""
         layout = self.layout(operand, written=written)
         return local_shape(self.atoms.atoms[operand.tensor], layout, self.mesh, self.coordinate)
 
     def read_shape(self, index: int) -> tuple[int, ...]:
-        """Return the local shape of the operand at this position."""
         return self.shape(self.space.reads[index], written=False)
 
     def write_shape(self, index: int = 0) -> tuple[int, ...]:
-        """Return the local shape of the result at this position."""
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        """Return the loops that a rule's loop of this name became: that loop, or one per atom."""
+        """Return the loops of this name in a rule: one, or one per atom."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
-        """Return an argument of the whole operator's call, given by position or by name."""
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default)
 
 
 _Localiser = Callable[[OperatorShard, LocalCall], LocalCall]
-"""Maps (an operator's shard, the operator's own call) to the call that computes the shard."""
+"""(shard, the operator's own call) -> the call that computes the shard."""
 Kernel = Callable[..., Any]
 """Called as ``kernel(context, name, *static, *args, **kwargs)``; see :class:`LocalCall`."""
 FlopCount = Callable[..., int]
-"""A FLOP counter, called with an ATen call's arguments and its result as ``out_val``."""
+"""Counts FLOP from an ATen call's arguments and its result ``out_val``."""
 Shape = Callable[[Ref], tuple[int, ...]]
 _IndexLimits = Callable[[tuple[Any, ...], Shape], Iterable[tuple[str, tuple[int, int]]]]
-"""Maps (arguments, shape of an operand) to the name and (lowest, highest + 1) of each operand that holds
-indices."""
+"""(arguments, operand's shape) -> name and (lowest, highest + 1) of each operand with indices."""
 _Adjust = Callable[[Operator, OperatorGraph, dict[str, torch.Tensor], torch.Generator], None]
 
 
 class CostClass(StrEnum):
-    """Classes of operators that reach similar shares of a device's peak; profile stores contain the names."""
+    """Classes of operators with similar shares of a device's peak; names are in profile stores."""
 
     MATRIX = "matrix product"
     CONVOLUTION = "convolution"
@@ -193,8 +179,7 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """The precision in which an operator computes under mixed precision; an operator without one follows its
-    operands."""
+    """The precision of an operator under mixed precision; by default that of its operands."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -202,9 +187,7 @@ class Precision(Enum):
 
 
 class Domain(StrEnum):
-    """The values of an operand for which an operator is defined; for others it raises an error, or reads
-    memory that is not its own.
-    """
+    """The values of an operand for which an operator is defined, without errors or invalid reads."""
 
     UNIT = "between 0 and 1"
     DEFINITE = "positive definite matrices"
@@ -212,7 +195,6 @@ class Domain(StrEnum):
 
 
 def in_domain(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
-    """Return values of the domain, made of random ones."""
     if domain is Domain.UNIT:
         # Away from both ends, where logarithms are steep.
         return drawn.sigmoid() * 0.8 + 0.1
@@ -227,14 +209,12 @@ class Samples:
     """The random operands on which an operator is well defined.
 
     Attributes:
-        positive: whether floating-point operands lie in (0, 1) in the rule checker and in discovery.
-        domains: the domains of operands, by their position among the inputs, in timings as well.
-        limits: the range of the operands that hold indices.
-        timed: whether timings also draw their indices within ``limits``. Otherwise they draw 0 and 1, as in
-            the timings that profile stores contain.
-        row_ends: (operand, rows): the operand, by its position among the inputs, that says where groups of
-            the rows of another one end.
-        adjust: changes the drawn values as the last step.
+        positive: whether floats lie in (0, 1) in rule checks and discovery.
+        domains: input index -> domain, in timings too.
+        limits: the range of index operands.
+        timed: whether timings draw indices within ``limits``, not 0 and 1.
+        row_ends: (input with the ends of groups of rows, the rows' input).
+        adjust: changes the drawn values last.
     """
 
     positive: bool = False
@@ -246,12 +226,7 @@ class Samples:
 
 
 class LinearOperands(NamedTuple):
-    """The operands of a linear operator, whose backward is one product each for its input and its weight.
-
-    Attributes:
-        read, weight, bias: their positions among its arguments.
-        transposed: the weight is stored as (outputs, inputs); otherwise as (inputs, outputs).
-    """
+    """Argument positions of a linear operator; ``transposed`` if the weight is (outputs, inputs)."""
 
     read: int
     weight: int
@@ -263,32 +238,30 @@ class LinearOperands(NamedTuple):
 class OpSpec:
     """The description of an operator, or of several similar ones.
 
-    Rules, localisers, ``random``, ``batch_statistics``, ``evaluated`` and ``counted_targets`` apply to
-    ``targets``. Samples, classes and precision do not depend on the overload: they apply to every overload of
-    the operators in ``targets``, and of those in ``without_rule``.
+    Samples, classes and precision apply to every overload of ``targets`` and ``without_rule``, the rest to
+    ``targets``.
 
     Attributes:
         targets: ATen overloads, ``aten.linear.default``.
         without_rule: names, without namespace and overload, of operators that have no rule.
         rule: the index space; without one, discovery looks for it.
-        localiser: gives the call that computes a shard; without one it is the same call on smaller tensors.
-        kernels: the kernels that such a call may run, by their name in :attr:`LocalCall.function`. Profile
-            stores and saved explorations contain these names, which must not change.
-        samples: the random operands on which the rule checker, discovery and timings run it.
-        cost_class: the class whose efficiencies apply to it and to ``kernels``, which stand for it.
-        reads: how often one kernel reads its operands: twice where every result depends on all of them.
-        launches: whether it launches work on a device, rather than only redescribing a tensor's layout.
-        precision: the precision in which it computes under mixed precision.
-        flops: FLOP counters of the calls that it dispatches to, by their schema's name
-            (``aten::_grouped_mm``), if PyTorch does not count them.
-        reserve: the numbers that cuDNN reserves per step, unit and layer in training, by overload; an
-        estimate (:mod:`tensoropt.profiling.cuda_kernels`). random: its own call draws random numbers, so it
-        is compared in its localised form. draws: whether a particular call draws random numbers, if PyTorch's
-        tag says so for all calls. batch_statistics: a split batch needs the statistics of the whole;
-        micro-batches, which cannot see each other, refuse it. evaluated: the call as in ``model.eval()``.
-        counted_targets: a mean over targets that are not ignored, which are counted before the step.
-        equal_shards: its kernel derives the place of a shard from the shard's own size, so that all have to
-        be of one size. linear: its operands, if it is linear in its input and has no kernel of ours.
+        localiser: returns the call that computes a shard; by default the same call on smaller tensors.
+        kernels: the kernels of such calls by name, which stores and saved explorations contain.
+        samples: random operands for the rule checker, discovery and timings.
+        cost_class: the class of efficiencies of the operator and of ``kernels``.
+        reads: how often one kernel reads its operands: twice if every result depends on all of them.
+        launches: whether it launches work on a device.
+        precision: the precision under mixed precision.
+        flops: FLOP counters by schema (``aten::_grouped_mm``) that PyTorch lacks.
+        reserve: overload -> numbers that cuDNN reserves per step, unit and layer in training; an estimate
+            (:mod:`tensoropt.profiling.cuda_kernels`).
+        random: its own call draws random numbers, so its localised form is compared.
+        draws: whether a particular call draws random numbers, if PyTorch's tag says so for all.
+        batch_statistics: it needs the statistics of the whole batch; micro-batches refuse it.
+        evaluated: the call in eval mode.
+        counted_targets: a mean over targets that are not ignored, counted before the step.
+        equal_shards: its kernel derives a shard's place from its size, so all must be equal.
+        linear: its operands, if it is linear in its input and has no kernel of ours.
     """
 
     targets: tuple[str, ...] = ()

@@ -1,10 +1,4 @@
-"""The types of devices for which PyTorch's operators have a kernel.
-
-PyTorch's dispatcher knows them, as far as they are registered in this process: a build without CUDA lacks the
-kernels of all others. There, those of PyTorch's own operators are read from the table that its build is made
-from (``native_functions.yaml`` in ``torchgen``), and those of an operator that was written in Python
-(``torch.library.custom_op``) from its definition.
-"""
+"""The types of devices for which PyTorch's operators have a kernel."""
 
 from __future__ import annotations
 
@@ -24,8 +18,7 @@ _ANY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 def has_kernel(target: str, device_type: str) -> bool | None:
-    """Return whether an operator (``aten.linear.default``) runs on devices of a type, ``cpu`` or ``cuda``;
-    None if this process cannot know."""
+    """Return whether an operator (``aten.linear.default``) runs on ``cpu`` or ``cuda``; None if unknown."""
     if LocalCall(target, (), {}).is_kernel:  # one of ours, which calls operators for any device
         return True
     namespace, packet, overload = target.split(".")
@@ -44,16 +37,14 @@ def has_kernel(target: str, device_type: str) -> bool | None:
 
 
 def _python_types(name: str) -> frozenset[str | None] | None:
-    """Return the device types of an operator's Python kernels, None among them for any type; None if it is
-    not one of ``torch.library.custom_op``."""
+    """Return the device types of a ``custom_op``'s kernels, with None for any; None for other operators."""
     definition = torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else frozenset(definition._backend_fns)
 
 
 @cache
 def _cpu_only() -> frozenset[str]:
-    """Return PyTorch's own operators, without their namespace, that have a kernel for CPUs and none for CUDA
-    devices; empty if this build does not contain the table."""
+    """Return PyTorch's operators, without namespace, with kernels for CPUs and not CUDA."""
     spec = importlib.util.find_spec("torchgen")
     if spec is None or spec.origin is None:
         return frozenset()
@@ -62,11 +53,7 @@ def _cpu_only() -> frozenset[str]:
 
 
 def cpu_only_of(table: str) -> frozenset[str]:
-    """Return the operators of a table of native functions that have a kernel for CPUs, and none for CUDA
-    devices or for any device.
-
-    The entries are read line by line, as a YAML parser takes seconds for the whole table.
-    """
+    """Return a table's operators with a kernel for CPUs and none for CUDA or any device."""
     keys: dict[str, set[str]] = {}
     delegates: dict[str, str] = {}
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:

@@ -1,8 +1,7 @@
 """Functions with their own backward (``torch.autograd.Function``) as operators, each kept whole.
 
-A graph refers to such a call by a target in the namespace ``tensoropt_functions``: the class's name and a
-hash of its code and of its non-tensor arguments, so that every process that captures the same model gives it
-the same name. The operator calls the class itself; autograd uses the class's own backward.
+Targets are the class's name with a hash of its code and non-tensor arguments, in the namespace
+``tensoropt_functions``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SIMPLE = (
 
 
 class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture makes an error of it
-    """A value for which it cannot be determined whether two processes have the same one."""
+    """A value of which two processes' equality cannot be determined."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,12 @@ class Slot:
 
 @dataclass
 class FunctionCall:
-    """A call of a function, with everything except its tensors.
+    """A call of a function without its tensors.
 
     Attributes:
-        cls: the class that is called.
         leaves, spec: pytree of its arguments, with a :class:`Slot` for each tensor.
         results: its results, with a :class:`Slot` for each tensor.
-        single: whether it returns its result itself rather than a tuple.
+        single: whether it returns no tuple.
     """
 
     cls: type[torch.autograd.Function]
@@ -59,16 +57,15 @@ class FunctionCall:
 
     @property
     def tensors(self) -> int:
-        """The number of tensors that it reads."""
         return sum(isinstance(leaf, Slot) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run the function itself on these tensors and return its result; autograd uses its own backward."""
+        """Run the function itself on these tensors."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 
     def returned(self, made: Sequence[torch.Tensor]) -> Any:
-        """Return the function's result, given the tensors in it."""
+        """Return the function's result from its tensors."""
         results = [made[value.index] if isinstance(value, Slot) else value for value in self.results]
         return results[0] if self.single else tuple(results)
 
@@ -78,27 +75,26 @@ class FunctionCall:
 
 
 _calls: dict[str, FunctionCall] = {}
-"""The calls, by the operator's name. The last captured one counts: its code and constants equal those of
-earlier ones, because otherwise its name would differ."""
+"""The calls by operator name; the last captured one counts, as its code and constants are equal."""
 
 _ORIGINAL = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 apply: Callable[..., Any] = types.FunctionType(
     _ORIGINAL.__code__, _ORIGINAL.__globals__, "apply", None, _ORIGINAL.__closure__
 )
-"""PyTorch's own ``Function.apply``, even while capture replaces it."""
+"""PyTorch's own ``Function.apply``, also while capture replaces it."""
 
 _tracing = False
 
 
 def set_tracing(tracing: bool) -> bool:
-    """Set whether operators stay whole under autograd, as a trace needs; return the previous setting."""
+    """Set whether operators stay whole under autograd, as in traces; return the previous setting."""
     global _tracing
     before, _tracing = _tracing, tracing
     return before
 
 
 class _TracedOperator(torch.autograd.Function):
-    """An operator in a trace: its results have gradients, but these are never computed there."""
+    """An operator in a trace, whose gradients are never computed."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, *tensors: torch.Tensor) -> Any:
@@ -115,12 +111,7 @@ class _TracedOperator(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """Return the operator that makes this call; it is defined if it does not exist yet.
-
-    Raises:
-        NotConstant: an argument, or an object in the class's code, cannot be distinguished from others by its
-            text.
-    """
+    """Return the operator of this call; NotConstant if an argument or the code has no distinctive text."""
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
     is_defined = name in _calls
@@ -182,11 +173,7 @@ def _structure(spec: pytree.TreeSpec) -> str:
 
 
 def constant_text(value: Any) -> str:
-    """Return a constant argument as text, which is equal in every process that has an equal argument.
-
-    Raises:
-        NotConstant: no text distinguishes the value from others.
-    """
+    """Return a constant as text, equal in every process; NotConstant if no text is distinctive."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, _SIMPLE):
@@ -210,7 +197,7 @@ def constant_text(value: Any) -> str:
 
 
 def _code_of(cls: type) -> Iterator[str]:
-    """Yield the parts that make up the class and its bases, up to PyTorch's."""
+    """Yield the parts of the code of a class and its bases, up to PyTorch's."""
     for base in cls.__mro__:
         if base is torch.autograd.Function:
             return

@@ -1,8 +1,8 @@
 """Index spaces: the loop nest of an operator, and how its loops address its tensors.
 
-``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loop dims, three operands read, one
-written. A configuration assigns one loop dim, or none, to each mesh axis; every placement then follows from
-:func:`operand_placement`, the one table on which all sharding rests.
+``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loops, three operands read, one written.
+A configuration assigns one loop, or none, to each mesh axis; placements follow from
+:func:`operand_placement`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ class LoopDim:
     """One loop of the nest.
 
     Attributes:
-        name: for people; unique within the operator.
+        name: unique within the operator.
         size: global trip count.
         splittable: whether a mesh axis may cut it.
-        uneven: whether it may be cut into unequal shards (vocabularies, output features).
-        growing: whether later elements take more work, so that shards with elements from both ends take
-            equal work.
-        along: the loops, of different operands, that an axis cuts at once; it is no loop of its own then. The
-            operator's ``local`` itself exchanges what the parts of one need of the parts of the other.
-        aligned: whether these loops run over the same positions, so that a part has the same ones of each.
-            Only the first of them may be cut by itself, if any.
-        small_parts: whether it may be cut into unequal shards however small, because its elements are
-            samples, positions or heads, of which a shard can have one more than another.
-        blocks: whether the operator knows a part by where it begins, so that only the outermost atom may be
-            cut: parts of an inner one lie apart.
+        uneven: whether it may be cut unevenly (vocabularies, output features).
+        growing: whether later elements take more work, as in causal attention.
+        along: the loops of different operands that an axis cuts at once, in place of a loop; ``local``
+            exchanges what their parts need.
+        aligned: whether these loops run over the same positions; only the first may be cut by itself.
+        small_parts: whether it may be cut unevenly however small (samples, positions, heads).
+        blocks: whether only the outermost atom may be cut, as parts are known by their start.
     """
 
     name: str
@@ -52,19 +48,18 @@ class LoopDim:
     blocks: bool = False
 
     def cut_together(self, dims: Sequence[LoopDim]) -> bool:
-        """Return whether an axis may cut the loops that this one stands for, given all loops."""
+        """Return whether an axis may cut the loops of ``along``, out of all loops ``dims``."""
         cut = [dims[loop].splittable for loop in self.along]
         return cut[0] if self.aligned else all(cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor that is read or written: per tensor dim, the loop dims that make it up, outermost first.
+    """One tensor that is read or written: per dim, its loops, outermost first.
 
-    An empty tuple is a dim that no loop indexes: size 1, broadcast, or opaque. ``added`` marks an operand
-    added outside the contraction (a bias). ``synced`` lists contracted loops over which ``local`` itself
-    reduces (statistics of a batch norm), so that the result is whole; ``means`` lists those over which the
-    result is an average, which ``local`` divides so that its parts add up.
+    An empty tuple is a dim without loop: size 1, broadcast, or opaque. ``added``: outside the contraction (a
+    bias). ``synced``: contracted loops that ``local`` reduces itself (a batch norm's statistics). ``means``:
+    loops of an average, which ``local`` divides so that parts add up.
     """
 
     tensor: str
@@ -75,7 +70,6 @@ class Operand:
 
     @property
     def loops(self) -> frozenset[int]:
-        """All loops that index the tensor."""
         return frozenset(loop for dim in self.dims for loop in dim)
 
 
@@ -85,10 +79,10 @@ class IndexSpace:
 
     Attributes:
         reads, writes: operands in argument and output order.
-        linear: linear in all its activations jointly, so that a partial sum may pass through.
-        cheap: only moves or rescales data; it follows the operator that feeds it.
-        known: made by a rule or by discovery (False: the fallback that splits nothing).
-        discovered: determined by running the operator in pieces.
+        linear: in all activations jointly, so that partial sums may pass through.
+        cheap: only moves or rescales data; it follows its producer.
+        known: made by a rule or by discovery, not the fallback.
+        discovered: by running the operator in pieces.
         additive: the backward of a sum of gradients is the sum of their backwards, so they may be added
         afterwards.
     """
@@ -103,17 +97,16 @@ class IndexSpace:
     additive: bool = True
 
     def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
-        """Return the same operands over other loops."""
         return replace(self, dims=dims)
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """Return the placement code of an operand on an axis with this choice; the README of ``ops`` has the
-    table.
+    """Return the placement code of an operand on an axis with this choice (the table in the README of
+    ``ops``).
 
-    ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded operand is
-    the position of the loop among the operand's loops, which is the atom's position in the tensor once the
-    space is refined into atoms.
+    ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. A sharded operand's code is the
+    loop's position
+    among the operand's loops, that of the atom once refined.
     """
     if choice < 0:
         return choice
@@ -141,9 +134,9 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
 
 
 Loops = int | None | Sequence[int]
-"""Loops that make up a tensor's dim: one loop, loops from the outermost on, or None if it is never split."""
+"""Loops of a tensor's dim: one, several from the outermost on, or None if it is never split."""
 Rule = Callable[["Builder"], None]
-"""A function that describes one operator, or raises :class:`Opaque`."""
+"""Describes one operator, or raises :class:`Opaque`."""
 
 
 class Opaque(Exception):  # noqa: N818 - a signal, not an error
@@ -151,10 +144,10 @@ class Opaque(Exception):  # noqa: N818 - a signal, not an error
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Mark a rule: it need not ask for these arguments, which say the same of a part as of the whole.
+    """Mark a rule that may ignore these arguments, which mean the same for a part.
 
     Args:
-        names: separated by blanks; ``*`` stands for all that are no tensors.
+        names: separated by blanks; ``*`` for all that are no tensors.
     """
 
     def marked(rule: Rule) -> Rule:
@@ -172,16 +165,15 @@ _ALWAYS_ALIKE = frozenset({
 
 
 def need_not_ask(rule: Rule, argument: str) -> bool:
-    """Return whether an argument means the same on a part as on the whole."""
     names = _ALIKE.get(rule, frozenset())
     return argument in _ALWAYS_ALIKE or argument in names or "*" in names
 
 
 class Builder:
-    """A collector of the loops and operands of one operator.
+    """Collects the loops and operands of one operator.
 
-    Labels are given per tensor dim: a loop, a sequence of loops (outermost first), or None for a dim that is
-    never split. Dims of size 1 lose their labels, because they are broadcast or trivial.
+    Labels are per tensor dim: a loop, a sequence of loops (outermost first), or None if never split. Dims of
+    size 1 have none.
     """
 
     def __init__(self, op: Operator, graph: OperatorGraph):
@@ -193,29 +185,23 @@ class Builder:
         self._reads: dict[str, list[Operand]] = {}
         self._writes: dict[str, Operand] = {}
         self.consulted: set[int | str] = set()
-        """Positions and names of the arguments that the rule has asked for."""
+        """Positions and names of the arguments that the rule has read."""
 
     # -- arguments --------------------------------------------------------------------------------
 
     def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
-        """Return an argument of the call, by position or by name."""
         self.consulted |= {index} if name is None else {index, name}
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default) if name is not None else default
 
     def tensor(self, value: Any) -> Tensor:
-        """Return the tensor that an argument refers to.
-
-        Raises:
-            Opaque: the argument is None where rules expect a tensor.
-        """
+        """Return the tensor of an argument; Opaque if it is None."""
         if not isinstance(value, Ref):
             raise Opaque(f"{self.op.name}: expected a tensor, found {value!r}")
         return self.graph.tensors[value.name]
 
     def output(self, index: int = 0) -> Tensor:
-        """Return the tensor at this position in the results."""
         return self.graph.tensors[self.op.outputs[index]]
 
     # -- loops ------------------------------------------------------------------------------------
@@ -231,7 +217,7 @@ class Builder:
         small_parts: bool = False,
         blocks: bool = False,
     ) -> int:
-        """Add a loop to the nest; its name gets a number if another loop already has that name."""
+        """Add a loop to the nest; a repeated name gets a number."""
         used = {loop.name for loop in self._loops}
         unique, count = name, 1
         while unique in used:
@@ -248,10 +234,10 @@ class Builder:
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
-        """Add a way to cut several loops of different operands at once, along one axis.
+        """Add a way to cut loops of different operands at once along one axis.
 
         Args:
-            aligned: they run over the same positions; the first of them says whether they can be cut.
+            aligned: they run over the same positions; the first decides whether they can be cut.
         """
         # Of its size only the loops' own count, which `fits` in configurations.py divides.
         sizes = [self._loops[loop].size for loop in loops]
@@ -283,7 +269,7 @@ class Builder:
         return Operand(name, tuple(dims), added, tuple(synced), tuple(means))
 
     def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
-        """Describe a tensor argument; None arguments are ignored."""
+        """Describe a tensor argument; None is ignored."""
         if isinstance(value, Ref):
             # A list, because a tensor that is read twice (`x @ x.T`) is addressed differently each time.
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
@@ -296,13 +282,12 @@ class Builder:
         synced: Sequence[int] = (),
         means: Sequence[int] = (),
     ) -> None:
-        """Describe an output; the operator's ``local`` itself reduces the ``synced`` loops, and the output is
-        an average over the ``means`` loops."""
+        """Describe an output; ``synced`` and ``means`` as in :class:`Operand`."""
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, False, synced, means)
 
     def build(self, known: bool = True) -> IndexSpace:
-        """Return the index space that was described; tensors that were not mentioned have no loops."""
+        """Return the described index space; other tensors have no loops."""
         reads = []
         for name in self.op.inputs():
             described = self._reads.get(name)
@@ -324,12 +309,10 @@ class AtomGraph:
 
     Attributes:
         graph: the operator graph.
-        spaces: the index space of each operator, by name; loop ``j`` of an operand is atom ``j`` of its
-            tensor.
-        atoms: the atom sizes of each dim, by tensor name.
-        discovered: for each operator without a rule, the result of running it in pieces.
-        zigzag: the atoms, as (tensor, position), whose shards come in zig-zag order
-            (:mod:`tensoropt.sharding.zigzag`) if causal attention is split along its queries.
+        spaces: operator -> index space; loop ``j`` of an operand is atom ``j`` of its tensor.
+        atoms: tensor -> atom sizes of each dim.
+        discovered: operator without a rule -> result of discovery.
+        zigzag: (tensor, position) of atoms in zig-zag order (:mod:`tensoropt.sharding.zigzag`).
     """
 
     graph: OperatorGraph
@@ -339,22 +322,21 @@ class AtomGraph:
     zigzag: frozenset[tuple[str, int]] = frozenset()
 
     def may_zigzag(self, mesh: Sequence[int]) -> bool:
-        """Return whether sequences can be cut in zig-zag order on this mesh: into two chunks per rank,
-        however many of its axes are used."""
+        """Return whether sequences can be cut in zig-zag order on this mesh: into two chunks per rank."""
         return bool(self.zigzag) and self._common_divisor % (2 * prod(mesh[1:])) == 0
 
     @cached_property
     def _common_divisor(self) -> int:
-        """The greatest number that divides the sizes of all atoms that may be in zig-zag order."""
+        """The greatest common divisor of the sizes of all atoms in zig-zag order."""
         return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
     def discoveries(self) -> dict[str, str]:
-        """Map each target to what discovery learned about it, in words."""
+        """Target -> what discovery found, in words."""
         targets = self.graph.by_name
         return {targets[name].target: str(discovery) for name, discovery in self.discovered.items()}
 
     def lost(self) -> dict[str, str]:
-        """Map each target to the reason why it could not even be tried, in words."""
+        """Target -> why it could not be tried, in words."""
         targets = self.graph.by_name
         return {
             targets[name].target: discovery.refused
@@ -368,7 +350,5 @@ class AtomGraph:
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """Return the canonical placement code: without a gradient R/P is R, because only the gradient would
-    differ.
-    """
+    """Return the canonical placement code: R/P is R without a gradient."""
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

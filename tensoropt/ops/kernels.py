@@ -1,7 +1,4 @@
-"""Kernels that operators of several families share: averages computed as parts that add up.
-
-The module also defines the information that a kernel has about where it runs.
-"""
+"""Kernels of several families (averages as parts that add up), and the context of a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tensoropt.ops.overloads import resolve_overload
 
 
 class ShardContext(Protocol):
-    """A rank as its kernels see it: its coordinates, and the collectives that they use internally."""
+    """A rank as its kernels see it: coordinates, and collectives."""
 
     @property
     def seed(self) -> int: ...
@@ -25,16 +22,16 @@ class ShardContext(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device for tensors that a kernel creates from nothing."""
+        """The device of tensors that a kernel creates."""
         ...
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other ranks, although the kernel may be that of one among many."""
+        """Whether there are no other ranks, even if the kernel is one of many."""
         ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """Return this rank's index within the flattened group of ``axes`` (first axis outermost)."""
+        """Return this rank's index within the flattened group of ``axes``, the first outermost."""
         ...
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
@@ -48,19 +45,18 @@ class ShardContext(Protocol):
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Return the rows that the ranks of the group of ``axes`` send to this one, in their order; not
-        differentiable.
+        """Exchange rows within the group of ``axes``, in rank order; not differentiable.
 
         Args:
-            sent, received: how many rows of ``value`` go to each of them, and how many come from each; by
-                default the same number.
+            sent, received: numbers of rows to and from each rank; by default equal.
         """
         ...
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Begin to send ``value`` to the next rank of the group of ``axes``, the last one's to the first;
-        return a function that waits for what the rank before this one sends, of the same shape, and returns
-        it. Until it is called ``value`` must not change; not differentiable.
+        """Begin to send ``value`` to the next rank of the group of ``axes``, in a ring; not differentiable.
+
+        Return a function that waits for the previous rank's, of the same shape; until then ``value`` must not
+        change.
         """
         ...
 
@@ -74,15 +70,14 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return where a rank's shard of a loop begins, given how far apart shards are: all alike, or those of
-    each axis."""
+    """Return the start of a rank's shard of a loop from the distance between shards, or each axis's."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
 
 
 class SingleDevice:
-    """The context of an unsplit run, and of a measurement on a single rank."""
+    """The context of an unsplit run, or of a measurement on a single rank."""
 
     def __init__(self, seed: int = 0, step: int = 0):
         self.seed = seed
@@ -92,15 +87,13 @@ class SingleDevice:
 
     @property
     def device(self) -> torch.device:
-        """PyTorch's default device, which a measurement sets to the measured device."""
+        """PyTorch's default device, which measurements set."""
         return torch.get_default_device()
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """Return 0, because there is one rank."""
         return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """Return ``value``, because there is no other rank to reduce with."""
         return value
 
     def all_to_all(
@@ -113,21 +106,17 @@ class SingleDevice:
         return value.clone()
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Return a function that returns a copy of ``value``, as if the others sent what this rank sends. It
-        holds ``value``, which a rank would still be sending."""
+        """Return a function that returns a copy of ``value``, which it holds as a sending rank would."""
         return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return ``value``, because the whole batch is on this rank."""
         return value
 
 
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Return a mean over split dims: the sum (``target``) divided by the global count, so that shards add
-    up.
-    """
+    """Return a mean over split dims: the sum (``target``) divided by the global count."""
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 

@@ -1,7 +1,6 @@
 """Placements: how one tensor and its gradient are placed on one mesh axis, and on the whole mesh.
 
-A placement is a pair (forward, gradient). Four pairs occur, written as small integers so that layouts are
-fast to hash and compare:
+A placement is a pair (forward, gradient), one of four, as a small integer that is fast to hash and compare.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ GATHERED_AHEAD = -6
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
-"""The sizes of each tensor dim's atoms, outermost first; a dim of size 1 has none."""
+"""The atom sizes of each tensor dim, outermost first; none for a dim of size 1."""
 
 _NAMES = {
     REPLICATE: "R",
@@ -66,7 +65,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[int]) -> int:
-    """Return a rank's index within the flattened group of ``axes``, the first axis outermost."""
+    """Return a rank's index within the flattened group of ``axes``, the first outermost."""
     index = 0
     for axis in axes:
         index = index * mesh[axis] + coordinate[axis]
@@ -76,7 +75,7 @@ def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[in
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:
-    """Return the atom sizes of one shard; those of the largest shard if no ``coordinate`` is given."""
+    """Return the atom sizes of one shard; by default of the largest."""
     sizes = [size for dim in atoms for size in dim]
     for axis, code in enumerate(layout):
         if code >= 0:
@@ -94,5 +93,5 @@ def local_atoms(
 def local_shape(
     atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """Shape of one shard of a tensor with these atoms; that of the largest shard without ``coordinate``."""
+    """Return the shape of one shard of a tensor with these atoms; by default of the largest."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

@@ -1,9 +1,4 @@
-"""Convert an operator, with a choice per mesh axis, into the call that computes one shard.
-
-Most operators run the same ATen call on smaller tensors. For the others, sizes and offsets are derived from
-local shapes, means divide by global counts, and operators that need their neighbours or their coordinate use
-a kernel: their family's localiser decides.
-"""
+"""Convert an operator, with a choice per mesh axis, into the call that computes one shard."""
 
 from __future__ import annotations
 
@@ -54,7 +49,7 @@ def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def draws_numbers(op: Operator) -> bool:
-    """Return whether the operator's own call draws random numbers, which would differ between ranks."""
+    """Return whether the operator's own call draws random numbers."""
     # Capture refuses a model's own function that does, and a saved graph names such a function without
     # containing it.
     if op.target.startswith(f"{FUNCTIONS}."):

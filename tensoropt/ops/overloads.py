@@ -12,10 +12,9 @@ import torch
 from tensoropt.errors import TensorOptError
 
 FUNCTIONS = "tensoropt_functions"
-"""The namespace of the operators that are a model's own ``torch.autograd.Function`` classes."""
+"""The namespace of operators made of a model's own ``torch.autograd.Function`` classes."""
 _REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
-"""Operator namespaces, mapped to the module whose import defines them; a process that only measures has no
-model."""
+"""Operator namespace -> the module that defines it on import, for processes without the model."""
 
 
 class OwnFunctionError(TensorOptError, AttributeError):
@@ -27,7 +26,7 @@ def resolve_overload(name: str) -> Callable[..., Any]:
     """Return the overload with this name (``aten.linear.default``).
 
     Raises:
-        AttributeError: the operator has no such overload.
+        AttributeError: there is none.
         OwnFunctionError: it is a model's own, and the model is not loaded in this process.
     """
     namespace, packet, overload = name.split(".")
@@ -50,15 +49,14 @@ def resolve_overload(name: str) -> Callable[..., Any]:
 
 
 def packet_of(target: str) -> str:
-    """Return the operator's name without namespace and overload: ``linear`` for ``aten.linear.default``."""
+    """Return the name without namespace and overload: ``linear`` for ``aten.linear.default``."""
     return target.split(".")[1]
 
 
 def returns_one_tensor(target: str) -> bool:
-    """Return whether the operator returns a single tensor, rather than several or a list of them.
+    """Return whether the operator returns a single tensor.
 
-    Capture turns ``native_dropout`` into ``dropout`` and keeps the name of its first result, so the name
-    alone does not show this.
+    Capture names ``native_dropout`` as ``dropout``, so the name alone does not show this.
     """
     returns = resolve_overload(target)._schema.returns  # type: ignore[attr-defined]
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)

@@ -1,7 +1,4 @@
-"""Weights of 8 or 4 bits: the bytes that stand for them, and linear layers that multiply with them.
-
-A scheme says how bytes stand for the numbers of a matrix:
-"""
+"""Weights of 8 or 4 bits: schemes of bytes, and linear layers that multiply with them."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from torch import nn
 
 from tensoropt.errors import TensorOptError, suggest
 
-BLOCK = 64
-"""The inputs that share a scale, of schemes of 4 bits; bitsandbytes' default."""
+_BLOCK = 64
+"""The inputs that share a scale in 4-bit schemes; bitsandbytes' default."""
 _GROUP = 256
 """The most scales that share a scale; bitsandbytes' number."""
 _NF4 = (
@@ -30,20 +27,19 @@ _NF4 = (
 _FP4 = tuple(
     sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-"""A sign, two bits of exponent and one of mantissa, as bitsandbytes counts them, over the largest."""
+"""Sign, two exponent bits, one mantissa bit, over the largest, as bitsandbytes has them."""
 _TABLES = {"nf4": _NF4, "fp4": _FP4}
 _DOUBLE = "-double"
 SCHEMES = ("int8", *_TABLES, *(f"{name}{_DOUBLE}" for name in _TABLES))
 _MOST_AT_ONCE = 1 << 24
-"""The most numbers that are made in float32 at once, in 64 MiB; an assumption: enough for a GPU to be busy,
-little beside the weight of a large layer."""
+"""The most numbers made in float32 at once, 64 MiB; an assumption."""
 
 
 class Scheme(NamedTuple):
-    """How bytes stand for the numbers of a matrix.
+    """An encoding of a matrix as bytes.
 
     Attributes:
-        table: the numbers that the halves of bytes stand for; none for ``int8``.
+        table: the numbers of half bytes; none for ``int8``.
         nested: whether scales are bytes, too.
     """
 
@@ -52,11 +48,7 @@ class Scheme(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Scheme:
-        """Return the scheme with a name.
-
-        Raises:
-            TensorOptError: there is none.
-        """
+        """Return the scheme with a name; TensorOptError if there is none."""
         if name not in SCHEMES:
             raise TensorOptError(
                 f"'{name[:40]}' is no way to store weights in bytes; {suggest(name, SCHEMES)}"
@@ -65,7 +57,6 @@ class Scheme(NamedTuple):
 
     @property
     def per_byte(self) -> int:
-        """The numbers that a byte stands for."""
         return 2 if self.table else 1
 
 
@@ -76,7 +67,7 @@ class WeightBytes(NamedTuple):
         codes: ``[outputs, inputs]`` int8, or ``[outputs, inputs / 2]`` uint8.
         scales: ``[outputs]``, or ``[outputs, blocks]``; bytes if they are nested.
         nested: ``[outputs, groups]``, the scales of groups of scales.
-        offset: a number, the mean of scales that are nested.
+        offset: the mean of nested scales.
     """
 
     codes: torch.Tensor
@@ -87,9 +78,10 @@ class WeightBytes(NamedTuple):
 
 @lru_cache
 def nested_table() -> tuple[float, ...]:
-    """Return the 256 numbers that bytes of scales stand for: seven decades with ever more numbers in them, as
-    bitsandbytes' ``create_dynamic_map`` makes them (Dettmers, *8-Bit Approximations for Parallelism in Deep
-    Learning*, ICLR 2016)."""
+    """Return the 256 numbers of byte scales, as bitsandbytes' ``create_dynamic_map`` makes them.
+
+    Dettmers, *8-Bit Approximations for Parallelism in Deep Learning*, ICLR 2016.
+    """
     numbers = [0.0, 1.0]
     for decade in range(7):
         count = 2**decade
@@ -105,22 +97,18 @@ def _pairs(table: tuple[float, ...]) -> list[list[float]]:
 
 
 def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
-    """Return the bytes of a matrix ``[outputs, inputs]``; on the meta device, those without values.
-
-    Raises:
-        TensorOptError: blocks do not divide its inputs.
-    """
+    """Quantise a matrix ``[outputs, inputs]``; TensorOptError if blocks do not divide its inputs."""
     scheme, (rows, columns) = Scheme.of(name), weight.shape
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
     if not scheme.table:
         scales = wide.abs().amax(1).clamp(min=torch.finfo(wide.dtype).tiny) / 127
         return WeightBytes((wide / scales.unsqueeze(1)).round().to(torch.int8), scales.to(torch.float32))
-    if columns % BLOCK:
+    if columns % _BLOCK:
         raise TensorOptError(
-            f"{name} has a scale for every {BLOCK} inputs of a row, which do not divide {columns} inputs; "
+            f"{name} has a scale for every {_BLOCK} inputs of a row, which do not divide {columns} inputs; "
             "take int8, or a model of other sizes"
         )
-    blocks = wide.view(rows, columns // BLOCK, BLOCK)
+    blocks = wide.view(rows, columns // _BLOCK, _BLOCK)
     scales = blocks.abs().amax(2)
     of_blocks = scales.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
     halves = nearest(blocks / of_blocks, scheme.table).view(rows, columns // 2, 2)
@@ -136,7 +124,7 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
 
 
 def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
-    """Return the positions in a table of the numbers that are nearest to values, as bytes."""
+    """Return the positions of the nearest numbers of a table, as bytes."""
     numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
     ordered, places = numbers.sort(stable=True)
     found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2)
@@ -144,10 +132,7 @@ def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
 
 
 def dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix that bytes stand for, ``[outputs, inputs]``.
-
-    It is computed in float32, or in what is wider, some rows at a time, and rounded once.
-    """
+    """Return the matrix ``[outputs, inputs]``, computed in float32 or wider and rounded once."""
     scheme, codes = Scheme.of(name), stored.codes
     rows, columns = codes.shape[0], codes.shape[1] * scheme.per_byte
     made = torch.empty(rows, columns, dtype=dtype, device=codes.device)
@@ -173,7 +158,7 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
 
 
 def _scales(stored: torch.Tensor, nested: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-    """Return scales that bytes stand for, ``[rows, blocks]``."""
+    """Return the scales ``[rows, blocks]`` of nested bytes."""
     table = torch.tensor(nested_table(), dtype=nested.dtype, device=stored.device)
     scales = table.index_select(0, stored.flatten().int()).view(*nested.shape, -1)
     scales = scales.mul_(nested.unsqueeze(-1)).view(stored.shape)
@@ -209,11 +194,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """``x @ weight.T + bias`` with a weight of bytes, which backward makes anew: only the bytes are kept.
-
-    Its arguments are x, the fields of :class:`WeightBytes`, bias and the scheme's name. The weight has no
-    gradient.
-    """
+    """``x @ weight.T + bias`` with a quantised weight, made again in backward, without gradient."""
 
     forward = staticmethod(_product)
     setup_context = staticmethod(_remember)
@@ -223,7 +204,7 @@ class QuantisedProduct(torch.autograd.Function):
 # -- as an operator of PyTorch, which an export keeps whole ------------------------------------------------
 
 OPERATOR = "tensoropt_quantised.linear.default"
-"""The same product in a module and in its export."""
+"""The same product in a module and its export."""
 _NAME = "tensoropt_quantised::linear"
 torch.library.define(
     _NAME,
@@ -240,14 +221,12 @@ def _shape_of_product(x: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Te
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer whose weight is bytes, as frozen parameters: ``codes``, ``scales``, and where scales are
-    nested ``nested`` and ``offset``.
+    """A linear layer with frozen bytes as weight: ``codes``, ``scales`` and, if nested, ``nested``,
+    ``offset``.
 
     Args:
-        stored: the bytes.
-        scheme: the scheme's name.
-        bias: as of the layer that it stands for; None if it has none.
-        compute: the type in which it multiplies; None for that of its input, which its result has anyway.
+        bias: the layer's bias, or None.
+        compute: the dtype of the product; by default the input's, which the result has.
     """
 
     def __init__(
@@ -267,7 +246,7 @@ class QuantisedLinear(nn.Module):
         self.out_features, self.in_features = stored.codes.shape[0], stored.codes.shape[1] * per_byte
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product of ``x``, ``[..., inputs]``, and the weight, plus the bias."""
+        """Return ``x`` ``[..., inputs]`` times the weight, plus the bias."""
         read = x if self.compute is None else x.to(self.compute)
         product: torch.Tensor = torch.ops.tensoropt_quantised.linear(
             read, self.codes, self.scales, self.nested, self.offset, self.bias, self.scheme
@@ -275,5 +254,4 @@ class QuantisedLinear(nn.Module):
         return product.to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Return the sizes and the scheme."""
         return f"{self.in_features}, {self.out_features}, scheme={self.scheme}"

@@ -1,4 +1,4 @@
-"""The only registry of operators: the specs of all families, and the queries that stages make."""
+"""The registry of operators: the specs of all families, and queries."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """Return the spec of this overload; a spec with defaults if there is none."""
+    """Return the spec of this overload, or default values."""
     return BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
-    """Return the index space of one operator; the fallback without loops if no rule describes it."""
+    """Return the index space of one operator; without a rule, one without loops."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
     # Not known: callers may let discovery look for splits.
@@ -114,11 +114,10 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
 
 
 def unread(op: Operator, consulted: Container[int | str]) -> list[str]:
-    """Return the names of the arguments of an ATen call that its rule has not asked for, without tensors and
-    those at their defaults.
+    """Return the names of an ATen call's arguments that its rule has not read, without tensors and defaults.
 
     Args:
-        consulted: positions and names of the arguments that the rule has asked for.
+        consulted: positions and names of the arguments that it has read.
     """
     if not op.target.startswith("aten."):
         return []
@@ -134,17 +133,11 @@ def unread(op: Operator, consulted: Container[int | str]) -> list[str]:
 
 
 def samples_of(target: str) -> Samples:
-    """Return the random operands on which an operator is well defined."""
     return _SAMPLES.get(packet_of(target), Samples())
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield the name of each operand of a local call that holds indices, and the bound below which they must
-    stay.
-
-    Args:
-        shape: returns the local shape of an operand, given its name.
-    """
+    """Yield name and upper bound of a call's index operands; ``shape``: name -> local shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return
@@ -153,20 +146,17 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """Return the precision in which an operator computes under mixed precision; None for one that follows its
-    operands.
-    """
+    """Return an operator's precision under mixed precision; None for its operands'."""
     return _PRECISION.get(packet_of(target))
 
 
 def cost_class_of(function: str) -> CostClass | None:
-    """Return the roofline class of a call's function, operator or kernel; None for one without a class."""
+    """Return the roofline class of an operator or kernel, or None."""
     return _COST_CLASS.get(packet_of(function))
 
 
 def is_dense_transformer(targets: Iterable[str]) -> bool:
-    """Return whether operators are those of a transformer without experts: attention, and no layers of
-    another kind."""
+    """Return whether operators are those of a transformer without experts or other kinds of layers."""
     names = set(targets)
     classes = set(map(cost_class_of, names))
     of_others = {CostClass.CONVOLUTION, CostClass.RECURRENT} & classes
@@ -174,49 +164,39 @@ def is_dense_transformer(targets: Iterable[str]) -> bool:
 
 
 def reads_of(function: str) -> int:
-    """Return how often a call's function, as one kernel, reads its operands."""
+    """Return how often a function, as one kernel, reads its operands."""
     return _READS.get(function, 1)
 
 
 def launches(function: str) -> bool:
-    """Return whether a call of this function launches work on a device."""
+    """Return whether a function launches work on a device."""
     return packet_of(function).rstrip("_") not in _NO_LAUNCH
 
 
 def flops_of(schema: str) -> FlopCount | None:
-    """Return the FLOP counter for a call with this schema (``aten::mkldnn_rnn_layer``); None if there is
-    none.
-    """
+    """Return the FLOP counter of a schema (``aten::mkldnn_rnn_layer``), or None."""
     return _FLOPS.get(schema)
 
 
 def reserve_of(target: str) -> int | None:
-    """Return how many numbers cuDNN reserves per step, unit and layer; None for an operator that is not a
-    cuDNN layer.
-    """
+    """Return the numbers that cuDNN reserves per step, unit and layer; None for other operators."""
     return spec_of(target).reserve.get(target)
 
 
 def draws_of(target: str) -> Callable[[Operator], bool] | None:
-    """Return a function that tells whether a call draws random numbers, if PyTorch's tag is not precise
-    enough.
-    """
+    """Return a predicate of calls that draw random numbers, if PyTorch's tag is not precise."""
     return _DRAWS.get(packet_of(target))
 
 
 def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call without anything that only training does: dropout, batch statistics."""
+    """Return the call in eval mode."""
     change = spec_of(op.target).evaluated
     return call if change is None else change(op, call)
 
 
 @cache
 def resolve_function(name: str) -> Callable[..., Any]:
-    """Return the ATen overload (``aten.linear.default``) or the kernel (``kernels.dropout``) with this name.
-
-    Raises:
-        AttributeError: there is none.
-    """
+    """Return the ATen overload or the kernel (``kernels.dropout``); AttributeError if there is none."""
     if not LocalCall(name, (), {}).is_kernel:
         return resolve_overload(name)
     if name not in KERNELS:
@@ -225,7 +205,7 @@ def resolve_function(name: str) -> Callable[..., Any]:
 
 
 def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
-    """Return a callable of only ``(*args, **kwargs)`` that runs a local call in a rank's context."""
+    """Return a callable of ``(*args, **kwargs)`` that runs a local call in a rank's context."""
     function = resolve_function(call.function)
     if not call.is_kernel:
         return function

@@ -1,6 +1,4 @@
-"""Attention of a sequence that ranks share: each one's keys and values go around a ring, and meet the queries
-of every rank (Liu et al., Ring Attention, arXiv 2310.01889).
-"""
+"""Attention of a split sequence: keys and values go around a ring (Liu et al., arXiv 2310.01889)."""
 
 from __future__ import annotations
 
@@ -26,20 +24,19 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 
 RING_FORM = "kernels.ring_attention"
-"""The kernel that replaces attention if keys and values are split along with the queries."""
+"""The kernel of attention with keys and values split along with the queries."""
 RING = "ring"
-"""The loop that stands for queries, keys and values split along one axis."""
+"""The loop of queries, keys and values split along one axis."""
 
 
 class Ring(NamedTuple):
-    """The ranks among which keys and values go around, and what each of them has.
+    """A ring of ranks and their keys.
 
     Attributes:
-        axes, parts: the mesh axes, and the number of ranks along them.
-        place: a rank's place in the ring if its coordinate does not say it: of one that has as much to do as
-            any.
-        keys: for each place, the (position, length) of each stretch of its keys, in the order of its rows.
-        rows: the most keys of any rank; messages have room for as many.
+        axes, parts: the mesh axes, and the number of ranks.
+        place: the place of a rank without coordinate: one with the most work.
+        keys: for each place, (position, length) of its stretches of keys.
+        rows: the most keys of any rank, the size of messages.
     """
 
     axes: tuple[int, ...]
@@ -75,8 +72,7 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
 
 
 def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
-    """Return the messages of a rank: those of keys and values, which the last step needs no more in either
-    direction; in backward those of gradients, of which the last one overlaps with nothing."""
+    """Return a rank's messages: keys and values, and in backward gradients, whose last one is exposed."""
     elements = 0
     for operand in shard.space.reads[1:3]:
         shape = shard.shape(operand, written=False)
@@ -105,12 +101,11 @@ def ring_attention(
 
     Args:
         ring: a :class:`Ring`.
-        pieces: the rank's part of each atom of the queries' dim; of no meaning if not ``causal``.
+        pieces: the rank's part of each atom of the queries' dim, if ``causal``.
         q: ``[..., heads, local queries, d]``.
-        k, v: ``[..., key heads, local keys, d]``; query head ``h`` reads key head
-            ``h // (heads / key heads)``.
-        mask: broadcasts to ``[..., heads, local queries, all keys]``: what may be seen, or is added to the
-            scores. Its gradient is not computed.
+        k, v: ``[..., key heads, local keys, d]``; query head ``h`` reads key head ``h // (heads / key
+            heads)``.
+        mask: broadcasts to ``[..., heads, local queries, all keys]``; bool or additive, without gradient.
         scale: by default ``1 / sqrt(d)``.
     """
     of_ranks = Ring(*ring)
@@ -121,11 +116,11 @@ def ring_attention(
 
 
 class _Pair(NamedTuple):
-    """Some of the rank's queries, and some of the keys that it holds.
+    """Some of the rank's queries and keys.
 
     Attributes:
         rows, columns: (first, end) among the local ones.
-        causal: query ``i`` of them sees only the first ``i + 1`` keys of them.
+        causal: query ``i`` sees only the first ``i + 1`` of these keys.
     """
 
     rows: tuple[int, int]
@@ -134,11 +129,7 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """The steps of a rank: whose keys it holds in each, and what its queries see of them.
-
-    Attributes:
-        queries: the stretches of its queries; None if they see all keys.
-    """
+    """A rank's steps: whose keys it has, and what its ``queries`` see (None: everything)."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries
@@ -148,15 +139,11 @@ class _Turns:
         return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
 
     def send(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to send to the next rank, and to receive from the one before."""
+        """Begin to send to the next rank, and to receive from the previous one."""
         return self.context.send_around(value, self.ring.axes)
 
     def pairs(self, place: int, queries: int) -> Iterator[_Pair]:
-        """Yield what the rank's queries see of the keys of a place.
-
-        Args:
-            queries: their number.
-        """
+        """Yield what the rank's queries see of a place's keys; ``queries`` is their number."""
         column = 0
         for position, length in self.ring.keys[place]:
             if self.queries is None:
@@ -196,7 +183,7 @@ def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
 
 
 class _Message(NamedTuple):
-    """How keys and values lie in one message: each in the memory order of the rank's own."""
+    """The memory orders of keys and values in one message."""
 
     keys: torch.Size
     values: torch.Size
@@ -331,8 +318,7 @@ def _rows(seen: torch.Tensor | None, pair: _Pair) -> torch.Tensor | None:
 
 
 def _nothing_seen(q: torch.Tensor, v: torch.Tensor) -> Block:
-    """Return the attention of queries over no keys, in at least float32 and in the memory order of fused
-    kernels, whose results have the heads inside the queries."""
+    """Return attention over no keys, in at least float32 and in the memory order of fused kernels."""
     wide = torch.promote_types(q.dtype, torch.float32)
     *lead, heads, queries = q.shape[:-1]
     out = q.new_zeros((*lead, queries, heads, v.shape[-1]), dtype=wide).transpose(-3, -2)

@@ -1,16 +1,9 @@
-"""Compose stages: for every amount of memory, the cuts and the stages' strategies that give the fastest
-pipeline.
+r"""Compose stages: the cuts and stage strategies of the fastest pipeline under each memory bound.
 
-The step of :math:`p` stages and :math:`m` micro-batches is assumed to take :math:`\\sum_s f_s + (m - 1)
-\\max_s t_s + \\max_s e_s`: the first micro-batch passes all stages, each further one takes as long as the
-slowest stage, and after the last one each stage finishes its gradient reduction and takes its optimizer step
-(GPipe and 1F1B; Narayanan et al., SC 2021, section 2.2; Zheng et al., Alpa, OSDI 2022, section 5.2). Its
-memory is that of the fullest stage.
-
-The search is for a shortest path over cuts, with three numbers as its cost: a label is kept if no other label
-of the same cut beats it in all three (Martins, "On a multicriteria shortest path problem", 1984). Memory is a
-bound instead: the next pipeline is the fastest one in which every stage needs less than the fullest stage of
-the previous one.
+A step of :math:`p` stages and :math:`m` micro-batches takes :math:`\sum_s f_s + (m - 1) \max_s t_s + \max_s
+e_s` (Narayanan et al., SC 2021, section 2.2; Alpa, OSDI 2022, section 5.2); its memory is that of the fullest
+stage. The search is a shortest path over cuts with three costs: a label is kept if no other of the same cut
+beats it in all three (Martins, "On a multicriteria shortest path problem", 1984).
 """
 
 from __future__ import annotations
@@ -24,12 +17,11 @@ import numpy as np
 from numba import njit
 
 MOST_LABELS = 4096
-"""The most labels kept at one cut; beyond it, those with the least sum of seconds stay. No model tried so far
-had that many."""
+"""The most labels kept at one cut; beyond it, those with the least sum of seconds stay."""
 
 
 Place = TypeVar("Place", bound=Hashable)
-"""The start or end of a stage: a position, and the layout of the tensors that cross it."""
+"""The start or end of a stage: a position, and the layout of the tensors crossing it."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +29,9 @@ class Offer:
     """The strategies available to one stage, one per row.
 
     Attributes:
-        memory: (n,) bytes on a rank, with the stage's micro-batches in flight.
-        first_s: (n,) seconds of the first micro-batch, forward and backward, with the messages it waits for.
-        further_s: (n,) seconds that one more micro-batch adds to the step if this stage is the slowest.
+        memory: (n,) bytes on a rank, for all micro-batches in flight.
+        first_s: (n,) seconds of the first micro-batch with its messages.
+        further_s: (n,) seconds of one more micro-batch if this stage is the slowest.
         end_s: (n,) seconds after the last micro-batch.
     """
 
@@ -49,7 +41,7 @@ class Offer:
     end_s: np.ndarray
 
     def within(self, cap: float) -> np.ndarray:
-        """Return the strategies that need at most ``cap`` bytes and that no other of these beats."""
+        """Return the non-dominated strategies that need at most ``cap`` bytes."""
         (rows,) = np.nonzero(self.memory <= cap)
         costs = np.stack([self.first_s, self.further_s, self.end_s], axis=1)
         return rows[unbeaten(costs[rows])]
@@ -61,7 +53,8 @@ class Composition(Generic[Place]):
 
     Attributes:
         stages: for each stage, its start, its end, and the row of its offer.
-        memory_bytes: the fullest stage's memory. time_s: seconds of the step by the formula above.
+        memory_bytes: the fullest stage's memory.
+        time_s: seconds of the step.
         exact: whether no label was dropped.
     """
 
@@ -72,16 +65,14 @@ class Composition(Generic[Place]):
 
 
 def unbeaten(costs: np.ndarray) -> np.ndarray:
-    """Return the indices (k,) of the rows of ``costs`` (n, d) that no other row beats or equals in every
-    column; of equal rows, that of the first.
-    """
+    """Return the indices (k,) of the non-dominated rows of ``costs`` (n, d); of equal rows, the first."""
     order = np.lexsort(costs.T[::-1])
     return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float))]
 
 
 @njit(cache=True, nogil=True)
 def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
-    """Return the rows of sorted ``costs`` that no earlier row beats or equals in every column."""
+    """Return the non-dominated rows of sorted ``costs``."""
     # Rows are sorted by the first column: no later row can beat those kept.
     kept = np.empty(costs.shape[0], np.int64)
     count = 0
@@ -104,11 +95,11 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
 def compose(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, *, step: float = 0.0
 ) -> Iterator[Composition[Place]]:
-    """Yield the compositions that no other beats in both memory and time, the fastest first.
+    """Yield the compositions on the frontier of memory and time, the fastest first.
 
     Args:
-        offers: for each stage, the offer between each pair of places; consecutive stages share a place. step:
-        the least share by which the memory of the next composition is smaller; 0 finds all.
+        offers: for each stage, the offer between each pair of places; consecutive stages share a place.
+        step: the least relative decrease of memory between compositions; 0 finds all.
     """
     cap, before = inf, None
     while (composition := _fastest(offers, micro_batches, cap)) is not None:
@@ -124,9 +115,7 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut: (n, 3) seconds of the first micro-batch, the slowest stage
-    and the longest end, and their predecessors.
-    """
+    """The partial pipelines that reach one cut: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``."""
 
     costs: np.ndarray
     came: tuple[tuple[tuple[Place, Place], int, int], ...]
@@ -135,7 +124,7 @@ class _Labels(Generic[Place]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float
 ) -> Composition[Place] | None:
-    """Return the fastest composition in which every stage needs at most ``cap`` bytes."""
+    """Return the fastest composition whose stages need at most ``cap`` bytes each."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
@@ -179,5 +168,5 @@ def _fastest(
 
 
 def _step_s(costs: np.ndarray, micro_batches: int) -> np.ndarray:
-    """Return the seconds (n,) of steps of ``micro_batches`` micro-batches."""
+    """Return the seconds (n,) of a step."""
     return costs[:, 0] + (micro_batches - 1) * costs[:, 1] + costs[:, 2]

@@ -1,6 +1,4 @@
-"""Pipelines of one mesh and schedule: choose ranges, search them, compose them to stages, and simulate the
-result.
-"""
+"""Pipelines of one mesh and schedule: choose ranges, search them, compose them, and simulate the result."""
 
 from __future__ import annotations
 
@@ -34,22 +32,21 @@ from tensoropt.pipeline.strategy import (
 )
 
 Cut = tuple[int, CrossingWays | None]
-"""A position, and the way in which tensors cross it."""
+"""A position and the layouts of the tensors crossing it."""
 _Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
-"""The offers of each stage, by pairs of ends."""
 Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
-"""Composes stages, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
+"""Composes stages, as :func:`~tensoropt.pipeline.compose.compose` does."""
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """The ways in which tensors may cross cuts.
+    """The layouts that tensors may have when they cross cuts.
 
     Attributes:
-        ways: for each axis of a place; the same for all axes.
-        outer: the ways of all axes but the last, if these have ways of their own.
-        everywhere_alike: whether tensors cross all cuts in the same way, which takes fewer searches.
-        of_axes: the ways of each axis of a place, in place of ``ways`` and ``outer``.
+        ways: the choices for each axis of a place.
+        outer: the choices of all axes but the last, if they differ.
+        everywhere_alike: whether all cuts use the same layout, which takes fewer searches.
+        of_axes: the choices of each axis, in place of ``ways`` and ``outer``.
     """
 
     ways: Sequence[str] = CROSSINGS
@@ -58,14 +55,14 @@ class Crossings:
     of_axes: tuple[Sequence[str], ...] | None = None
 
     def placements(self, axes: int) -> list[CrossingWays]:
-        """Return all the ways in which tensors may cross on a mesh of ``axes`` axes."""
+        """Return all layouts of crossing tensors on a mesh of ``axes`` axes."""
         if self.of_axes is not None:
             assert len(self.of_axes) == axes, f"ways of {len(self.of_axes)} axes for {axes}"
             return list(itertools.product(*self.of_axes))
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return the ways in which tensors may enter and leave a stage."""
+        """Return all pairs of layouts in which tensors may enter and leave a stage."""
         ways = self.placements(axes)
         pairs: list[Ends] = [
             (before, behind)
@@ -81,12 +78,11 @@ class Composer:
     """Makes pipelines for one mesh, number of micro-batches and schedule.
 
     Args:
-        frontiers: the frontiers of ranges at the places of that mesh.
+        frontiers: the frontiers of ranges on that mesh.
         composing: the function that composes stages.
-        notes: collects remarks on pipelines that were left out.
-        per_place: stages at each place; by default the number that the search uses with this schedule.
-        refused: is called with the reason why stages, or a pipeline composed of them, cannot run in the
-            schedule; by default it makes a note.
+        notes: remarks on pipelines that were left out; appended to.
+        per_place: stages at each place; by default the schedule's.
+        refused: called with the reason why stages cannot run in the schedule; by default adds a note.
 
     Raises:
         PlanError: the schedule does not fit the mesh and the micro-batches.
@@ -114,11 +110,7 @@ class Composer:
         self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the composed pipelines, simulated.
-
-        Args:
-            positions: the positions where each stage may begin; then where the last one ends.
-        """
+        """Yield the composed pipelines, simulated; ``positions`` are each stage's starts, then the end."""
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
@@ -244,7 +236,6 @@ def _stages_per_place(schedule: str) -> int:
 
 
 def _within(offer: StageOffer, room: float) -> StageOffer | None:
-    """Return the strategies that need at most ``room`` bytes; None if there are none."""
     rows = np.nonzero(offer.memory <= room)[0].tolist()
     if len(rows) == len(offer.rows):
         return offer
@@ -252,8 +243,7 @@ def _within(offer: StageOffer, room: float) -> StageOffer | None:
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """Return the ways to store the parameters that several stages use, for which each of these stages has a
-    strategy.
+    """Return the layouts of parameters tied across stages for which each of these stages has a strategy.
 
     Args:
         of_stages: for each stage and strategy, the layout of each stored parameter.

@@ -1,7 +1,4 @@
-"""Costs of the stages of a pipeline at one place of a job's mesh, while the other places do the same.
-
-The places of a pipeline are equal parts of a cluster, one after another.
-"""
+"""Costs of a pipeline's stages; its places are equal, consecutive parts of a cluster."""
 
 from __future__ import annotations
 
@@ -25,14 +22,13 @@ from tensoropt.simulate.candidates import Overlap, overlap_of
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
-    """Return the meshes of a cluster whose first axis is a pipeline: the places are connected by the
-    outermost links, and each place has one of the meshes of such a part of the cluster.
+    """Return the meshes of a cluster whose first axis is the pipeline, along its outermost links.
 
     Args:
         most_axes: the most axes of a place's mesh.
 
     Raises:
-        ClusterError: the devices do not divide into so many equal parts of whole link levels.
+        ClusterError: the devices do not divide into ``places`` equal parts of whole link levels.
     """
     meshes = []
     for inner in _place_of(cluster, places).meshes(most_axes):
@@ -44,7 +40,7 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
 
 
 def degrees_of(cluster: Cluster) -> tuple[int, ...]:
-    """Return the pipeline degrees of a cluster: the numbers of places into which it can be divided."""
+    """Return the numbers of places into which a cluster can be divided."""
     degrees = []
     for places in range(2, cluster.device_count + 1):
         if cluster.device_count % places == 0:
@@ -57,18 +53,14 @@ def degrees_of(cluster: Cluster) -> tuple[int, ...]:
 
 
 def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...]:
-    """Return the kinds of devices at each place of a pipeline; places hold the ranks in order."""
+    """Return the kinds of devices at each place; places hold consecutive ranks."""
     size = cluster.device_count // places
     parts = (cluster.devices[place * size : (place + 1) * size] for place in range(places))
     return tuple(tuple({kind.name: kind for kind in part}.values()) for part in parts)
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:
-    """Return the first of the equal parts.
-
-    Raises:
-        ClusterError: there are no such parts.
-    """
+    """Return the first of the equal parts; ClusterError if there are none."""
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
@@ -89,18 +81,13 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
 
 
 class PlaceCommunication:
-    """Collectives among the ranks of one place of a pipeline, while the other places run theirs.
-
-    Args:
-        job: the communication costs on the whole job's mesh, whose first axis is the pipeline.
-    """
+    """Collectives within one place of a pipeline while the others run theirs, by the whole job's costs."""
 
     def __init__(self, job: LinkCosts):
         self.job = job
 
     @property
     def described(self) -> str:
-        """Describe everything that the predictions depend on."""
         return f"a place of {self.job.described}"
 
     @staticmethod
@@ -125,7 +112,7 @@ Source = TypeVar("Source", bound=ClusterCosts)
 
 
 def sources_at(costs: Source, places: int) -> list[Source]:
-    """Return, for each place of a pipeline, the costs of its own kinds of devices."""
+    """Return the costs of each place's own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
 
@@ -134,14 +121,12 @@ class PipelinePrices:
 
     Args:
         mesh: the whole job's mesh; its first axis is the pipeline.
-        compute, overheads: costs on ranks that all compute at once; on a cluster with several kinds of
-            devices, at the pace of the slowest.
-        of_places: for each place, the costs of its own kinds of devices; none if all places have the same
-            kinds.
-        process_memory: what a process uses in addition to tensors, for a model's graph.
+        compute, overheads: costs on the slowest kind of device, all ranks computing at once.
+        of_places: the costs of each place's own kinds of devices, if they differ.
+        process_memory: graph -> a process's memory in addition to tensors.
 
     Attributes:
-        beside: whether communication that nobody waits for overlaps computation.
+        beside: whether asynchronous communication overlaps computation.
     """
 
     def __init__(
@@ -166,8 +151,7 @@ class PipelinePrices:
 
     @classmethod
     def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
-        """Return the prices that a cost source gives; everything to be priced must have been measured
-        before."""
+        """Return the prices of a cost source; everything must have been measured before."""
         communication = costs.communication(mesh, pairs=True)
 
         def made(source: ClusterCosts, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
@@ -190,21 +174,19 @@ class PipelinePrices:
         return made(costs, [compute_of[id(source)] for source in sources])
 
     def at(self, place: int) -> PipelinePrices:
-        """Return the prices at one place: those of its own kinds of devices."""
+        """Return the prices at one place."""
         return self.of_places[place] if self.of_places else self
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The names of the kinds of devices at each place; empty if all places have the same kinds."""
+        """The kinds of devices at each place; empty if all places have the same kinds."""
         if not self.of_places:
             return ()
         places = (source.cluster.device_kinds for source in self.of_places)
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return the bytes of memory of a place's devices, the least of its kinds; unlimited if all places
-        have the same kinds, as one budget then covers all of them.
-        """
+        """Return the bytes of a place's smallest devices; infinite if all places have the same kinds."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
@@ -212,7 +194,7 @@ class PipelinePrices:
 
         Args:
             sizes: micro-batches, then the axes of a place.
-            in_flight: micro-batches from which the stage keeps something at the same time.
+            in_flight: the micro-batches whose tensors it keeps at once.
         """
         return Prices(
             graph,
@@ -229,13 +211,13 @@ class PipelinePrices:
 
     @property
     def capability(self) -> Capability | None:
-        """The compute capability whose attention kernels are asked what they keep; None for CPU ranks."""
+        """The compute capability that decides what attention kernels save; None on CPUs."""
         on_gpu = self.cluster.device_type == "cuda"
         return capability_of(self.cluster.device.capability) if on_gpu else None
 
     @cached_property
     def overlap(self) -> Overlap:
-        """The overlap of work at a place, and the links that it occupies."""
+        """The overlap of work at a place, and the links that it uses."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
@@ -244,13 +226,10 @@ class PipelinePrices:
 
     @property
     def devices_per_place(self) -> int:
-        """The number of devices that compute a stage together."""
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds of a message from each rank at one place to its counterpart at another, all sent
-        at once, with those of issuing both ends; 0 within a place.
-        """
+        """Return the seconds of simultaneous messages between two places, with both ends; 0 within one."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
@@ -265,7 +244,6 @@ class PipelinePrices:
 
     @property
     def message_end(self) -> Queues:
-        """The seconds of issuing one end of a message."""
         return DevicePrices(self.compute, self.overheads).message_end
 
     def _rate(self, first: int, second: int) -> float:

@@ -1,5 +1,4 @@
-"""The simulation of a pipelined strategy: first the step of each stage, then the schedule that runs their
-micro-batches."""
+"""Simulate a pipelined strategy: the step of each stage, then the schedule of micro-batches."""
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ TOO_LARGE = "pipelines: some whose stages need more than their devices have were
 
 @dataclass(frozen=True)
 class _PlaceLoad:
-    """The seconds that a rank of one place spends in a step, by kind; its fields are figures of a point.
+    """The seconds that a rank of one place spends in a step, by kind.
 
     Attributes:
         communication_s: collectives and messages.
-        exposed_s: the part of communication that it waits for.
-        host_s: the host's time to issue the stages' steps; 0 if the host is the device.
+        exposed_s: exposed communication.
+        host_s: the host's seconds to launch; 0 on CPUs.
     """
 
     compute_s: float
@@ -59,16 +58,10 @@ class PipelineEvaluation:
 
     Attributes:
         stages: each stage's own step, as if its micro-batches ran one after another.
-        times: the times of the schedule.
-        memory: (places, 5) the peak of tensors on a rank of each place, by kind as in
-            :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        time_s: seconds of the step.
-        loads: the load of each place.
-        terms: for each place, the bytes that a process uses in addition to tensors, by name, as in
-            :data:`~tensoropt.costs.process_memory.TERMS`.
-        kinds: the names of the kinds of devices at each place, if places differ in them.
-        capability: the compute capability whose attention kernels are asked what they keep; None on CPU
-            ranks.
+        memory: (places, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: for each place, bytes by :data:`~tensoropt.costs.process_memory.TERMS`.
+        kinds: the kinds of devices at each place, if they differ.
+        capability: the GPUs' compute capability; None on CPUs.
     """
 
     strategy: PipelinedStrategy
@@ -83,12 +76,11 @@ class PipelineEvaluation:
 
     @property
     def busiest(self) -> _PlaceLoad:
-        """The load of the place that spends the most time computing and waiting for communication."""
+        """The load of the place that spends the most time on computation and exposed communication."""
         return self.loads[self.busiest_place]
 
     @property
     def busiest_place(self) -> int:
-        """The number of the busiest place; the first of equals."""
         busy = [load.compute_s + load.exposed_s for load in self.loads]
         return busy.index(max(busy))
 
@@ -99,21 +91,19 @@ class PipelineEvaluation:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of tensors and everything else that a process uses, on the fullest rank."""
+        """Bytes that a process uses on the fullest rank, tensors and everything else."""
         return float(self.peaks.max())
 
     @property
     def peaks(self) -> np.ndarray:
-        """The bytes of tensors and all else that a process uses, on a rank of each place, (places,)."""
+        """(places,) bytes that a process uses on a rank of each place."""
         return np.asarray(self.memory.sum(axis=1) + [sum(terms.values()) for terms in self.terms])
 
     @property
     def fullest(self) -> int:
-        """The place whose ranks need the most memory."""
         return int(self.peaks.argmax())
 
     def owners(self) -> list[Owned]:
-        """Return the owners of the bytes of :meth:`memory_curve`."""
         return owned_by_place(
             self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
         )
@@ -124,8 +114,7 @@ class PipelineEvaluation:
         return actions, [*(h.start_s for h in own), own[-1].end_s]
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
-        """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
-        kind from then on."""
+        """Return the memory curve of a rank of the fullest place: (start of action, (5,) bytes by kind)."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
         curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
         return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
@@ -136,7 +125,7 @@ class PipelineEvaluation:
 
 
 def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
-    """Return, for each stage on a mesh, the workload of each group's configuration."""
+    """Return, for each stage, the workload of each group's configuration."""
     return [
         {
             name: workload(stage.graph, configuration, stage.mesh)
@@ -152,11 +141,7 @@ def evaluate_pipeline(
     facts: Sequence[Mapping[str, Facts]],
     prices: PipelinePrices,
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy.
-
-    Args:
-        works, facts: for each stage, those of its groups' configurations.
-    """
+    """Simulate a pipelined strategy from the workloads and facts of each stage's groups."""
     stages = []
     for number, (stage, of_stage, facts_of_stage) in enumerate(
         zip(strategy.stages, works, facts, strict=True)
@@ -168,7 +153,7 @@ def evaluate_pipeline(
 
 
 def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: ClusterCosts) -> PipelineEvaluation:
-    """Simulate a pipelined strategy on a mesh of a cluster, at the costs there."""
+    """Simulate a pipelined strategy on a mesh of a cluster."""
     sources, works = sources_at(costs, strategy.places), stage_works(strategy)
     facts = [
         {name: sources[strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
@@ -178,8 +163,7 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
-    """Return whether each place keeps within the memory of its own kinds of devices, if places differ in
-    them."""
+    """Return whether each place fits its own kinds of devices, if places differ."""
     return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 
 
@@ -190,11 +174,11 @@ def assemble(
     *,
     communicating_apart: bool = False,
 ) -> PipelineEvaluation:
-    """Return the evaluation of a pipelined strategy, composed of the simulated steps of its stages.
+    """Compose the evaluation of a pipeline from the simulated steps of its stages.
 
     Args:
-        communicating_apart: whether all gathers and reductions overlap other stages' work, as other systems
-            do it (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`) but plans here do not.
+        communicating_apart: whether all gathers and reductions overlap other stages' work
+            (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), as in other systems.
     """
     per_place = len(strategy.stages) // strategy.places
     actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)

@@ -1,6 +1,4 @@
-"""The memory of a pipeline's ranks: tensors that micro-batches keep, message buffers, and the needs of
-actions.
-"""
+"""The memory of a pipeline's ranks: tensors of micro-batches, message buffers, and the needs of actions."""
 
 from __future__ import annotations
 
@@ -30,13 +28,7 @@ from tensoropt.simulate.step import PACKED, lower
 
 
 class Receipt(NamedTuple):
-    """A message that a stage waits for.
-
-    Attributes:
-        back: whether it brings a gradient, from the next stage.
-        stage: the stage that receives it.
-        micro_batch: the micro-batch that it belongs to.
-    """
+    """A message that a stage waits for. ``back``: whether it is a gradient from the next stage."""
 
     back: bool
     stage: int
@@ -47,11 +39,7 @@ class Receipt(NamedTuple):
 def receipts(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
-    """Return, for each place and action, the messages that are requested after the previous action.
-
-    Raises:
-        PlanError: such a pipeline cannot be run.
-    """
+    """Return, for each place and action, the receives posted after the previous action."""
     actions = place_actions(name, places, per_place, micro_batches)
     if not schedule_named(name).several:
         return tuple(tuple(_needed(name, places, per_place, action) for action in own) for own in actions)
@@ -113,11 +101,11 @@ def _early(
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Return, for each micro-batch of a stage, the earlier micro-batches whose gradients the previous stage
-    has surely received by the time this micro-batch's forward input arrives.
+    """Return the micro-batches whose gradients the previous stage has received when a forward's input
+    arrives.
 
-    A message that a stage sends after a backward proves that it had received the input of that backward. A
-    schedule that waits for its own messages has waited for all of them.
+    A message sent after a backward proves that its sender had received that backward's input; schedules that
+    wait for their own messages have waited for all of them.
     """
     if not stage:
         return {}
@@ -137,13 +125,11 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
 def taken_on(
     name: str, actions: Sequence[Sequence[Action]], stage: int
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the micro-batches whose tensors the next stage has surely received, of a stage that has no
-    backward: as it sends those of a later micro-batch (``("F", micro-batch)``), and where its backward would
-    be (``("B", micro-batch)``); each once, and some never before the step is over.
+    """Return the micro-batches known to be received by the next stage, for a stage without backward.
 
-    No gradient proves it. Schedules with one stage per place wait for what they sent before the first
-    backward, and those that wait do so before the next message. With several, a later stage of the place
-    proves it, whose forward has run.
+    Keys: ``("F", m)`` when tensors of m are sent, ``("B", m)`` where its backward would be. No gradient
+    proves receipt: schedules with one stage per place wait for their sends before the first backward; with
+    several, the forward of a later stage at the place proves it.
     """
     schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
     if stage == max(action.stage for actions_at in actions for action in actions_at):
@@ -167,14 +153,13 @@ def taken_on(
 
 @dataclass(frozen=True)
 class _SplitBackward:
-    """The bytes of one micro-batch of a stage on one rank during a split backward.
+    """Bytes of one micro-batch on one rank during a split backward.
 
     Attributes:
-        inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
-        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes`` and
-            what a stage at the same place gave.
-        weights_bytes: the most bytes alive while these are made, besides the same.
-        sent_bytes: the bytes of gradients that go back to the previous stage and are also needed until then.
+        inputs_bytes: the peak while gradients of arriving tensors are made.
+        between_bytes: kept until the gradients of parameters are made, without ``sent_bytes``.
+        weights_bytes: the peak while these are made, without the same.
+        sent_bytes: gradients sent back and needed until then.
     """
 
     inputs_bytes: float
@@ -185,16 +170,15 @@ class _SplitBackward:
 
 @dataclass(frozen=True)
 class _BothHalfDone:
-    """The bytes of one micro-batch on one rank where a stage makes the gradients of arriving tensors before
-    the next stage, at the same place, has made those of its parameters.
+    """Bytes of one micro-batch on one rank when a stage makes gradients of arriving tensors before the next
+    stage, at the same place, has made those of its parameters.
 
     Attributes:
-        inputs_bytes: the most bytes alive while the former are made, with the gradients that came back and
-            that the next stage needs longer.
-        given_bytes: the bytes of tensors that only the next stage still holds when they are made.
-        sent_bytes: the same of gradients that the next stage sent back.
-        weights_bytes: the most bytes alive while the next stage makes the gradients of its parameters, with
-            ``given_bytes`` and besides ``sent_bytes``.
+        inputs_bytes: the peak while the former are made.
+        given_bytes: tensors that only the next stage still holds then.
+        sent_bytes: gradients that only the next stage still holds.
+        weights_bytes: the peak of the next stage's parameter gradients, with ``given_bytes``, without
+            ``sent_bytes``.
     """
 
     inputs_bytes: float
@@ -207,8 +191,8 @@ class _Storage(NamedTuple):
     """The storage of a gradient.
 
     Attributes:
-        tensor: that whose gradient was the first in it; "" if it is made and used inside a group.
-        reader: the group that made it, if several readers' are added up for the tensor; or that uses it.
+        tensor: the first tensor whose gradient it holds; "" inside a group.
+        reader: the group that made it, if several are summed; or that uses it.
     """
 
     tensor: str
@@ -216,24 +200,23 @@ class _Storage(NamedTuple):
 
 
 class _Apart:
-    """The first part of a stage's backward that is taken apart, and what it leaves for the second.
+    """The first part of a stage's split backward, and what it leaves for the second.
 
-    Nothing is resharded inside such a stage, so a gradient stays in its storage until it is added to others.
+    Nothing is resharded inside such a stage, so a gradient stays in its storage until it is summed.
 
     Args:
-        evaluation: that of the stage, which is any but the first, or of an equal one, alone.
-        capability: the compute capability whose attention kernels are asked what they keep.
-        following: the next stage, if it is at the same place: gradients come from it in its storages.
-        given: whether the stage before is at the same place, and holds what it gave.
+        evaluation: the stage's own.
+        following: the next stage, if at the same place, whose gradient storages are shared.
+        given: whether the previous stage is at the same place and holds the arriving tensors.
 
     Attributes:
-        arriving: the tensors that arrive, in the order in which they cross.
-        inputs_bytes: the most bytes alive in the first part.
-        apart: the groups from which gradients of parameters are made.
-        waiting: for each of them, the storages of the gradients that wait.
-        sent: the storages of the gradients that go back.
-        needed_bytes: the bytes of what forward kept that the second part needs.
-        readers: for each activation among it, its bytes and the groups that need it.
+        arriving: the arriving tensors, in order.
+        inputs_bytes: the peak of the first part.
+        apart: the groups with gradients of parameters.
+        waiting: group -> storages of its waiting gradients.
+        sent: the storages of gradients sent back.
+        needed_bytes: activations that the second part needs.
+        readers: activation -> its bytes and the groups that need it.
     """
 
     def __init__(
@@ -292,15 +275,13 @@ class _Apart:
     def _first_part(
         self, outlasting: Mapping[_Storage, float]
     ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
-        """Return (the most bytes alive in the first part; the groups from which gradients of parameters are
-        made, in the order of backward; the storages of the gradients that wait in each).
+        """Return (peak bytes; groups with gradients of parameters, in backward order; their waiting
+        storages).
 
-        It runs through the groups in reverse and releases nothing that forward kept; the gradients from which
-        those of parameters will be made stay. What only operators behind the last one with a parameter kept
-        is released when it is over.
+        No activation is freed before the end; the incoming gradients of parameters' operators stay.
 
         Args:
-            outlasting: the storages of gradients from the next stage that outlast this part.
+            outlasting: the storages of the next stage's gradients that outlive this part.
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
@@ -341,11 +322,7 @@ class _Apart:
         }
 
     def _left(self, elsewhere: Collection[str]) -> float:
-        """Return the bytes that the first part leaves, besides gradients that go back.
-
-        Args:
-            elsewhere: arriving tensors that the stage before holds anyway.
-        """
+        """Return the bytes that the first part leaves, without sent gradients or tensors ``elsewhere``."""
         given = sum(size for name, (size, _) in self.readers.items() if name in elsewhere)
         return self.needed_bytes - given + _total(self.waiting, self.sent)
 
@@ -370,9 +347,7 @@ class _Apart:
         return self._given_by(readers[0], name)
 
     def _given_by(self, reader: Group, name: str) -> _Storage:
-        """Return the storage in which a reader gives a tensor's gradient: a sum passes its own on, so that
-        others may lie there as well.
-        """
+        """Return the storage of a reader's gradient; a sum passes its own on."""
         names = {short: name for name, short in reader.short_names.items()}
         of = names.get(self._facts(reader).hands_on.get(reader.short_names[name], ""), name)
         if of in reader.writes:
@@ -394,11 +369,7 @@ class _Apart:
         return gradients
 
     def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
-        """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
-        bytes and the groups that need it).
-
-        A group's graph stays for the gradients that wait for it, and for the graphs of later groups.
-        """
+        """Return (bytes of activations that the second part needs; tensor -> its bytes and groups)."""
         graph = self.graph.atoms.graph
         makers = {name: group.name for group in self.graph.groups for name in group.writes}
         staying, behind = set(apart), set[str]()
@@ -435,12 +406,7 @@ class _Apart:
         return keepers
 
     def _weights_bytes(self, elsewhere: Collection[str]) -> float:
-        """Return the most bytes alive while the gradients of parameters are made, group by group in the order
-        of the model's parameters, besides gradients that go back.
-
-        Args:
-            elsewhere: arriving tensors that the stage before holds anyway.
-        """
+        """Return the peak while parameters' gradients are made, without sent gradients or ``elsewhere``."""
         order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
 
         def first(name: str) -> int:
@@ -468,11 +434,10 @@ class _Apart:
         return self.candidates.facts(group)[self._number(group)]
 
     def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, list[tuple[_Storage, int]]]:
-        """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
-        besides tensors that are counted elsewhere; the storages of incoming gradients among them).
+        """Return (facts of a group's split backward; its bytes in the first part; its incoming storages).
 
         Args:
-            work: the same bytes in a whole backward.
+            work: its bytes in a whole backward.
         """
         whole = self._facts(group)
         split = find_split_facts(self.candidates.works(group)[self._number(group)], self.capability)
@@ -497,7 +462,6 @@ class _Apart:
 
 
 def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[_Storage] = ()) -> float:
-    """Return the bytes of all storages in which gradients wait, by group, except those ``without`` which."""
     storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
     return sum(size for name, size in storages.items() if name not in without)
 
@@ -512,11 +476,7 @@ def memory_of_places(
     actions: Sequence[Sequence[Action]],
     capability: Capability | None = None,
 ) -> np.ndarray:
-    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first.
-
-    Args:
-        capability: the compute capability whose attention kernels are asked what they keep.
-    """
+    """Return (places, 5) peak bytes by kind; of equal peaks, the first."""
     peaks = []
     for place, own in enumerate(actions):
         curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own, capability)])
@@ -524,22 +484,22 @@ def memory_of_places(
     return np.array(peaks)
 
 
-class ActionRecorder(Protocol):
-    """A receiver of what a place has alive in its actions, from the first to the last."""
+class _ActionRecorder(Protocol):
+    """Records what a place has alive in its actions, in order."""
 
     def keep(self, action: Action, change: float) -> None:
-        """Record by how many bytes an action's micro-batch keeps more."""
+        """Record the bytes by which an action changes what its micro-batch keeps."""
 
     def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
         """Record an action.
 
         Args:
-            needed: the bytes that it needs itself.
-            on_the_way, trailing: as in :class:`_TransientMemory`.
+            needed: its own bytes.
+            on_the_way, trailing: see :class:`_TransientMemory`.
         """
 
     def finish(self, needed: Mapping[int, float]) -> None:
-        """Record the end of the step, where each stage needs so many bytes, all at once."""
+        """Record the end of the step, with the bytes of all stages at once."""
 
 
 def memory_of_actions(
@@ -548,18 +508,16 @@ def memory_of_actions(
     place: int,
     actions: Sequence[Action],
     capability: Capability | None = None,
-    ledger: ActionRecorder | None = None,
+    ledger: _ActionRecorder | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
-    """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
-    last one.
+    """Yield the peak (5,) by kind on a rank of a place, for each action and after the last.
 
-    The parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
-    forward and their backward comes and goes; an action needs memory of its own, beside the buffers for
-    expected messages and for sent messages that may not have arrived yet.
+    Parameters, gradients and optimizer state are permanent; to them come the tensors that micro-batches keep
+    between forward and backward, an action's own, and buffers of messages not known to be complete.
 
     Args:
         actions: all actions of the place, in order.
-        ledger: receives everything that is yielded.
+        ledger: records the owners of these bytes.
     """
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
@@ -584,26 +542,24 @@ def memory_of_actions(
 
 
 _NAMED = 8
-"""The number of tensors of a stage's micro-batch that are listed by name; the others are one row. An
-assumption: a step has many micro-batches, and plans are saved with all rows."""
+"""The tensors of a stage's micro-batch listed by name, to bound plan files; an assumption."""
 
 
 class _StageTensors:
     """The tensors of one micro-batch that a stage has alive, the largest by name.
 
     Args:
-        stage: the stage.
-        evaluation: that of the stage, or of an equal one whose groups and tensors have other names, alone.
-        given: whether the tensors that arrive are those of a stage at the same place, which has them anyway.
+        evaluation: the stage's own, or that of an equal stage with other names.
+        given: whether the previous stage is at the same place and holds the arriving tensors.
 
     Attributes:
-        between: (tensor, what, bytes) of those between forward and backward.
-        forward, backward: the same when most are alive in forward, and in backward.
+        between: (tensor, label, bytes) between forward and backward.
+        forward, backward: the same at the peaks of forward and backward.
     """
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = _arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -629,12 +585,7 @@ class _StageTensors:
 
 
 class PlaceLedger:
-    """The owners of everything alive in the actions of a place.
-
-    Attributes:
-        entries: for each action, the bytes in addition to the lasting ones, by (stage, its micro-batch or a
-            tensor of that, label, kind).
-    """
+    """The owners of a place's memory: per action, bytes by (stage, micro-batch or tensor, label, kind)."""
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], numbers: Sequence[int]):
         self.entries: list[dict[tuple[str, str, str, str], float]] = []
@@ -657,7 +608,6 @@ class PlaceLedger:
             del self._kept[key]
 
     def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
-        """Add the entries of an action: all memory alive in it, except the lasting one."""
         entries: dict[tuple[str, str, str, str], float] = {}
         for (stage, micro_batch), size in self._kept.items():
             tensors = [] if (stage, micro_batch) in self._half_done else self._tensors[stage].between
@@ -698,13 +648,12 @@ def _named(
 
 
 class _TransientMemory:
-    """The memory of a rank that comes and goes during a step.
+    """The transient memory of a rank during a step.
 
     Attributes:
         kept: bytes that micro-batches keep between their actions.
-        on_the_way: bytes of buffers for expected messages, of sent messages, and of the new values of
-        buffers, which replace the old ones when the step is over. trailing: bytes of gradients of the last
-        backward, until the next one is over.
+        on_the_way: bytes of message buffers and of new values of buffers.
+        trailing: bytes of the last backward's gradients, until the next one ends.
     """
 
     def __init__(
@@ -761,9 +710,7 @@ class _TransientMemory:
             following = stage
 
     def begin(self, number: int, action: Action) -> float:
-        """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
-        that it takes over is no longer counted elsewhere.
-        """
+        """Begin the ``number``-th action and return its own bytes, taking over memory counted elsewhere."""
         kind, stage, micro_batch = action
         self.on_the_way += sum(map(self._room, self._expected[number]))
         if kind != "F" and stage < self.first:
@@ -866,8 +813,7 @@ class _TransientMemory:
         return self._split[stage].sent_bytes
 
 
-def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
-    """Return the tensors that arrive in a stage."""
+def _arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
@@ -889,7 +835,7 @@ def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation
 @_once_each
 def _kept_given(evaluation: Evaluation) -> int:
     batch = evaluation.batch
-    arriving = arriving_tensors(batch.graph)
+    arriving = _arriving_tensors(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes
@@ -921,17 +867,17 @@ def _given_back(evaluation: Evaluation) -> int:
 
 
 def _sent_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation, *, given: bool) -> int:
-    """Return the bytes of tensors without a gradient that a stage sends on and keeps for nothing else, of a
-    micro-batch; schedules hold them until its backward.
+    """Return the bytes per micro-batch of tensors without gradient that a stage sends and keeps only until
+    its backward.
 
     Args:
-        given: whether what arrives is what the previous stage has at the same place.
+        given: whether the previous stage is at the same place and holds the arriving tensors.
     """
     tensors, graph = strategy.graph.atoms.graph.tensors, stage.batch.graph
     departing = strategy.parts[number].departing
     if all(tensors[name].requires_grad for name in departing):
         return 0
-    elsewhere = _kept_tensors(stage) | (arriving_tensors(graph) if given else frozenset())
+    elsewhere = _kept_tensors(stage) | (_arriving_tensors(graph) if given else frozenset())
     simulated = (group.reads[0] for group in graph.groups if group.anchor.target == DEPART)
     return sum(
         crossing_bytes(strategy.stages[number], departing_group(name), name)
@@ -973,9 +919,7 @@ def owned_by_place(
     actions: Sequence[Action],
     capability: Capability | None = None,
 ) -> list[Owned]:
-    """Return everything alive on a rank of a place, each with the points of its memory curve between which it
-    is alive.
-    """
+    """Return everything alive on a rank of a place, by the points of its memory curve."""
     ledger = PlaceLedger(strategy, stages, strategy.stages_at(place))
     points = len(list(memory_of_actions(strategy, stages, place, actions, capability, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]

@@ -1,7 +1,4 @@
-"""Pipelined strategies as points of a frontier: their figures, and their part of a plan file.
-
-The tables of one mesh do not contain pipelines, so a pipeline's point has a record of its plan.
-"""
+"""Pipelined strategies as points of a frontier, with a record of their plan."""
 
 from __future__ import annotations
 
@@ -42,9 +39,8 @@ def plan_part(
     """Return the plan of a pipelined strategy.
 
     Args:
-        axes: names of the axes of a place's mesh.
+        axes: the names of a place's mesh axes.
         peak_bytes: the peak of each place.
-        kinds: the names of the kinds of devices at each place, if places differ in them.
     """
     tensors = strategy.graph.atoms.graph.tensors
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
@@ -87,7 +83,7 @@ def plan_part(
 
 
 def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
-    """Return the pipelined strategy of a plan, for the grouped graph of its model.
+    """Return the pipelined strategy of a plan.
 
     Raises:
         PlanError: the plan has no pipeline, or is for another model; the message names the first difference.
@@ -125,7 +121,7 @@ def pipelined_space(
 
     Args:
         keys: parameter name in the graph -> the model's own name.
-        sequence: the label with which each group follows the sequence, of those that do.
+        sequence: group -> the label by which it follows the sequence.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))
@@ -139,10 +135,10 @@ def pipelined_point(
     additive: tuple[float, float] | None = None,
     planner: str = "frontier",
 ) -> Point:
-    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it.
+    """Return a simulated pipeline as a point of space ``space``, without proofs.
 
     Args:
-        additive: the memory and time that a search summed; by default the simulated ones.
+        additive: the search's own memory and time; by default the simulated ones.
     """
     fullest = evaluation.memory[evaluation.fullest]
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)

@@ -1,6 +1,4 @@
-"""Frontiers of stages: the possible costs of each range of a model on the mesh of a pipeline's place; ranges
-that look alike are searched once.
-"""
+"""Frontiers of stages: the costs of each range of a model on a place's mesh, searched once if isomorphic."""
 
 from __future__ import annotations
 
@@ -34,17 +32,16 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 
 CrossingWays = tuple[str, ...]
-"""The ways in which tensors cross a cut: one of :data:`CROSSINGS` for each axis of a place."""
+"""One of :data:`CROSSINGS` for each axis of a place."""
 CROSSINGS = ("batch", "second", "whole")
-"""Split along the batch, split along the next dim (the sequence of a language model), or whole."""
+"""Layouts of a tensor crossing a cut: split along the batch, along the next dim (the sequence), or whole."""
 Range = tuple[int, int]
-"""The groups of a stage: its first group, and the first group of the next stage."""
+"""The first group of a stage, and of the next one."""
 Ends = tuple[CrossingWays | None, CrossingWays | None]
-"""The ways in which tensors enter a range and leave it; None at an end of the model."""
+"""The layouts in which tensors enter and leave a range; None at an end of the model."""
 
 LOSS = 3e-3
-"""The share of a frontier's hypervolume that may be lost by simulating only some strategies; an
-assumption."""
+"""The share of a frontier's hypervolume that simulating only some strategies may lose; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,9 @@ class Thoroughness:
     """Settings for the thoroughness of a search.
 
     Attributes:
-        gap: the gap up to which whole frontiers are tracked; None for outlines of them, a few scalar problems
-            each.
-        candidates: how many strategies of each frontier are simulated, if these lose little.
-        in_flight: whether frontiers are tracked for every number of micro-batches in flight; otherwise for
-            powers of two, whose strategies also serve the numbers between.
+        gap: the gap of tracked frontiers; None for a few scalar problems each.
+        candidates: the strategies simulated per frontier, if these lose little.
+        in_flight: whether to track every number of micro-batches in flight, not only powers of two.
     """
 
     gap: float | None
@@ -64,21 +59,20 @@ class Thoroughness:
     in_flight: bool
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
-        """Return the numbers of micro-batches in flight for which frontiers are tracked."""
+        """Return the tracked numbers of micro-batches in flight."""
         counts = set(in_flight)
         return tuple(sorted(counts if self.in_flight else {1 << (k - 1).bit_length() for k in counts}))
 
 
 @dataclass(frozen=True)
 class _StageFrontier:
-    """The simulated strategies of ranges that look alike.
+    """The simulated strategies of isomorphic ranges.
 
     Attributes:
         tables: the cost tables of the first of these ranges.
-        evaluations: the evaluations of all strategies, part by part, in order.
-        ends: for each strategy, the ways in which tensors enter and leave.
-        sent: by these ends, the bytes that a rank sends to the next stage for each micro-batch, and those
-            that it sends back.
+        evaluations: those of all strategies, in order.
+        ends: for each strategy, the layouts of entering and leaving tensors.
+        sent: ends -> bytes per micro-batch sent to the next stage, and back.
     """
 
     tables: CostTables
@@ -88,7 +82,7 @@ class _StageFrontier:
     _alone: dict[int, Evaluation] = field(default_factory=dict, repr=False)
 
     def memory(self, in_flight: int) -> np.ndarray:
-        """Return the bytes on a rank, (n,), that keeps tensors of ``in_flight`` micro-batches at once."""
+        """Return the bytes (n,) on a rank with ``in_flight`` micro-batches in flight."""
         parts = (evaluation.metrics.parts for evaluation in self.evaluations)
         return np.concatenate(
             [
@@ -99,11 +93,8 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seconds of a micro-batch, forward and backward, (n,), and the seconds after the last
-        one, (n,).
-
-        Args:
-            slower: the share by which communication slows down computation.
+        """Return seconds (n,) of a micro-batch, and (n,) at the end; ``slower`` is communication's
+        slow-down.
         """
         parts = [evaluation.metrics.parts for evaluation in self.evaluations]
         _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
@@ -127,12 +118,11 @@ class _StageFrontier:
 
 @dataclass(frozen=True)
 class StageOffer(Offer):
-    """The strategies that a stage may have, with the rows of its range's frontier."""
+    """The strategies of a stage, with the rows of its range's frontier."""
 
     rows: np.ndarray
 
     def part(self, chosen: Sequence[int]) -> StageOffer:
-        """Return an offer of only the chosen strategies."""
         indices = list(chosen)
         return StageOffer(
             self.memory[indices],
@@ -147,9 +137,9 @@ class StagePosition(NamedTuple):
     """The position of a stage in a schedule.
 
     Attributes:
-        before, place, behind: the places of the previous stage, of this one and of the next one.
+        before, place, behind: the places of the previous, this and the next stage.
         per_place: how many stages a place has.
-        blocking: whether ranks stand still while messages are under way.
+        blocking: whether messages block computation.
     """
 
     before: int | None
@@ -161,13 +151,13 @@ class StagePosition(NamedTuple):
 
 @dataclass(frozen=True)
 class StageSearch:
-    """The search for the stages of a model's pipelines, on the places of one mesh.
+    """The search for the stages of a model's pipelines on one mesh.
 
     Attributes:
         duplicated: activations that stages compute themselves instead of receiving them.
-        mesh: the whole job's mesh; its first axis is the pipeline.
-        restriction: the restriction of the whole model's groups on a place.
-        restricted: returns a stage's tables restricted to the permitted choices; None to permit everything.
+        mesh: the job's mesh; its first axis is the pipeline.
+        restriction: that of the whole model on a place.
+        restricted: restricts a stage's tables; None to permit everything.
     """
 
     problem: Problem
@@ -182,7 +172,7 @@ class StageSearch:
 
 
 class StageFrontiers:
-    """The frontiers of a model's ranges on the places of one mesh, at the costs of some kinds of devices."""
+    """The frontiers of a model's ranges on one kind of place."""
 
     def __init__(self, search: StageSearch, costs: CostSource):
         self.search, self.costs = search, costs
@@ -196,12 +186,7 @@ class StageFrontiers:
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search ranges, and keep their frontiers.
-
-        Args:
-            requests: for each range, the ends that it may have, each with the numbers of micro-batches in
-                flight.
-        """
+        """Search ranges: range -> its possible ends -> numbers of micro-batches in flight."""
         searches: dict[str, dict[Ends, set[int]]] = {}
         for (start, stop), of_range in requests.items():
             look = self._known_look(start, stop)
@@ -219,11 +204,7 @@ class StageFrontiers:
             self.frontier[look] = self._search(look, of_look)
 
     def offer(self, where: Range, ends: Ends, in_flight: int, stand: StagePosition) -> StageOffer | None:
-        """Return the offer of a stage that consists of this range; None if it has no strategy.
-
-        Args:
-            in_flight: micro-batches of which it keeps tensors at the same time.
-        """
+        """Return the offer of a stage that consists of this range; None if it has no strategy."""
         frontier = self.frontier[self.look[where]]
         if frontier is None:
             return None
@@ -272,9 +253,7 @@ class StageFrontiers:
         return tables.strategy(choice, options)
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Return, for each given row of a range's frontier, the layouts of those of the named parameters that
-        the range uses.
-        """
+        """Return, for each row of a range's frontier, the layouts of the named parameters that it uses."""
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
         used_names = [name for name in names if name in used]
         if not used_names:
@@ -283,7 +262,7 @@ class StageFrontiers:
         return [{name: strategy.stored[name] for name in used_names} for strategy in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
-        """Return the simulated figures of a row, the same object for all ranges that look alike."""
+        """Return the evaluation of a row; one object for isomorphic ranges."""
         frontier = self.frontier[self.look[where]]
         assert frontier is not None
         return frontier.alone(row)
@@ -476,7 +455,7 @@ def _restriction_of_stage(restriction: Restriction, part: Stage) -> Restriction:
 
 
 def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTables:
-    """Return the tables for ``in_flight`` micro-batches in flight, given those for one and for two."""
+    """Return the tables for ``in_flight`` micro-batches from those for one and two."""
     if in_flight == 1:
         return one
     extended: dict[int, tuple[np.ndarray, ...]] = {}
@@ -503,24 +482,20 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
 
 def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
-    """Return the values for ``in_flight`` micro-batches, on the line through those for one and for two; the
-    impossible stays impossible.
-    """
+    """Extrapolate linearly from one and two micro-batches; infinity stays."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
 
 
 class PlaceFrontiers:
-    """The frontiers of ranges, by place.
-
-    Places with the same kind of devices share them, so that a range is searched once per kind.
+    """The frontiers of ranges, by place; places with the same kind of devices share them.
 
     Args:
-        costs: the costs of all kinds of devices in the cluster.
+        costs: the costs of all kinds of devices.
 
     Attributes:
-        search: the part of the search that all places share.
-        prices: the prices of the whole job.
+        search: the part that all places share.
+        prices: the prices of the job.
     """
 
     def __init__(self, search: StageSearch, costs: CostSource):

@@ -1,9 +1,4 @@
-"""Cut a model into stages: positions where few bytes are alive, and the graph of each stage.
-
-A stage is a range of groups. Tensors from earlier stages arrive in it, and tensors that later stages need
-depart from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a
-later stage needs passes through all stages between.
-"""
+"""Cut a model into stages, where few bytes cross, and build the graph of each."""
 
 from __future__ import annotations
 
@@ -39,12 +34,11 @@ from tensoropt.types import Itself
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model that one part of the devices computes.
+    """A part of a model that one place computes.
 
     Attributes:
         graph: the graph of the stage alone.
-        arriving, departing: the tensors that come from the previous stage, and those that go to the next one,
-            in the order in which they are sent.
+        arriving, departing: the tensors from the previous stage and to the next, in message order.
     """
 
     graph: GroupGraph
@@ -53,14 +47,12 @@ class Stage:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether it has a backward: something that it sends on has a gradient, or the loss. Stages before
-        the first trained parameter have none, and keep nothing for one.
-        """
+        """Whether it has a backward; stages before the first trained parameter have none."""
         return self._have_gradients(self.departing or self.graph.atoms.graph.outputs)
 
     @cached_property
     def returns_gradients(self) -> bool:
-        """Whether the stage before it waits for gradients of what it sent."""
+        """Whether the previous stage waits for gradients."""
         return self._have_gradients(self.arriving)
 
     def _have_gradients(self, names: Iterable[str]) -> bool:
@@ -68,9 +60,7 @@ class Stage:
         return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Return the strategy by which each group of the stage follows the batch, given those of the whole
-        graph.
-        """
+        """Return the strategy by which each of its groups follows the batch, out of the whole graph's."""
         crossed = {crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
@@ -91,37 +81,32 @@ class Stage:
 
 
 def crossing_tensor(group: Group) -> str:
-    """Return the tensor that a group brings into a stage, or takes out of it."""
+    """Return the tensor that a group receives or sends."""
     op = group.anchor
     return op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
 
 
 def crossing_words(group: Group) -> str:
-    """Return what a group brings into a stage or takes out of it, in words that the stage follows."""
+    """Describe what a group receives or sends, for a phrase that the stage follows."""
     way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
     return f"{crossing_tensor(group)} {way}"
 
 
 def is_crossing(group: Group) -> bool:
-    """Return whether a group computes nothing, and only represents a received or sent tensor."""
+    """Return whether a group only represents a received or sent tensor."""
     return group.anchor.target in (ARRIVE, DEPART)
 
 
 def arriving_group(tensor: str) -> str:
-    """Return the name of the group by which a tensor enters a stage."""
     return f"arrive.{tensor}"
 
 
 def departing_group(tensor: str) -> str:
-    """Return the name of the group by which a tensor leaves a stage."""
     return f"depart.{tensor}"
 
 
 class Cutter:
-    """All ways to cut a graph into stages.
-
-    A cut is a position among the graph's groups: that of the first group after it.
-    """
+    """All ways to cut a graph; a cut is the index of the first group after it."""
 
     def __init__(self, graph: GroupGraph):
         self.graph = graph
@@ -142,8 +127,9 @@ class Cutter:
 
     @cached_property
     def duplicable(self) -> frozenset[str]:
-        """Activations that any stage can make itself: those that depend only on inputs, buffers and
-        constants, without a gradient or random numbers (masks, tables of positions)."""
+        """Activations that any stage can recompute from inputs, buffers and constants, without gradient or
+        RNG.
+        """
         tensors, names = self.source.tensors, set[str]()
         changed = set(self.source.mutations.values())
         for group in self.graph.groups:
@@ -179,10 +165,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return all tensors that a stage makes itself: the given ones, and those made on the way to them.
-
-        A stage that receives a tensor cannot make it a second time.
-        """
+        """Return ``duplicated`` with the tensors made on the way, which no stage can then receive too."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(
@@ -191,11 +174,7 @@ class Cutter:
         return self._with_all_makers[duplicated]
 
     def crossing(self, cut: int, duplicated: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """Return the activations that are made before a cut and read after it.
-
-        Args:
-            duplicated: the activations that stages make themselves, and those from which they are made.
-        """
+        """Return the activations made before a cut and read after it, except ``duplicated`` ones."""
         duplicated = self._with_makers(duplicated)
         return tuple(
             name
@@ -205,15 +184,12 @@ class Cutter:
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Return the bytes of the whole batch that cross a cut, if stages make all tensors that they can
-        themselves.
-        """
+        """Return the bytes of the whole batch that cross a cut, with everything duplicable duplicated."""
         return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The positions at which the graph can be cut into two stages that both have parameters, trained or
-        frozen."""
+        """The cuts into two stages that both have parameters, trained or frozen."""
         if not self.source.training:
             return tuple(range(1, len(self.graph.groups)))
         having = [n for n, group in enumerate(self.graph.groups) if group.parameters or group.shared]
@@ -238,17 +214,13 @@ class Cutter:
         return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
 
     def has_parameters(self, start: int, stop: int) -> bool:
-        """Return whether a range of groups has parameters, trained or frozen, without which it is no stage of
-        a training step.
-        """
+        """Return whether a range of groups has parameters, trained or frozen, as stages must."""
         groups = self.graph.groups[start:stop]
         return not self.source.training or any(group.parameters or group.shared for group in groups)
 
     def beginning(self, name: str) -> int:
-        """Return the cut before a group, or before the first group of a module, by its name.
-
-        Raises:
-            PlanError: the model has no group and no module of that name.
+        """Return the cut before a group or a module's first group; PlanError if there is none of that
+        name.
         """
         if name in self.place:
             return self.place[name]
@@ -265,7 +237,7 @@ class Cutter:
 
         Args:
             cuts: ascending.
-            duplicated: activations that stages make themselves instead of receiving them.
+            duplicated: activations that stages recompute.
 
         Raises:
             PlanError: the graph cannot be cut so; the message names the cut.
@@ -289,7 +261,7 @@ class Cutter:
         return tuple(self.stage(start, stop, duplicated) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, duplicated: frozenset[str] = frozenset()) -> Stage:
-        """Return the stage of the groups from ``start`` up to ``stop``; it is made once."""
+        """Return the stage of groups ``start`` up to ``stop``; cached."""
         key = start, stop, duplicated
         if key not in self._made:
             self._made[key] = self._stage(start, stop, duplicated)
@@ -311,14 +283,12 @@ class Cutter:
 def stage_of(
     graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
 ) -> Stage:
-    """Return some groups of a graph as a stage, given what they read of others and what others read of
-    them."""
+    """Return some groups of a graph as a stage, given the tensors they exchange with others."""
     return _StageBuilder(graph, groups, arriving, departing).build()
 
 
 def cutter_of(graph: GroupGraph) -> Cutter:
-    """Return the cutter of a graph, the same again as long as no other graph is asked about: the stages of
-    plans with equal cuts are then made once."""
+    """Return the cutter of a graph; that of the last graph is cached with its stages."""
     return _cutter_of(Itself(graph))
 
 
@@ -328,7 +298,7 @@ def _cutter_of(graph: Itself[GroupGraph]) -> Cutter:
 
 
 class _StageBuilder:
-    """A builder of the graph of one stage from some groups of the whole graph."""
+    """Builds the graph of one stage."""
 
     def __init__(
         self, graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
@@ -361,8 +331,7 @@ class _StageBuilder:
         return Stage(self._groups(refined), self.arriving, self.departing)
 
     def _zigzag(self, atoms: Mapping[str, Atoms], inner: Mapping[str, str]) -> frozenset[tuple[str, int]]:
-        """Return the stage's atoms whose shards come in zig-zag order; all stages have to agree on whether
-        they do, as they need not about sequences of several lengths."""
+        """Return the stage's atoms whose shards are in zig-zag order, on which all stages must agree."""
         whole = self.whole.atoms
         if len({whole.atom_sizes(name)[position] for name, position in whole.zigzag}) != 1:
             return frozenset()
@@ -468,7 +437,7 @@ class _StageBuilder:
 
     @staticmethod
     def _parameters(group: Group) -> tuple[str, ...]:
-        """Return all parameters of a group in the order in which its operators read them."""
+        """Return all parameters of a group in reading order."""
         own = {*group.parameters, *group.shared}
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
@@ -502,9 +471,7 @@ class _StageBuilder:
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """Return the FLOP of each group, forward and backward, unsplit, (groups,); every group counts at least a
-    little.
-    """
+    """Return the FLOP of each group, forward and backward, unsplit, (groups,); all positive."""
     flops = []
     for group in graph.groups:
         facts = costs.facts.of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
@@ -513,9 +480,7 @@ def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
-    """Return the bytes that training stores for the parameters that each group uses, (groups,): beside a
-    trained one its gradient and two states.
-    """
+    """Return the training bytes of each group's parameters, (groups,), with gradients and two states."""
     tensors = graph.atoms.graph.tensors
 
     def stored(name: str) -> float:
@@ -525,11 +490,10 @@ def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
 
 
 _STORED_IF_TRAINED = 4
-"""The tensors that are stored for a trained parameter: an assumption, true of Adam."""
+"""Tensors stored per trained parameter: an assumption, true of Adam."""
 
 
 def block_cuts(cutter: Cutter) -> list[int]:
-    """Return the cuts before repeated blocks."""
     starts = {cutter.place[region.groups[0]] for region in repeated_blocks(cutter.graph)}
     return [cut for cut in cutter.cuts if cut in starts]
 
@@ -537,12 +501,11 @@ def block_cuts(cutter: Cutter) -> list[int]:
 def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
     """Return the number of repeated blocks of each stage.
 
-    If the blocks do not divide evenly, the part before the first block counts as a block, and so does the
-    part after the last (Llama 3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier
-    stages get one more.
+    If they do not divide evenly, the parts before the first and after the last block count as blocks (Llama
+    3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier stages get one more.
 
     Args:
-        ends: whether the model has both of these ends.
+        ends: whether the model has both of these parts.
     """
     each, over = divmod(blocks + 2 * (ends and _ends_count(blocks, stages)), stages)
     return [each + (stage < over) for stage in range(stages)]
@@ -553,7 +516,7 @@ def _ends_count(blocks: int, stages: int) -> bool:
 
 
 def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
-    """Return the cuts that give each stage the number of repeated blocks from :func:`dealt`.
+    """Return the cuts that give each stage its number of blocks (:func:`dealt`).
 
     Raises:
         PlanError: there are fewer blocks than stages, or the model cannot be cut between them.
@@ -576,9 +539,7 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
 
 
 def has_ends(cutter: Cutter) -> bool:
-    """Return whether the parts of a model before the first and after the last repeated block can be
-    stages.
-    """
+    """Return whether the parts before and after the repeated blocks can be stages."""
     blocks = repeated_blocks(cutter.graph)
     if not blocks:
         return False
@@ -587,15 +548,13 @@ def has_ends(cutter: Cutter) -> bool:
 
 
 def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
-    """Return the number of stages per place, two or more, that balances the bubble against uneven blocks; 1
-    if there are too few blocks for two.
+    """Return the number (≥ 2) of stages per place that balances bubble against uneven blocks; else 1.
 
-    A step of equal stages takes :math:`1 + (p - 1) / (v m)` times as long as the computation, with :math:`v`
-    stages on each of :math:`p` places (Narayanan et al., SC 2021, section 2.2); the fullest place takes its
-    share of the blocks.
+    A step of equal stages takes :math:`1 + (p - 1) / (v m)` times its computation, with :math:`v` stages on
+    each of :math:`p` places (Narayanan et al., SC 2021, section 2.2).
 
     Args:
-        ends: whether the parts before and after the blocks may count as a block each (:func:`has_ends`).
+        ends: :func:`has_ends`.
     """
     candidates = [(1.0, 1)]
     for count in range(2, most + 1):
@@ -618,7 +577,7 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
-    """Return the number of times per second that each source's devices compute the whole model, unsplit."""
+    """Return how often per second each source's devices compute the whole model, unsplit."""
     works = [workload(graph, Configuration(group, (group.unsplit,)), (1,)) for group in graph.groups]
     speed_of: dict[int, float] = {}
     for source in sources:
@@ -631,14 +590,12 @@ def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, 
 def balanced(
     weights: np.ndarray, positions: Sequence[int], stages: int, strengths: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Return the cuts that make the heaviest stage lightest; of equal ones, the first. Empty if there are too
-    few positions.
+    """Return the first of the cuts that make the heaviest stage lightest; empty if positions are too few.
 
     Args:
         weights: (groups,) the quantity to balance.
         positions: where stages may begin, ascending.
-        strengths: for each stage, the number that divides its weight, such as the speed of its devices; 1 by
-            default.
+        strengths: for each stage, the divisor of its weight (its speed); 1 by default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ends = [*positions, len(weights)]
@@ -662,12 +619,10 @@ def balanced(
 
 
 def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
-    """Return the tensors that any stage makes for itself in less time than it takes to send them once.
+    """Return the tensors that any stage makes in less time than sending them once takes.
 
-    Making a tensor takes as long as its FLOP at the device's peak or its bytes at the memory's bandwidth,
-    whichever is longer; sending it takes as long as its bytes over the outermost link. Both are for the whole
-    batch, as splitting it divides both. Neither counts launches and latencies, which occur once per
-    micro-batch in both cases.
+    By FLOP at the device's peak or bytes at memory bandwidth, against bytes over the outermost link, for the
+    whole batch; launches and latencies occur once per micro-batch in both cases and are left out.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

@@ -1,6 +1,4 @@
-"""A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass
-them.
-"""
+"""A pipelined strategy: a sharded strategy for each stage, and the schedule of micro-batches."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class Action(NamedTuple):
-    """One piece of work of a pipeline's place.
+    """One action of a pipeline's place.
 
     Attributes:
-        kind: ``F`` forward; ``B`` backward; if a schedule takes backward apart, ``I`` the part that the
-            previous stage waits for and ``W`` the gradients of parameters.
+        kind: ``F`` forward, ``B`` backward; of a split backward, ``I`` gradients of inputs, ``W`` of
+            parameters.
     """
 
     kind: str
@@ -42,15 +40,14 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A schedule: the way in which micro-batches pass through a pipeline.
+    """A pipeline schedule.
 
     Attributes:
-        words: a description for people.
+        words: its description.
         several: whether a place has several stages.
-        apart: whether gradients of parameters are made apart from those of the stage's inputs.
-        back_and_forth: whether the second half of the stages runs back from the last place to the first.
-        waits: whether it waits for its messages to be sent before it requests the next forward's input or
-            sends the next gradient; the other schedules wait at the end of a step.
+        apart: whether backward is split.
+        back_and_forth: whether the second half of the stages runs from the last place back to the first.
+        waits: whether it waits for each send before the next message, not only at the end of a step.
         order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
     """
 
@@ -79,8 +76,7 @@ def _one_forward_one_backward(
 
 
 class _Rounds:
-    """Rounds of micro-batches that pass a place's stages one after another (Narayanan et al., section
-    2.2)."""
+    """Rounds of micro-batches through a place's stages (Narayanan et al., section 2.2)."""
 
     def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
         self.place, self.places, self.per_place = place, places, per_place
@@ -92,7 +88,6 @@ class _Rounds:
         self._next: dict[tuple[str, int], int] = {}
 
     def action(self, kind: str, number: int) -> Action:
-        """Return the ``number``-th forward or backward of the place."""
         own = (number // self.round) % self.per_place
         stage = (own if kind == "F" else self.per_place - 1 - own) * self.places + self.place
         micro_batch = self._next.get((kind, stage), 0)
@@ -178,26 +173,18 @@ SCHEDULES: dict[str, _Schedule] = {
         back_and_forth=True,
     ),
 }
-"""The schedules by the names that plans and constraints use."""
+"""The schedules by name."""
 
 
 def schedule_named(name: str) -> _Schedule:
-    """Return the schedule of this name.
-
-    Raises:
-        PlanError: there is no such schedule.
-    """
+    """Return the schedule of this name; PlanError if there is none."""
     if name not in SCHEDULES:
         raise PlanError(f"there is no pipeline schedule called {name}; there are {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Refuse a pipeline that PyTorch's schedule of this name does not run.
-
-    Raises:
-        PlanError: the message says what the schedule requires.
-    """
+    """Raise PlanError with the requirement if PyTorch's schedule does not run such a pipeline."""
     schedule = schedule_named(name)
     if places < 2:
         raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
@@ -222,9 +209,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches of which a stage keeps tensors at once: those whose forward is over or
-    running, and whose backward is not over.
-    """
+    """Return the most micro-batches between the start of forward and the end of backward in a stage."""
     own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
     ends = "W" if any(action.kind == "W" for action in own) else "B"
     in_flight = most = 0
@@ -245,11 +230,7 @@ def stage_place(name: str, places: int, stage: int) -> int:
 def place_actions(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions of each place in a step, in order.
-
-    Raises:
-        PlanError: such a pipeline cannot be run.
-    """
+    """Return the actions of each place in a step, in order; PlanError if such a pipeline cannot be run."""
     check_schedule(name, places, per_place, micro_batches)
     order = schedule_named(name).order
     return tuple(tuple(order(place, places, per_place, micro_batches)) for place in range(places))
@@ -257,26 +238,14 @@ def place_actions(
 
 @dataclass(frozen=True)
 class UnfitParameter:
-    """A parameter whose gradient is wrong or missing if its stage's backward is taken apart.
-
-    Attributes:
-        why: the reason, in words that follow its name.
-    """
+    """A parameter whose gradient a split backward gets wrong, and why, in words after its name."""
 
     parameter: str
     why: str
 
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
-    """Refuse a stage whose backward cannot be taken apart.
-
-    Args:
-        number: the stage's number. The backward of the first stage that has one is not taken apart, as nobody
-            waits for the gradients that it would return.
-
-    Raises:
-        PlanError: a parameter prevents it; the message names the parameter.
-    """
+    """Raise PlanError if a parameter prevents a stage's split backward; the first needs no split."""
     if stage.returns_gradients and (unfit := unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
@@ -286,9 +255,7 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
 
 
 def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
-    """Return a parameter of a stage that returns gradients which cannot be made separately; None for most
-    stages.
-    """
+    """Return a parameter of a stage whose gradient cannot be made separately; None for most stages."""
     number = id(graph)
     cached = _KNOWN.get(number)
     if cached is None or cached[0]() is not graph:
@@ -301,9 +268,7 @@ def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
 
 _KNOWN: dict[int, tuple[weakref.ref[GroupGraph], UnfitParameter | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
-"""The number of an operator's nodes that meet its operands (:func:`_meetings`), by the operator's
-computation.
-"""
+"""The results of :func:`_meetings`, by the operator's computation."""
 
 
 class _GradientPaths:
@@ -326,7 +291,6 @@ class _GradientPaths:
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
     def unfit(self) -> UnfitParameter | None:
-        """Return the first parameter whose gradient cannot be made separately; None if there is none."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and (why := self._why_not(tensor.name)):
                 return UnfitParameter(tensor.name, why)
@@ -356,9 +320,7 @@ class _GradientPaths:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Return the number of nodes that autograd makes for an operator and that are the first to meet a
-        tensor of ``made``.
-        """
+        """Return the number of an operator's autograd nodes that first meet a tensor of ``made``."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
         # By number instead of name, so that equal operators of all layers share an entry.
@@ -370,8 +332,7 @@ class _GradientPaths:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """Return the same count, taken from autograd's graph of the operator's call on tensors without
-        memory."""
+        """Return this number from autograd's graph of the operator on meta tensors."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -395,9 +356,7 @@ class _GradientPaths:
 
 
 def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
-    """Return the number of nodes on the paths up from ``carrying`` that are also the first on the paths up
-    from ``own``.
-    """
+    """Return the number of nodes on paths from ``carrying`` that are first on paths from ``own``."""
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:
@@ -441,17 +400,16 @@ def _kernels_communicate(strategy: Strategy) -> bool:
 class PipelinedStrategy:
     """The stages of a model on equal parts of the devices.
 
-    Rank ``r`` of a job is at place ``r // k`` of the pipeline, with ``k`` devices per place, and has the
-    stages that the schedule assigns to that place.
+    Rank ``r`` is at place ``r // k``, with ``k`` devices per place; the schedule assigns stages to places.
 
     Attributes:
         graph: the whole model.
-        cuts: positions among the graph's groups at which the stages after the first begin.
-        duplicated: activations that stages compute themselves instead of receiving them.
-        stages: the strategy of each stage, all on equal meshes with the same number of micro-batches.
+        cuts: the first group of each stage but the first.
+        duplicated: activations that stages recompute.
+        stages: the strategy of each stage, all on equal meshes.
         schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
-        places: the number of parts of the devices; the number of stages is a multiple of it.
-        cutter: the graph's cutter, if there is one: it remembers the stages that it has made.
+        places: the number of places, which divides that of stages.
+        cutter: the graph's cutter with its cached stages, if any.
 
     Raises:
         PlanError: the strategies do not form one step; the message says where.
@@ -528,24 +486,20 @@ class PipelinedStrategy:
 
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
-        """The graphs of the stages."""
         return (self.cutter or cutter_of(self.graph)).stages(self.cuts, self.duplicated)
 
     @cached_property
     def forward_only(self) -> int:
-        """The number of first stages that have no backward, as nothing is trained in them and before them;
-        the stage behind them returns no gradients."""
+        """The number of first stages without backward, as nothing is trained up to them."""
         return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
 
     def shares_arriving(self, stage: int) -> bool:
-        """Return whether what arrives in a stage lies in the memory of the one before it, at the same place,
-        which keeps it for its own backward.
-        """
+        """Return whether arriving tensors share memory with the previous stage, at the same place."""
         return stage > self.forward_only and self.place_of(stage - 1) == self.place_of(stage)
 
     @property
     def mesh(self) -> AxisSizes:
-        """Micro-batches, places of the pipeline, then the axes of a stage's mesh."""
+        """Micro-batches, places, then the axes of a stage's mesh."""
         micro_batches, *axes = self.stages[0].mesh
         return micro_batches, self.places, *axes
 
@@ -555,7 +509,6 @@ class PipelinedStrategy:
 
     @property
     def devices_per_place(self) -> int:
-        """The number of devices that compute a stage together."""
         return prod(self.stages[0].mesh[1:])
 
     @property
@@ -564,7 +517,7 @@ class PipelinedStrategy:
 
     @property
     def mesh_text(self) -> str:
-        """The number of places, and the sizes of the axes of a stage's mesh that cut anything."""
+        """The number of places, and the sizes of the stage axes that cut anything."""
         axes = [str(size) for size in self.mesh[2:] if size > 1]
         return "x".join([f"pp{self.places}", *axes])
 
@@ -576,7 +529,6 @@ class PipelinedStrategy:
         return next(producing, len(self.parts) - 1)
 
     def stages_at(self, place: int) -> tuple[int, ...]:
-        """Return the stages that a part of the devices has, in order."""
         return tuple(s for s in range(len(self.stages)) if self.place_of(s) == place)
 
     @cached_property
@@ -600,8 +552,7 @@ class PipelinedStrategy:
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as plain data: the schedule, the first group of each stage, the strategy of
-        each stage."""
+        """Return the strategy as plain data: schedule, first group and strategy of each stage."""
         return {
             "kind": self.kind,
             "schedule": self.schedule,
@@ -613,11 +564,10 @@ class PipelinedStrategy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> PipelinedStrategy:
-        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
+        """Return the strategy that :meth:`to_data` wrote.
 
         Raises:
-            PlanError: the data do not describe a pipelined strategy of this graph; the message names the
-                first difference.
+            PlanError: the data do not fit this graph; the message names the first difference.
         """
         cutter = cutter_of(graph)
         begins, stages = data.get("begins"), data.get("stages")
@@ -641,7 +591,6 @@ class PipelinedStrategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """All ranks: each runs a program of its own."""
         return tuple(range(self.devices))
 
     @staticmethod

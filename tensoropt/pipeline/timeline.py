@@ -12,7 +12,7 @@ from tensoropt.simulate.clock import StepEvent, TimedStep
 from tensoropt.simulate.step import Step, lower
 
 _MOST_TIMED = 3
-"""The micro-batches of a stage that are timed: the first, one between, the last; all between are alike."""
+"""The timed micro-batches of a stage: the first, one for all between, the last."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TimedStage:
 
     @property
     def micro_batches(self) -> int:
-        """Their number; no more than :data:`_MOST_TIMED` are timed."""
+        """Their number, up to :data:`_MOST_TIMED`."""
         return self.evaluation.batch.mesh[0]
 
     @cached_property
@@ -41,7 +41,7 @@ class TimedStage:
         return float(metrics.time_s[0]) / device_s if device_s else 1.0
 
     def whole(self) -> Iterator[StepEvent]:
-        """Yield the events of the step, each for as long as it takes in all micro-batches."""
+        """Yield the events of the step, each as long as in all micro-batches."""
         turns = self._timed.turns
         between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
         for number, event in enumerate(self._timed.events):
@@ -49,10 +49,7 @@ class TimedStage:
             yield replace(event, duration_s=times * event.duration_s)
 
     def within(self, action: ScheduledEvent, share: float) -> Iterator[StepEvent]:
-        """Yield the events within an action, or within the stage's optimizer step, at their times in the
-        pipeline's step.
-
-        What goes on beside other work is cut where the action ends.
+        """Yield the events within an action or the optimizer's step, at their times in the pipeline's step.
 
         Args:
             share: the share of a backward that the action is.

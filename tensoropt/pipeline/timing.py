@@ -1,6 +1,4 @@
-"""A pipeline's step over time: the actions of all places, each as soon as its place is free and its input has
-arrived.
-"""
+"""A pipeline's step over time: each action runs as soon as its place is free and its input has arrived."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.types import Itself
 
 _PIPELINE = 0
-"""The axis of a job's mesh along which its stages lie, numbered as in messages to people, without the
-micro-batch axis.
-"""
+"""The pipeline's axis of a job's mesh, numbered without the micro-batch axis."""
 
 
 def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
@@ -40,9 +36,7 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return the bytes of one micro-batch of the tensor that arrives or departs through a group, on one rank
-    of the stage; without ``inner`` on the fullest rank.
-    """
+    """Return the bytes per micro-batch of a crossing tensor on a rank of the stage, or on the fullest."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -50,9 +44,7 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes that a rank of a stage sends to the next stage for each micro-batch; with ``learning``
-    those that come back.
-    """
+    """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, back."""
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, departing_group(name), name)
@@ -62,9 +54,7 @@ def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool =
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes that a rank of a stage receives for each micro-batch; with ``learning`` those that it
-    sends back.
-    """
+    """Return the bytes per micro-batch that a rank receives; with ``learning``, that it sends back."""
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, arriving_group(name), name)
@@ -74,15 +64,13 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
 
 
 def new_buffer_bytes(strategy: Strategy) -> int:
-    """Return the bytes of the new values that a stage gives to buffers; every rank of the stage has them
-    whole."""
+    """Return the bytes of the new values of a stage's buffers, whole on every rank."""
     graph = strategy.graph.atoms.graph
     return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
-    """Return the bytes of a parameter's gradient on one rank of the stage; without ``inner`` on the fullest
-    rank."""
+    """Return the bytes of a parameter's gradient on a rank of the stage, by default the fullest."""
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
@@ -91,11 +79,7 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
 def sent_by_rank(
     strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
 ) -> Counter[Collective]:
-    """Return the collectives that one rank issues in a training step, or in a call for inference.
-
-    Args:
-        of_stage: for each stage, the collectives among its ranks; axes are those of its own mesh, from 0.
-    """
+    """Return the collectives of one rank in a step or inference call, from those in each stage."""
     inner, sent = rank % strategy.devices_per_place, Counter[Collective]()
     place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
     for stage in strategy.stages_at(place):
@@ -134,7 +118,7 @@ _ROUNDING = 1e-9
 """The share of an action below which seconds are rounding; an assumption."""
 
 _PhaseSeconds = tuple[float, float, float]
-"""The seconds of the first micro-batch, of each one between, and of the last one."""
+"""Seconds of the first micro-batch, of each between, and of the last."""
 
 
 @dataclass(frozen=True)
@@ -142,16 +126,13 @@ class StageSeconds:
     """The seconds that a stage takes.
 
     Attributes:
-        forward, backward: seconds of the stage's own work and collectives for a micro-batch.
-        weights: the share of a backward spent on the gradients of parameters, if a schedule makes them apart.
-        begin_s: seconds of gathering parameters from the beginning of the step on, before any input arrives;
-            the first forward waits for it.
-        reduce_s: seconds of reducing gradients after the stage's last backward, while its place computes
-        something else; the step's end waits for it. scatter_s: the same after every backward but the last:
-        the reductions of a place run one after another. send_s, send_back_s: seconds of a micro-batch's
-        message to the next stage, and of its gradient to the previous one; 0 if both are at one place.
-        sync_s: seconds from the end of the stage's last backward to the end of its step: the rest of the
-        gradient reduction, and the optimizer.
+        forward, backward: seconds of a micro-batch's own work and collectives.
+        weights: the share of a split backward spent on the gradients of parameters.
+        begin_s: seconds of gathering parameters from the step's beginning on, before the first forward.
+        reduce_s: seconds of reducing gradients after the last backward, overlapped by other stages' work.
+        scatter_s: the same after every other backward.
+        send_s, send_back_s: seconds of a message to the next stage, and of its gradient; 0 within a place.
+        sync_s: seconds from the last backward to the end of the step: the remaining reduction, the optimizer.
     """
 
     forward: _PhaseSeconds
@@ -165,9 +146,7 @@ class StageSeconds:
     scatter_s: float = 0.0
 
     def gathering_early(self) -> StageSeconds:
-        """Return the same seconds with parameters gathered from the step's beginning on, instead of in the
-        first forward.
-        """
+        """Return these seconds with parameters gathered as the step begins, not in the first forward."""
         first, forward, _ = self.forward
         return replace(
             self,
@@ -177,12 +156,12 @@ class StageSeconds:
         )
 
     def reducing_behind(self, scattering: _PhaseSeconds, buckets_s: float, slower: float) -> StageSeconds:
-        """Return the same seconds with gradients under way while the place computes what comes next.
+        """Return these seconds with gradients reduced while the place computes on.
 
         Args:
-            scattering: seconds that each backward waits at its end for gradients on their way to their
-            shards. buckets_s: seconds that the end of the step waits for buckets of gradients. slower: the
-            share by which communication slows down computation.
+            scattering: seconds that the end of each backward waits for reduce-scatters.
+            buckets_s: seconds that the end of the step waits for buckets.
+            slower: the share by which communication slows down computation.
         """
         # During s seconds of it, s / (1 + slower) seconds of computing are done: for the same stage's next
         # micro-batch, which the last one lacks.
@@ -200,16 +179,10 @@ class StageSeconds:
         )
 
     def communicating_apart(self, scattering: _PhaseSeconds, slower: float) -> StageSeconds:
-        """Return the same seconds with all communication that no micro-batch needs moved out of its forward
-        and backward.
+        """Return these seconds with all communication moved out of forward and backward.
 
-        As in Megatron-LM's distributed optimizer, parameters are gathered from the beginning of the step on,
-        and all gradients are reduced as soon as they are complete, while other micro-batches and earlier
-        stages compute.
-
-        Args:
-            scattering: seconds that each backward waits at its end for gradients on their way to their
-            shards. slower: the share by which communication slows down computation.
+        As in Megatron-LM's distributed optimizer, parameters are gathered from the step's beginning on, and
+        gradients reduced as soon as they are complete. Arguments as for :meth:`reducing_behind`.
         """
         _, between, behind_last = scattering
         # During s seconds of it, s / (1 + slower) seconds of computing are done.
@@ -224,9 +197,9 @@ class StageSeconds:
         )
 
     @property
-    def parts(self) -> StageParts:
-        """Which parts of its step, beside forward and backward, take any time."""
-        return StageParts(
+    def parts(self) -> _StageParts:
+        """The parts of its step, apart from forward and backward, that take time."""
+        return _StageParts(
             self.begin_s != 0,
             self.scatter_s != 0,
             self.reduce_s != 0,
@@ -237,7 +210,7 @@ class StageSeconds:
 
     @property
     def durations(self) -> tuple[float, ...]:
-        """The seconds of everything that takes place in its step, as :data:`DURATIONS` lists them."""
+        """The seconds of everything in its step, in the order of :data:`DURATIONS`."""
         backward = (self.share(kind) * seconds for kind in "BIW" for seconds in self.backward)
         return (
             *self.forward,
@@ -252,12 +225,12 @@ class StageSeconds:
         )
 
     def share(self, kind: str) -> float:
-        """Return the share of a forward or a backward that an action of this kind is."""
+        """Return the share of a forward or backward that an action of this kind takes."""
         return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
 
 
-class StageParts(NamedTuple):
-    """Which parts of a stage's step take any time, as the seconds of :class:`StageSeconds` are called."""
+class _StageParts(NamedTuple):
+    """Whether each part of a stage's step takes time; names as in :class:`StageSeconds`."""
 
     begin: bool
     scatter: bool
@@ -267,21 +240,20 @@ class StageParts(NamedTuple):
     sync: bool
 
 
-DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *StageParts._fields, "nothing")
-"""What takes place in a stage's step: its actions, for the first micro-batch, those between, and the last."""
+DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_StageParts._fields, "nothing")
+"""The parts of a stage's step: actions of the first, a middle and the last micro-batch, then the rest."""
 
 
-def phase_of(micro_batch: int, micro_batches: int) -> int:
-    """Return 2 for the last micro-batch, 0 for the first of several, 1 for those between."""
+def _phase_of(micro_batch: int, micro_batches: int) -> int:
+    """Return 2 for the last micro-batch, 0 for the first of several, 1 otherwise."""
     return 2 if micro_batch == micro_batches - 1 else min(micro_batch, 1)
 
 
 class ScheduledEvent(NamedTuple):
-    """An action, or something else that takes time, with its start and end.
+    """An action or another event, with its start and end.
 
-    The others are gathering parameters from the step's beginning on (``P``), a message (``S`` for an
-    activation, ``R`` for a gradient), the reduction of gradients after an action (``G``), and a stage's
-    optimizer (``O``). Gathers and the optimizer belong to no micro-batch.
+    Others are gathers from the step's beginning on (``P``), messages (``S`` of activations, ``R`` of
+    gradients), reductions after an action (``G``) and a stage's optimizer (``O``).
     """
 
     kind: str
@@ -294,7 +266,7 @@ class ScheduledEvent(NamedTuple):
 
 NO_MICRO_BATCH = -1
 WORKING = "FBIWO"
-"""The kinds of events in which a place works; in the others its links do."""
+"""The events that occupy a place; the others occupy links."""
 
 
 class ScheduleTimes:
@@ -302,24 +274,17 @@ class ScheduleTimes:
 
     Args:
         actions: the actions of each place, in order.
-        stages: the seconds of each stage.
-        blocking_sends: whether neither the sending nor the receiving place computes meanwhile, as on CPU
-            ranks, whose cores copy messages.
-        one_behind: whether a place, as a backward ends, waits for the gradients of its previous backward, so
-            that those of no more than one backward are under way.
-        forward_only: the number of first stages that have no backward: their actions in its place take no
-            time and wait for nothing, and the stage behind them sends nothing back.
+        blocking_sends: whether messages block both places, as on CPU ranks, whose cores copy them.
+        one_behind: whether the end of a backward waits for the previous one's gradients.
+        forward_only: the number of first stages without backward.
 
     Attributes:
-        stages: the seconds of each stage.
         total_s: seconds until the last stage is done.
-        working_s, sending_s: for each place, the seconds of computation with its collectives, and those of
-            messages for which it stands still.
-        waiting_s: for each place, the seconds that it waits for parameters to be gathered and gradients to be
-            reduced.
+        working_s, sending_s: by place, seconds of computation with collectives, and of blocking messages.
+        waiting_s: by place, seconds of waiting for gathers and reductions.
 
     Raises:
-        PlanError: seconds are negative or not finite, or actions wait for each other.
+        PlanError: seconds are negative or not finite, or actions deadlock.
     """
 
     def __init__(
@@ -341,17 +306,16 @@ class ScheduleTimes:
 
     @cached_property
     def happenings(self) -> tuple[ScheduledEvent, ...]:
-        """All actions and everything else that takes time, in the order in which they start."""
+        """All events, by start."""
         return self._tasks.happenings(self.stages)
 
     def idle_s(self, place: int) -> float:
-        """Return the seconds in which a place waits for others."""
         busy_s = self.working_s[place] + self.sending_s[place] + self.waiting_s[place]
         return self.total_s - busy_s
 
     @property
     def bubble(self) -> float:
-        """The share of all places' seconds that they spend waiting."""
+        """The share of all places' seconds spent waiting."""
         whole = self.total_s * len(self.working_s)
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
@@ -359,7 +323,7 @@ class ScheduleTimes:
 @lru_cache(maxsize=16)
 def _step_tasks(
     actions: Itself[Sequence[Sequence[Action]]],
-    parts: tuple[StageParts, ...],
+    parts: tuple[_StageParts, ...],
     blocking_sends: bool,
     one_behind: bool,
     forward_only: int,
@@ -368,20 +332,14 @@ def _step_tasks(
 
 
 class _StepTasks:
-    """The tasks of a pipeline's step, and which of them wait for which: the same for all pipelines of some
-    actions whose stages have the same parts.
-
-    A message is sent as soon as its content exists; messages from one stage in one direction follow one
-    another.
-
-    Args:
-        parts: the parts of each stage's step that take any time.
+    """The tasks of a pipeline's step and their dependencies, shared by pipelines of equal actions and
+    parts.
     """
 
     def __init__(
         self,
         actions: Sequence[Sequence[Action]],
-        parts: Sequence[StageParts],
+        parts: Sequence[_StageParts],
         blocking_sends: bool,
         one_behind: bool,
         forward_only: int,
@@ -483,7 +441,6 @@ class _StepTasks:
         return tuple(tuple(map(float, of_kind)) for of_kind in (working, sending, waiting))
 
     def happenings(self, stages: Sequence[StageSeconds]) -> tuple[ScheduledEvent, ...]:
-        """Return all that takes time, in the order in which it starts."""
         _, starts, ends, order = self.times(stages)
         return tuple(
             ScheduledEvent(*self._labels[task], float(starts[task]), float(ends[self._over.get(task, task)]))
@@ -515,7 +472,7 @@ class _StepTasks:
         for action in self._actions[place]:
             kind, stage, micro_batch = action
             parts, empty = self._parts[stage], kind != "F" and stage < self._forward_only
-            what = "nothing" if empty else f"{kind}{phase_of(micro_batch, self._micro_batches)}"
+            what = "nothing" if empty else f"{kind}{_phase_of(micro_batch, self._micro_batches)}"
             work = self._add(what, stage, before)
             self._labels[work] = kind, place, stage, micro_batch
             if empty:
@@ -567,13 +524,13 @@ def _take_place(
     channels: np.ndarray,
     channel_count: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (starts, ends, order) of tasks, as :func:`tensoropt.simulate.timeline.schedule` finds them; a
-    cycle's tasks are not in the order.
+    """Return (starts, ends, order) of tasks as :func:`tensoropt.simulate.timeline.schedule` does; cycles are
+    left out of the order.
 
     Args:
-        predecessors: how many predecessors each task has.
+        predecessors: the number of predecessors of each task.
         first, successors: those of task i are ``successors[first[i]:first[i + 1]]``.
-        channels: the channel that a task occupies, one task at a time; -1 for none.
+        channels: the channel that a task occupies alone; -1 for none.
     """
     count = len(durations)
     waiting, earliest, free = predecessors.copy(), np.zeros(count), np.zeros(channel_count)

@@ -1,10 +1,4 @@
-"""Batch norms of a placed graph that are cut over the batch: each becomes three groups.
-
-Pieces of an operator do not communicate while they run, but a batch norm in training needs the statistics of
-the whole batch. Its steps (:mod:`tensoropt.ops.families.batch_norm_steps`) become groups: one makes sums, of
-which every piece gives a term; one makes the statistics from their total; the batch norm's own group
-normalises with them.
-"""
+"""Batch norms of a placed graph that are cut over the batch: each becomes three groups."""
 
 from __future__ import annotations
 
@@ -19,8 +13,8 @@ from tensoropt.sharding.atoms import AtomGraph, refine_in_place_of
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
-class StepGroups(NamedTuple):
-    """The names of the groups of a batch norm in steps; the last one has the name of the batch norm."""
+class _StepGroups(NamedTuple):
+    """The groups of a batch norm in steps; the last has the batch norm's name."""
 
     sums: str
     statistics: str
@@ -28,9 +22,7 @@ class StepGroups(NamedTuple):
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps in which pieces of a batch norm run if it is cut in this way; None if its pieces need
-    none, or cannot run in steps.
-    """
+    """Return the steps of a batch norm cut in this way; None if it needs none or cannot run in steps."""
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
     # Statistics without a gradient would have the same placement whole as read by pieces.
@@ -43,7 +35,7 @@ def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> 
 
 
 def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:
-    """Return the graph with these groups' batch norms in steps."""
+    """Return the graph with these batch norms in steps."""
     if not names:
         return graph
     source = graph.atoms.graph
@@ -96,9 +88,7 @@ def _group(
     *,
     alone: bool = False,
 ) -> Group:
-    """Return a group of these operators, whose anchor follows the strategies of the group ``of``; so do the
-    other operators, unless it is ``alone``.
-    """
+    """Return a group of these operators; unless ``alone``, all follow ``strategies`` like the anchor."""
     tensors = atoms.graph.tensors
     names = dict.fromkeys(name for op in operators for name in op.inputs())
     made = {name for op in operators for name in op.outputs}
@@ -137,12 +127,12 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
     }
 
 
-def step_groups(graph: GroupGraph) -> tuple[StepGroups, ...]:
+def step_groups(graph: GroupGraph) -> tuple[_StepGroups, ...]:
     """Return the groups of each batch norm in steps."""
     found = []
     for group in graph.groups:
         before = steps_before(group.anchor, graph.atoms.graph.producer)
         if before is not None:
             sums, statistics = before
-            found.append(StepGroups(sums.name, statistics.name, group.name))
+            found.append(_StepGroups(sums.name, statistics.name, group.name))
     return tuple(found)

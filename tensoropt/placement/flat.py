@@ -1,8 +1,4 @@
-"""A placement problem as flat arrays, and the seconds of its step, for searches that try many placements.
-
-This is the vectorised form of :mod:`.simulate`: the same tasks in the same order, without names and without
-the bytes alive. It takes a hundredth of the time.
-"""
+"""A placement problem as flat arrays, and the seconds of its step, for searches over many placements."""
 
 from __future__ import annotations
 
@@ -21,25 +17,21 @@ Integers = NDArray[np.int64]
 
 
 class FlatProblem(NamedTuple):
-    """A problem's step as arrays; with several micro-batches, everything once for each of them.
+    """A problem's step as arrays; with several micro-batches, everything once for each.
 
     Attributes:
-        micro_batches: how often each operator occurs.
+        micro_batches: the copies of each operator.
         forward_s, backward_s, update_s: (n, d) seconds by operator and device.
-        has_update: (n,) whether the optimizer has something to do for the operator.
+        has_update: (n,) whether the operator has an optimizer step.
         producer: (t,) the operator that makes each tensor.
         gradient: (t,) whether a gradient comes back.
-        first_reader: (t + 1,) where each tensor's readers begin in ``readers``.
-        readers: the readers of all tensors.
+        first_reader: (t + 1,) the start of each tensor's readers in ``readers``.
         message_s: (t, d, d) the seconds of a tensor's message between two devices.
-        first_lane: (d * d + 1,) where the lanes of each pair of devices begin in ``lanes``.
-        lanes: the lanes of all pairs, by number.
-        results_s: the seconds of each broadcast of a result.
-        training: whether there is a backward.
-        host_s: (n, d) the host's seconds to issue an operator's work of a step.
-        ends: (d, 6) the seconds at the ends of messages, as in
-            :class:`~tensoropt.placement.problem.MessageEnds`.
-        slower: how much longer, as a share, work takes beside messages.
+        first_lane: (d * d + 1,) the start of each pair's lanes in ``lanes``.
+        results_s: seconds of each result's broadcast.
+        host_s: (n, d) the host's seconds to launch an operator in a step.
+        ends: (d, 6) :class:`~tensoropt.placement.problem.MessageEnds`.
+        slower: the share by which messages slow down work.
         sizes: (t,) the bytes of each tensor.
     """
 
@@ -64,7 +56,6 @@ class FlatProblem(NamedTuple):
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> FlatProblem:
-        """Return the arrays of a problem."""
         step = problem.repeated if problem.micro_batches > 1 else problem
         devices, count = step.devices, step.devices.count
         sizes = np.array([t.bytes for t in step.tensors], dtype=float)
@@ -99,17 +90,14 @@ class FlatProblem(NamedTuple):
 
 
 def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Return (where each row begins, and where the last ends; all rows one after another)."""
+    """Return (the start of each row and the end, all rows concatenated)."""
     rows = list(rows)
     first = np.cumsum([0, *map(len, rows)]).astype(np.int64)
     return first, np.array([item for row in rows for item in row], dtype=np.int64)
 
 
 def step_s(problem: FlatProblem, placement: Placement) -> float:
-    """Return the seconds of a placement's step, which are those that the simulator finds.
-
-    The placement's orders must not wait for each other.
-    """
+    """Return the seconds of a placement's step, as the simulator finds them; its orders must not deadlock."""
     ahead, back = (
         np.array([o for order in orders for o in order], dtype=np.int64)
         for orders in (placement.forward, placement.backward_orders)
@@ -120,12 +108,10 @@ def step_s(problem: FlatProblem, placement: Placement) -> float:
 @njit(cache=True, nogil=True)
 def flat_step(
     problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers
-) -> tuple[float, Floats, Floats, Integers]:
-    """Return (the seconds of a step, the starts of the forwards, the starts of the backwards, the critical
-    operators), with (n,) starts of the first micro-batch; inf if the orders wait for each other.
+) -> tuple[float, Floats, Floats]:
+    """Return (step seconds, forward starts (n,), backward starts (n,)).
 
-    Each critical operator, or a message of its result or gradient, is what the next one, at last the end of
-    the step, waited for.
+    Starts are the first micro-batch's; seconds are inf on deadlock.
 
     Args:
         problem: the values of a :class:`FlatProblem`.
@@ -203,7 +189,6 @@ def flat_step(
     target = np.empty(edges, np.int64)
     edge = 0
     pair = np.full(position, -1, np.int64)  # the devices of a message
-    owner = np.full(position, -1, np.int64)  # the operator that a task runs, or whose tensor it sends
     where = np.full(position, -1, np.int64)  # the device of work
     host = np.zeros(devices)
     for o in range(operators):
@@ -221,7 +206,6 @@ def flat_step(
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
             where[task] = d
-            owner[task] = ahead[k]
             if previous[d] >= 0:
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
                 edge += 1
@@ -235,7 +219,6 @@ def flat_step(
             task = arrival[t, d]
             if task >= 0:
                 seconds[task] = message_s[t, source, d]
-                owner[task] = maker % size
                 pair[task] = source * devices + d
                 reader = np.int64(position)
                 for r in range(first_reader[t], first_reader[t + 1]):
@@ -269,7 +252,6 @@ def flat_step(
                 back_of[o] = task
                 seconds[task] = backward_s[o, d]
                 where[task] = d
-                owner[task] = back[k]
                 # A device begins backward after its last forward operator.
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
                 edge += 1
@@ -291,7 +273,6 @@ def flat_step(
                     task = returned[t, d]
                     if task >= 0:
                         seconds[task] = message_s[t, d, source]
-                        owner[task] = maker % size
                         pair[task] = d * devices + source
                         made = back_of[maker]
                         reader = np.int64(-1)
@@ -346,9 +327,6 @@ def flat_step(
             waiting[results + r] += 1
 
     free = np.zeros(lanes.max() + 1 if lanes.shape[0] else 1)
-    user = np.full(free.shape[0], -1, np.int64)  # the last message on each lane
-    cause = np.full(position, -1, np.int64)  # the task whose end a task waited for
-    final = np.int64(-1)
     broadcast = 0.0
     starts = np.zeros(position)
     # The remaining seconds of messages beside each device's work, and since when.
@@ -368,9 +346,7 @@ def flat_step(
         start, task = heapq.heappop(ready)
         if pair[task] >= 0:
             for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
-                lane = lanes[k]
-                if free[lane] > start:
-                    start, cause[task] = free[lane], user[lane]
+                start = max(start, free[lanes[k]])
         elif task >= results:
             start = max(start, broadcast)
         took = seconds[task]
@@ -395,19 +371,16 @@ def flat_step(
         if pair[task] >= 0:
             for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
                 free[lanes[k]] = end
-                user[lanes[k]] = task
         elif task >= results:
             broadcast = end
         starts[task] = start
-        if end >= last:
-            last, final = end, task
+        last = max(last, end)
         done += 1
         edge = head[task]
         while edge >= 0:
             after = target[edge]
             if waiting[after] > 0:
-                if end >= earliest[after]:
-                    earliest[after], cause[after] = end, task
+                earliest[after] = max(earliest[after], end)
                 waiting[after] -= 1
                 if waiting[after] == 0:
                     heapq.heappush(ready, (earliest[after], after))
@@ -421,11 +394,4 @@ def flat_step(
         begins[o] = starts[ahead_of[o]]
         if training:
             returns[o] = starts[back_of[o]]
-    critical = np.empty(position, np.int64)
-    number = 0
-    while final >= 0:
-        if owner[final] >= 0:
-            critical[number] = owner[final]
-            number += 1
-        final = cause[final]
-    return last, begins, returns, critical[:number]
+    return last, begins, returns

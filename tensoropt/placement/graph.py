@@ -1,9 +1,4 @@
-"""The graph of a placed plan: operators that lie on one device each, and the values between them.
-
-Without splits its operators are the groups. A group that is split becomes pieces, each with one shard of one
-of its strategies; its operands are cut for them (``split``), and their results are put together (``join``)
-unless the reader is cut in the same way.
-"""
+"""The graph of a placed plan: operators on one device each, and the values between them."""
 
 from __future__ import annotations
 
@@ -30,25 +25,21 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class GroupSplit(NamedTuple):
-    """A way to cut a group: the loop dim, named by the label of a strategy, and the number of pieces."""
+    """A cut of a group: a loop dim, by the label of a strategy, and the number of pieces."""
 
     label: str
     pieces: int
 
 
 Splits = Mapping[str, GroupSplit]
-"""Group name -> how it is cut."""
+"""Group name -> its cut."""
 
 _WHOLE = None
-"""The code of a value that is not cut."""
+"""The code of an uncut value."""
 
 
 class OperatorKind(StrEnum):
-    """The kinds of placed operators.
-
-    A group of the model's operators; a piece of a split group; an operator that cuts a tensor for pieces, or
-    joins their results; a variable, which hands out a parameter that several operators or pieces read.
-    """
+    """Kinds of placed operators: group; piece; split or join; variable, which hands out a parameter."""
 
     GROUP = "group"
     PIECE = "piece"
@@ -62,10 +53,8 @@ class Value:
     """A tensor of the graph, or one piece of it.
 
     Attributes:
-        tensor: the tensor's name in the graph.
-        code: the atom along which it is cut, or ``PARTIAL`` for one of the terms of a sum; None if it is
-            whole.
-        count, index: the number of pieces, and which of them this is.
+        code: the atom along which it is cut, ``PARTIAL`` for a term of a sum, None if whole.
+        count, index: the number of pieces, and this one's.
     """
 
     tensor: str
@@ -86,13 +75,12 @@ class PlacedOperator:
     """An operator that is placed as a unit.
 
     Attributes:
-        name: unique; a group's own name if it is whole.
+        name: unique; a whole group's own.
         reads, writes: in the graph's order.
-        group: the group, for groups and pieces.
-        configuration: for groups and pieces, on the mesh (micro-batches, number of pieces).
-        index, count: which piece this is, and of how many.
+        configuration: on the mesh (micro-batches, number of pieces).
+        index, count: this piece's number, and the number of pieces.
         parameters: those on its device.
-        micro_batches: how many times it runs in a step.
+        micro_batches: its runs per step.
     """
 
     name: str
@@ -108,7 +96,6 @@ class PlacedOperator:
 
     @property
     def mesh(self) -> tuple[int, int]:
-        """The mesh of micro-batches and a split group's pieces."""
         return (self.micro_batches, self.count)
 
 
@@ -117,13 +104,10 @@ class PlacedGraph:
     """Placed operators in an order of execution.
 
     Attributes:
-        groups: the underlying graph of groups, with batch norms that are cut over the batch in steps.
-        splits: which of the model's groups are split, and how.
-        holder: parameter -> the operator that it lives with.
-        micro_batches: the number of pieces in which the batch is run, one after another.
-        batch_codes: with several micro-batches, the atom along which they cut each tensor that groups make;
-            negative if each micro-batch makes a whole one, or a term of a sum.
-        steps: group that makes the sums or the statistics of a batch norm in steps -> the batch norm's.
+        groups: the graph of groups, with batch norms in steps where cut.
+        holder: parameter -> the operator that stores it.
+        batch_codes: the atom along which micro-batches cut each tensor; negative if none.
+        steps: group of a batch norm's sums or statistics -> the batch norm's.
     """
 
     groups: GroupGraph
@@ -136,18 +120,15 @@ class PlacedGraph:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The tensors of which the values are pieces."""
         return self.groups.atoms.graph.tensors
 
     @cached_property
     def values(self) -> Mapping[str, Value]:
-        """The values by name, in the order in which they are made."""
         return {value.name: value for op in self.operators for value in op.writes}
 
     @cached_property
     def references(self) -> tuple[tuple[int, ...], ...]:
-        """For each variable the numbers of the operators that refer to it, if there are several: the one that
-        holds the parameter, or makes the buffer's new value, then those that read it."""
+        """For each variable with several users, their numbers: first the one that stores it."""
         owners: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}
@@ -162,7 +143,6 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """Return the sizes of a value, in one micro-batch."""
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is _WHOLE or value.code < 0:
             code = self.batch_codes.get(value.tensor, REPLICATE)
@@ -170,16 +150,15 @@ class PlacedGraph:
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))
 
     def bytes(self, value: Value) -> int:
-        """Return the bytes that a value takes on the device that has it."""
+        """Return a value's bytes on its device, in one micro-batch."""
         return prod(self.shape(value)) * self.tensors[value.tensor].element_bytes
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
-    """Return the ways in which a group can be cut into at most ``most`` pieces.
+    """Return the ways to cut a group into at most ``most`` pieces.
 
-    Pieces do not communicate while they run, so ways of splitting that reduce inside an operator are not
-    offered. The number of targets of a mean loss is known beforehand, and a batch norm over the batch runs in
-    steps.
+    Ways that reduce inside an operator are left out, except counts of targets, which are made beforehand, and
+    batch norms, which run in steps.
     """
     choices = []
     for strategy in group.strategies:
@@ -231,9 +210,9 @@ def placed_graph(
     """Return the placed graph of a model, with some groups split, or with the batch in micro-batches.
 
     Args:
-        splits: group name -> (label, number of pieces), as :class:`GroupSplit` or as plain tuples.
-        micro_batches: the number of micro-batches; their samples follow one another.
-        apart: parameters that are operators of their own, although only one operator reads them.
+        splits: group name -> (label, number of pieces).
+        micro_batches: their number; their samples follow one another.
+        apart: parameters that become operators although only one operator reads them.
 
     Raises:
         TensorOptError: there is no such group, or it cannot be split so; the message says how it can.
@@ -286,7 +265,7 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
 
 
 class _GraphBuilder:
-    """A builder of the operators, one after another, which keeps track of the values that exist."""
+    """Builds the operators, and tracks the existing values."""
 
     def __init__(
         self,
@@ -301,7 +280,7 @@ class _GraphBuilder:
         self.configurations: dict[str, Configuration] = {}
         self.operators: list[PlacedOperator] = []
         self.codes: dict[tuple[str, str], int] = {}
-        """(group, tensor) -> the atom along which a split group cuts it, or the code for none."""
+        """(group, tensor) -> its code."""
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
         self.holder: dict[str, str] = {}
@@ -362,7 +341,7 @@ class _GraphBuilder:
     # -- values -----------------------------------------------------------------------------------
 
     def _value(self, group: Group, name: str, index: int) -> Value:
-        """Return the part of a tensor that piece ``index`` of a group holds."""
+        """Return the part of a tensor that piece ``index`` of a group makes."""
         count = self._count(group)
         if count == 1:
             return Value(name)

@@ -1,9 +1,8 @@
-"""Limits on placements: the operators that share a device, and the devices on which an operator may lie.
+"""Limits on placements: operators that share a device, and the devices on which each may lie.
 
-As in TensorFlow's Placer (colocation_graph.cc), operators that belong together share a device, and an
-operator lies on a device that its constraints and its kernels allow: where CPU ranks lie beside GPUs, one
-without a kernel for GPUs goes to a CPU rank, which a note says. Hard constraints come first; a soft one that
-leaves an operator no device beside them is given up there, with a note.
+As in TensorFlow's Placer (colocation_graph.cc), constraints and kernels decide; an operator without a GPU
+kernel goes to a CPU rank, with a note. Hard constraints come first; a soft one that leaves no device is given
+up.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class PlacedLimits:
 
     Attributes:
         together: groups that share a device.
-        devices: group -> the devices it may lie on, best first.
-        given_up: the soft constraints that were given up, each with the reason.
-        runs_on: group -> the devices that have kernels for all its operators, if these are not all devices.
-        kernel_notes: what lacks a kernel, or may lack one, in words.
+        devices: group -> its allowed devices, best first.
+        given_up: soft constraints given up, with reasons.
+        runs_on: group -> the devices with kernels for it, if not all.
+        kernel_notes: notes on missing kernels.
     """
 
     together: tuple[tuple[str, ...], ...] = ()
@@ -56,20 +55,16 @@ class PlacedLimits:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Everything that was given up, and where kernels decide, in words."""
         return (*self.kernel_notes, *_given_up(self.given_up))
 
     @property
     def against(self) -> tuple[str, ...]:
-        """What was given up that sharded plans may keep to, in words: not the pins to devices, which sharded
-        plans keep to only where these allow every device."""
+        """Notes on what was given up that sharded plans may still satisfy: all but pins to devices."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def with_steps(self, steps: Mapping[str, str]) -> PlacedLimits:
-        """Return the limits with those on a batch norm also on the groups of its steps.
-
-        Args:
-            steps: group of a step -> the batch norm's group.
+        """Return the limits with a batch norm's also on its steps; ``steps``: step's group -> batch
+        norm's.
         """
         of: dict[str, list[str]] = {}
         for step, name in steps.items():
@@ -85,7 +80,7 @@ class PlacedLimits:
         return replace(self, together=tuple(together), devices=devices, runs_on=runs_on)
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
-        """Return the sets of operators that share a device, pieces of one group included."""
+        """Return the sets of operators that share a device, pieces included."""
         return tuple(
             tuple(
                 i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
@@ -94,8 +89,9 @@ class PlacedLimits:
         )
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return operators with the devices they may lie on, best first. What holds parameters, cuts or joins
-        for groups that all have pins may lie where any of these may."""
+        """Return operators with their devices, best first; those around pinned groups may use any of
+        theirs.
+        """
         if not self.devices:
             return ()
         pinned = {
@@ -119,7 +115,7 @@ def _given_up(entries: Sequence[tuple[_Constraint, str]]) -> tuple[str, ...]:
 
 
 def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
-    """Return the limits that constraints and kernels put on placements.
+    """Return the limits of constraints and kernels on placements.
 
     Raises:
         ConstraintError: a hard constraint concerns mesh axes, or leaves an operator no device of the cluster.

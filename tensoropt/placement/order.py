@@ -1,8 +1,4 @@
-"""The one order of a placed step's operators and transfers, of which every device runs its part.
-
-Operators wait for the values that they read, for the gradients of their results, and for the previous
-operator on their device. Transfers wait for their value and for the previous transfer in the plan.
-"""
+"""The one order of a placed step's operators and transfers, of which every device runs its part."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ class Flow(NamedTuple):
 
     Attributes:
         names: of the operators.
-        read: the values that each operator reads; a value may be listed several times.
+        read: the values that each operator reads, possibly repeated.
         makers: the operator that makes each value.
         gradient: whether each value has a gradient.
     """
@@ -32,9 +28,7 @@ class Flow(NamedTuple):
 
 
 class TensorTransfer(NamedTuple):
-    """A message: a value (in a placement problem a tensor), or with ``backward`` its gradient, between two
-    devices.
-    """
+    """A message of a value (in a placement problem a tensor), or with ``backward`` of its gradient."""
 
     tensor: int
     source: int
@@ -45,20 +39,19 @@ class TensorTransfer(NamedTuple):
 def ordered(
     flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
 ) -> tuple[tuple[bool, int], ...]:
-    """Return the forward, or the backward, of a step in an order that all devices can follow.
+    """Return a step's forward or backward in an order that all devices can follow.
 
-    How far devices are ahead of each other is estimated with operators of equal length and messages of none:
-    a message is expected about when it can arrive, so that its receiver neither waits for it nor allocates
-    its buffer too early.
+    Progress is estimated with equal operators and free messages, so that a message is expected about when it
+    can arrive, and its receiver neither waits nor allocates early.
 
     Args:
-        routes: the transfers of forward, or those of backward, in the plan's order.
+        routes: the transfers of this direction, in the plan's order.
 
     Returns:
-        (whether it is an operator, its number): an operator, or a transfer by its place in ``routes``.
+        (is an operator, its number or its index in ``routes``) for each.
 
     Raises:
-        PlanError: the orders of the placement and of the transfers wait for each other.
+        PlanError: the orders deadlock.
     """
     waiting, after = _links(flow, placement, routes, backward=backward)
     first, count = len(flow.names), len(waiting)

@@ -1,7 +1,4 @@
-"""Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
-
-A sharded space's tables do not contain placements, so a placement's point has a record of its plan.
-"""
+"""Placed plans as points beside a frontier: figures, a record of the plan, timeline."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord
 
 
 def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
-    """Return the placement that a plan describes, for the grouped graph of its model.
+    """Return the placement of a plan.
 
     Raises:
         PlanError: the plan is not a placed one, or is for another model; the message names the first
@@ -121,7 +118,7 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """Return all holdings on a device, each with the points of its memory curve between which it is alive."""
+    """Return all memory of a device with the points of its memory curve between which it is alive."""
     timeline, owned = holders(simulated)
     where = device_name(device)
     steps = timeline.steps(where)
@@ -137,10 +134,7 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
 
 
 def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, int, int, float]]:
-    """Yield (kind, first point, one past the last, bytes) of every holding in the steps; each is held once.
-
-    The order is that of release; holdings released at once come in the order in which they were taken.
-    """
+    """Yield (kind, first point, end, bytes) of every holding, in the order of release."""
     begun: dict[str, tuple[int, int, float]] = {}  # with its number in the order of taking
     count = 0
     for point, changes in enumerate(steps):
@@ -169,7 +163,7 @@ def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, st
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """Return the space of the placed points with ``micro_batches`` micro-batches: a row of devices.
+    """Return the space of the placed points: a row of devices.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
@@ -181,12 +175,10 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
 def placed_point(
     graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
 ) -> Point:
-    """Return a simulated placement as a point of space ``space``, with its planner's remarks. The point
-    carries its plan, by which it is identified.
+    """Return a simulated placement as a point of space ``space``.
 
-    Its memory is that of the fullest device, its breakdown that of the busiest: ``communication_s`` is the
-        time in which some message to or from it is under way, ``exposed_s`` the part of it for which the
-        device waits, ``idle_s`` that for which it waits otherwise: for other devices, or for its host.
+    Memory is the fullest device's, the breakdown the busiest's: ``communication_s`` is the time with a
+    message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
     """
     sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
@@ -216,13 +208,12 @@ def placed_point(
 
 
 def fullest(simulated: SimulatedPlacement) -> int:
-    """Return the device with the highest peak; the first of equals, so that a point is the same in every
-    run."""
+    """Return the device with the highest peak; the first of equals."""
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
-    """Return the seconds for which a device waits while some message to or from it is under way."""
+    """Return the seconds that a device waits while a message to or from it is in flight."""
     either = joined([*simulated.messages_of(device), *simulated.timeline.busy([device_name(device)])])
     # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
     # message.
@@ -255,7 +246,6 @@ def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dic
 
 
 def events_of(simulated: SimulatedPlacement) -> Iterator[TimelineEvent]:
-    """Yield what takes time in a step."""
     for event in simulated.timeline.events:
         task = event.task
         if task.duration_s:

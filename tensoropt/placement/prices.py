@@ -1,10 +1,4 @@
-"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`.
-
-Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
-predicted for every kind of device from its data sheet. What a device does has the price that it has in every
-kind of plan (:class:`~tensoropt.costs.prices.DevicePrices`); cutting and joining are copies, summing is
-additions.
-"""
+"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`."""
 
 from __future__ import annotations
 
@@ -46,29 +40,26 @@ from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 _LARGE = 16 * 2**20
-"""The bytes at which a message's time per byte is read off its fit, after its latency is subtracted. 16 MiB
-is an assumption: large enough that the slope is not that of short messages."""
+"""The message size at which seconds per byte are read off a fit; an assumption: beyond short messages."""
 
 
 _OfKinds = tuple[Queues, ...]
-"""The seconds of some work for each kind of device."""
+"""Seconds for each kind of device."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of a group or piece; its seconds are given for each kind of device."""
+    """The work of a group or piece."""
 
     work: Workload
     facts: Facts
 
 
 class PlacedPrices:
-    """The prices of one model's operators on the devices of a cluster, whichever way they are split.
+    """The prices of one model's operators on a cluster's devices, however they are split.
 
     Args:
-        graph: the model.
-        costs: the source of figures; on CPU ranks, new work is measured when its price is first needed.
-        constraints: a person's constraints on where operators may lie.
+        costs: on CPU ranks, new work is measured when its price is first needed.
     """
 
     def __init__(
@@ -87,34 +78,32 @@ class PlacedPrices:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """The position of each device among the cluster's kinds."""
+        """The index of each device's kind."""
         names = [kind.name for kind in self.cluster.device_kinds]
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
     def of_kinds(self) -> tuple[DevicePrices, ...]:
-        """Return the prices of each kind of device, including everything measured so far."""
+        """Return the prices of each kind of device, with everything measured so far."""
         return tuple(
             DevicePrices(compute, self.costs.overheads_on(kind))
             for compute, kind in zip(self.compute(), self.cluster.device_kinds, strict=True)
         )
 
     def compute(self) -> tuple[ComputeCosts, ...]:
-        """Return the compute costs of each kind of device, including everything measured so far."""
+        """Return the compute costs of each kind of device, with everything measured so far."""
         return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The row of all devices."""
         return self.cluster.meshes(1)[0]
 
     @cached_property
     def links(self) -> LinkCosts:
-        """The costs of messages between pairs of devices."""
         return self.costs.communication(self.mesh, pairs=True)
 
     @cached_property
     def devices(self) -> DeviceSet:
-        """The cluster's devices with the latency and seconds per byte of every ordered pair."""
+        """The devices with latency and seconds per byte of every ordered pair."""
         count = self.cluster.device_count
         latency, per_byte = np.zeros((count, count)), np.zeros((count, count))
         for i in range(count):
@@ -152,25 +141,20 @@ class PlacedPrices:
     # -- operators --------------------------------------------------------------------------------
 
     def split_choices(self, group: Group) -> tuple[GroupSplit, ...]:
-        """Return the ways in which a group can be cut into at most as many pieces as there are devices."""
+        """Return the ways to cut a group into at most as many pieces as there are devices."""
         if group.name not in self._splits:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
 
     @cached_property
     def batch(self) -> Mapping[str, AxisStrategy]:
-        """The strategy of each group that follows the batch, as far as there is one."""
+        """The strategy by which each group follows the batch, if any."""
         return batch_strategies(self.graph, everywhere=False)
 
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed graph with these splits, or with ``micro_batches`` micro-batches, priced. New
-        work is measured.
-
-        Raises:
-            PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
-        """
+        """Return the placed and priced graph, measuring new work; PlanError if the model cannot run so."""
         graph = placed_graph(self.graph, splits, micro_batches)
         limits = self.limits.with_steps(graph.steps)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
@@ -190,11 +174,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits that a person's constraints put on placements.
-
-        Raises:
-            ConstraintError: no placement can satisfy a hard constraint.
-        """
+        """The limits of a person's constraints; ConstraintError if no placement satisfies a hard one."""
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
@@ -210,7 +190,6 @@ class PlacedPrices:
         return self._works[key]
 
     def seconds(self, work: _Work) -> tuple[_OfKinds, _OfKinds]:
-        """Return (forward, backward) seconds of some work for each kind of device."""
         key = work.work.key
         if key not in self._seconds:
             pairs = [kind.work(work.work, work.facts) for kind in self.of_kinds()]
@@ -221,23 +200,19 @@ class PlacedPrices:
 
 @dataclass(frozen=True)
 class PricedGraph:
-    """A placed graph and its figures; operator ``i`` of one is operator ``i`` of the other."""
+    """A placed graph and its problem, with operators in the same order."""
 
     prices: PlacedPrices
     graph: PlacedGraph
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the model's group that an operator is, or is a piece or a step of; None for an operator that
-        moves data or holds parameters.
-        """
+        """Return the group of an operator, piece or step; None for others."""
         group = self.graph.operators[operator].group
         return self.graph.steps.get(group.name, group.name) if group is not None else None
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """Return the ways in which an operator, or the group of a piece, can be cut in place of its present
-        one.
-        """
+        """Return the ways to cut an operator, or the group of a piece."""
         name = self.whole_of(operator)
         if name is None:
             return ()
@@ -245,31 +220,27 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
-        or the nearest possible number."""
+        """Return batch cuts of all groups into as many pieces as there are devices, or nearly."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})
 
     def batch_cuts(self, pieces: int) -> dict[str, GroupSplit]:
-        """Return cuts into so many pieces of the batch of every group that can be cut so."""
+        """Return batch cuts of all groups that can be cut into so many pieces."""
         cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
         groups = self.prices.graph.groups
         # A group that no reader asks how it wants its results may follow no batch.
         return {g.name: cuts[g.name] for g in groups if cuts.get(g.name) in self.prices.split_choices(g)}
 
     def split(self, splits: Splits) -> PricedGraph:
-        """Return the same model with these groups split, in addition to, or in place of, the present
-        splits.
-        """
+        """Return the model with these splits in addition to, or in place of, the present ones."""
         return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
     """Return the lanes that a message between two devices occupies.
 
-    A dedicated wire is a lane of its own; across nodes it is one card of each node, one way; otherwise each
-    device's one port, one way.
+    A dedicated wire, or one card of each node, or each device's port; one way.
     """
     if cluster.link(source, target).dedicated:
         return (f"wire {source}->{target}",)
@@ -337,8 +308,7 @@ def _seconds(
     number: int,
     kind: DevicePrices,
 ) -> tuple[Queues, Queues, Queues]:
-    """Return the (forward, backward) seconds of a micro-batch, and those of the optimizer's step, on kind
-    ``number`` of devices."""
+    """Return (forward, backward, optimizer) seconds on one kind of device; the first two per micro-batch."""
     if work is not None:
         forward, backward = (of_kinds[number] for of_kinds in prices.seconds(work))
     else:
@@ -401,12 +371,7 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
 
 
 def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int, int]:
-    """Return the bytes alive in forward, in backward, in backward beyond the incoming gradients, and while
-    gradients are cast afterwards.
-
-    Parameters that are stored in another dtype are cast for every use: the copies exist while they are read,
-    and their gradients wait in the dtype of the copies until backward is over.
-    """
+    """Return the peak bytes of forward, backward, backward without incoming gradients, and later casts."""
     facts, names = work.facts, work.work.names
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
     narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
@@ -445,10 +410,7 @@ def _moving(
 
 
 def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int]:
-    """Return the additional (forward, backward, and backward if gradients outlast it) bytes of an operator
-    that hands out a parameter: the whole that it cuts into pieces, whose gradients it joins into one; and
-    then the gradient in the dtype in which it is stored.
-    """
+    """Return the additional peaks of handing out a parameter: forward, backward, backward with gradients."""
     if op.kind != OperatorKind.VARIABLE:
         return 0, 0, 0
     (name,) = op.parameters

@@ -1,9 +1,4 @@
-"""The placement problem, which a placing planner is given, and the placement that it returns.
-
-Both are numbers only, so that random graphs serve as well as models. An operator here is whatever is placed
-as a unit: a group of the model's operators, a piece of one, an operator that cuts or joins pieces, or a
-variable that several operators read.
-"""
+"""The placement problem that a placing planner solves, and the placement that it returns; numbers only."""
 
 from __future__ import annotations
 
@@ -25,20 +20,15 @@ class PlacedTensor:
 
     Attributes:
         producer: the operator that makes it.
-        readers: the operators that read it, each once, ascending. Empty for a result of the model.
-        kept_by: those of the producer and the readers whose backward needs it.
+        readers: the operators that read it, ascending. Empty for a result of the model.
+        kept_by: the producer or readers whose backward needs it.
         gradient: whether a gradient of the same size comes back.
-        stored: whether it is a parameter of its producer as it lies there, so that it takes no more memory on
-            its producer's device.
-        lies_in: the tensor that its producer reads, or makes before, in whose storage it lies there; None if
-            it has a storage of its own. Elsewhere it is a copy.
-        extent: bytes of its storage on its producer's device if these differ from its own: those of the
-            larger storage of which it is a view, or 0 for a view of a parameter, an input or a constant.
-        gradients_in: for each reader whose backward makes no storage for its share of the gradient, the
-            tensor in whose gradient the share lies: one that the reader makes (a sum hands its gradient to
-            every operand), or another that it reads.
-        gradient_extents: for each reader whose share lies in a storage of another size, its bytes; 0 for a
-            reader that has no share.
+        stored: whether it is a parameter as stored on its producer's device, so takes no more memory there.
+        lies_in: on its producer's device, the tensor in whose storage it lies; None if in its own.
+        extent: bytes of its storage there if they differ: of a larger storage, or 0 for a view of stored
+            data.
+        gradients_in: reader -> the tensor in whose gradient its share lies (a sum hands its gradient on).
+        gradient_extents: reader -> bytes of its share's storage, if they differ; 0 for no share.
     """
 
     name: str
@@ -55,13 +45,13 @@ class PlacedTensor:
 
 
 class MessageEnds(NamedTuple):
-    """What messages cost the devices at their ends, in addition to the links: (d,) seconds.
+    """Seconds (d,) at the ends of messages, in addition to the links.
 
     Attributes:
         end_s: the device's time for either end.
-        receive_s_per_byte: for copying what comes to where it is read.
-        add_s, add_s_per_byte: for adding a gradient that comes to others.
-        host_end_s, host_add_s: the host's time to issue an end, and an addition.
+        receive_s_per_byte: copies of received data to where it is read.
+        add_s, add_s_per_byte: sums of received gradients.
+        host_end_s, host_add_s: the host's time to launch an end, and an addition.
     """
 
     end_s: Floats
@@ -80,14 +70,12 @@ class DeviceSet:
         capacity_bytes: (d,) the bytes of tensors that each device may hold.
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
-        terms: the bytes that a process takes of each device beside tensors, by name
-            (:mod:`tensoropt.costs.process_memory`); the capacity is already without them.
-        order: the devices, best first, for operators without pins; None for their own order.
-        lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
-            lane queue. Pairs without an entry occupy a lane of their own.
-        ends: what messages cost the devices at their ends; None for nothing.
-        slower: how much longer, as a share, computing takes beside a message; infinite where nothing is
-            computed meanwhile.
+        terms: a process's bytes without tensors (:mod:`tensoropt.costs.process_memory`), not part of the
+            capacity.
+        order: the devices, best first; None for their own order.
+        lanes: ordered pair -> the lanes it occupies, on which messages queue; by default one of its own.
+        ends: the costs at the ends of messages; None for 0.
+        slower: the share by which a message slows down computing; infinite if it blocks.
     """
 
     capacity_bytes: Floats
@@ -101,27 +89,21 @@ class DeviceSet:
 
     @property
     def best_first(self) -> tuple[int, ...]:
-        """The devices, best first, for operators without pins."""
         return tuple(range(self.count)) if self.order is None else self.order
 
     def within(self, limit_bytes: float | None) -> Floats:
-        """Return the bytes of tensors that each device may hold, (d,), if it may use at most ``limit_bytes``
-        in total.
-        """
+        """Return the bytes (d,) of tensors per device if it may use ``limit_bytes`` in total."""
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
         room = max(limit_bytes - sum(self.terms.values()), 0.0)
         return np.minimum(self.capacity_bytes.astype(float), room)
 
     def in_all(self, tensor_bytes: float) -> float:
-        """Return the total bytes of ``tensor_bytes`` of tensors and everything else that a process takes,
-        which is what limits count.
-        """
+        """Return the total bytes of a process with so many bytes of tensors, as limits count them."""
         return tensor_bytes + sum(self.terms.values())
 
     @property
     def count(self) -> int:
-        """The number of devices."""
         return len(self.capacity_bytes)
 
     def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
@@ -132,13 +114,12 @@ class DeviceSet:
 
     @cached_property
     def end_seconds(self) -> Floats:
-        """The seconds at the ends of messages: (d, 6), as :class:`MessageEnds` lists them."""
+        """The fields of :class:`MessageEnds` as (d, 6)."""
         if self.ends is None:
             return np.zeros((self.count, len(MessageEnds._fields)))
         return np.stack([np.asarray(seconds, dtype=float) for seconds in self.ends], axis=1)
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
-        """Return the names of the lanes that a message between two devices occupies."""
         return self.lanes.get((source, target), (f"link {source}->{target}",))
 
 
@@ -146,9 +127,8 @@ class PlacedResult(NamedTuple):
     """A result of the model.
 
     Attributes:
-        producer: the operator that makes it.
         bytes: its bytes, for the whole batch.
-        seconds: the seconds to give it to all devices.
+        seconds: those of its broadcast.
     """
 
     producer: int
@@ -158,34 +138,27 @@ class PlacedResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProblem:
-    """Operators to place on devices. All arrays are in bytes and seconds.
+    """Operators to place on devices; bytes and seconds.
 
     Attributes:
-        names: (n,), in an order in which every tensor is made before it is read.
-        forward_s, backward_s: (n, d) seconds by operator and device; backward is 0 in inference.
+        names: (n,) in an order in which every tensor is made before it is read.
+        forward_s, backward_s: (n, d); backward is 0 in inference.
         update_s: (n, d) the optimizer's step over the operator's parameters.
-        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) alive from start to end.
-        kept_bytes: (n,) made inside, kept from forward to backward; tensors between operators are not
-            counted here but by ``kept_by``.
-        forward_peak_bytes, backward_peak_bytes: (n,) alive while the operator runs, in addition to kept
-            tensors, the tensors it reads and makes, and their gradients; below 0 for a backward that releases
-            some of these before it makes others.
-        handed_peak_bytes: (n,) the same for backward if a gradient that it is given outlasts it, in a
-            gradient that it has handed on; None if that makes no difference.
+        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) alive during the whole step.
+        kept_bytes: (n,) saved inside from forward to backward, without the tensors of ``kept_by``.
+        forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs, in addition to saved tensors,
+            tensors read and made, and their gradients; negative if backward frees some of these first.
+        handed_peak_bytes: (n,) the same for backward if an incoming gradient outlives it; None if equal.
         tensors: the tensors between operators.
-        update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
-            all operators of a device at once. None for nothing.
+        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once; None for 0.
         together: sets of operators that must share a device.
-        pinned: operator -> the devices it may lie on, best first: a set for methods that know costs, an order
-            for the Placer.
-        references: for each variable the operators that refer to it, if there are several: the one that holds
-            it, or makes its new value, first. TensorFlow's Placer keeps them together.
-        host_s: (n, d) the host's seconds to issue everything that an operator does in a step, all
-            micro-batches and the optimizer included; None where the host is the device.
-        micro_batches: the number of micro-batches into which a step's batch is cut. Other seconds, and bytes
-            of operators and tensors, are those of one of them; stored tensors, and the optimizer's step,
-            occur once.
-        results: the results given to all devices after forward, for the whole batch.
+        pinned: operator -> its allowed devices, best first.
+        references: the users of each variable, as TensorFlow's Placer groups them: first the one that stores
+            it.
+        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; None on CPUs.
+        micro_batches: their number; other seconds and bytes of operators and tensors are those of one of
+            them.
+        results: the results broadcast after forward, for the whole batch.
     """
 
     names: tuple[str, ...]
@@ -222,12 +195,10 @@ class PlacementProblem:
 
     @property
     def size(self) -> int:
-        """The number of operators."""
         return len(self.names)
 
     @cached_property
     def made(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors that each operator makes."""
         tensors_of: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
             tensors_of[tensor.producer].append(number)
@@ -235,7 +206,6 @@ class PlacementProblem:
 
     @cached_property
     def read(self) -> tuple[tuple[int, ...], ...]:
-        """The tensors that each operator reads."""
         tensors_of: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
             for reader in tensor.readers:
@@ -244,22 +214,16 @@ class PlacementProblem:
 
     @cached_property
     def stored_bytes(self) -> Floats:
-        """The bytes that lie on the operator's device from start to end, (n,)."""
+        """(n,) bytes alive on the operator's device during the whole step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The problem that :func:`repeat_problem` makes of this one, of which planners simulate many
-        placements."""
+        """The result of :func:`repeat_problem`, cached."""
         return repeat_problem(self)
 
     def step_bytes(self, operator: int) -> float:
-        """Return the bytes that an operator adds to its device for a whole step: its stored tensors, and the
-        kept tensors of all micro-batches, whose forwards all run before the first backward.
-
-        This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
-        once, at the producer. The simulator follows lifetimes instead.
-        """
+        """Return an operator's bytes on its device for a whole step, by the planners' additive estimate."""
         # At the producer, since it lies somewhere, whichever readers keep it; copies on other devices are not
         # counted.
         tensors = (self.tensors[t] for t in self.made[operator])
@@ -269,11 +233,10 @@ class PlacementProblem:
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for every operator, and for each device the order in which it runs its operators.
+    """A device for every operator, and for each device the order of its operators.
 
     Attributes:
-        device: (n,) the device of each operator.
-        forward: the operators of each device in their order of execution.
+        forward: the operators of each device in order.
         backward: the same for backward; None for the reverse of ``forward``.
     """
 
@@ -283,23 +246,20 @@ class Placement:
 
     @property
     def backward_orders(self) -> tuple[tuple[int, ...], ...]:
-        """The operators of each device in the order in which their backward runs."""
         if self.backward is not None:
             return self.backward
         return tuple(tuple(reversed(order)) for order in self.forward)
 
     @classmethod
     def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """Return the placement on these devices, all of which follow one order: by default that of the
-        operators.
-        """
+        """Return the placement on these devices in one order, by default that of the operators."""
         forward: list[list[int]] = [[] for _ in range(count)]
         for operator in order if order is not None else range(len(device)):
             forward[device[operator]].append(operator)
         return cls(tuple(int(d) for d in device), tuple(map(tuple, forward)))
 
     def check(self, problem: PlacementProblem) -> None:
-        """Raise :class:`PlanError` unless every operator runs once, on its device, where it may lie."""
+        """Raise :class:`PlanError` unless every operator runs once, on an allowed device."""
         for orders in (self.forward, self.backward_orders):
             listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
             if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):
@@ -319,10 +279,9 @@ class Placement:
 
 
 def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
-    """Return the devices that occur in all of the orders, best first: as the orders have them if they agree,
-    otherwise as ``otherwise`` has them.
+    """Return the devices in all of the orders, in their order if they agree, else in that of ``otherwise``.
 
-    The rule for priorities of TensorFlow's Placer (``MergeSupportedDevices`` of colocation_graph.cc).
+    ``MergeSupportedDevices`` of TensorFlow's Placer (colocation_graph.cc).
     """
     common = set.intersection(*map(set, orders))
     agreed = {tuple(device for device in order if device in common) for order in orders}
@@ -330,10 +289,10 @@ def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) ->
 
 
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
-    """Return the problem of a one-batch step in which everything occurs once for each of its micro-batches.
+    """Return the one-batch problem in which everything occurs once per micro-batch.
 
-    Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and likewise for tensors. Stored tensors,
-    and the optimizer's step over them, occur once, with the first micro-batch.
+    Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the optimizer's
+    step belong to the first micro-batch.
     """
 
     count = problem.micro_batches
@@ -387,8 +346,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement of the problem that :func:`repeat_problem` makes: each device runs its order once
-    for every micro-batch."""
+    """Return the placement of :func:`repeat_problem`'s result: each device repeats its order."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
-"""The program of a placed plan: the one order of its operators and messages, and what a process does of it.
+"""The program of a placed plan: a process's part of the one order of operators and messages.
 
-This follows NetSplit's Algorithm 2. A process gets the part of the devices that it runs: its operators in the
-plan's order, and for every value that crosses a border a node that sends it, or one that begins to receive
-it.
+This follows NetSplit's Algorithm 2: a value that crosses a border gets a node that sends it, or one that
+begins to receive it.
 """
 
 from __future__ import annotations
@@ -20,30 +19,21 @@ from tensoropt.sharding.program import ForwardProgram, Lowering, Node
 from tensoropt.sharding.strategy import Edge, Strategy
 
 Place = tuple[str, int]
-"""A value, by name, as it is on a device."""
+"""A value's name, and a device."""
 
 PlacedOrder = tuple[tuple[bool, int], ...]
-"""For each operator and each transfer of a micro-batch: whether it is an operator, and its number in the
-graph or in the plan."""
+"""For each operator and transfer of a micro-batch: whether it is an operator, and its number."""
 
 
 class PlacedSchedule(NamedTuple):
-    """A step: its operators and transfers in an order that all devices can follow.
-
-    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That,
-    too, is a single order, so that no device waits forever.
-    """
+    """A step's operators and transfers in one order, so that no device deadlocks."""
 
     forward: PlacedOrder
     backward: PlacedOrder
 
 
 def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
-    """Return the order of a step.
-
-    Raises:
-        PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
-    """
+    """Return the order of a step; PlanError for missing or needless transfers, or a deadlock."""
     routes, graph = tuple(strategy.transfers), strategy.placed_graph
     _check(strategy, routes)
     number, tensors = {name: n for n, name in enumerate(graph.values)}, graph.groups.atoms.graph.tensors
@@ -81,40 +71,40 @@ def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SendValue(Node):
-    """A transfer of a value to another device begins."""
+    """Begin to send a value to another device."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReceiveValue(Node):
-    """A value from another device is requested."""
+    """Begin to receive a value from another device."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WaitForValue(Node):
-    """A requested value, once it is there."""
+    """Wait for a value."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnDevice(Node):
-    """An input, a buffer or a constant, which every process has, on one of its devices."""
+    """An input, a buffer or a constant on one of this process's devices."""
 
     device: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginOperator(Node):
-    """A placed operator begins; all nodes until its end are its own."""
+    """The start of a placed operator."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Enter(Node):
-    """A value as an operator reads it; if it ``learns``, a gradient goes back to it."""
+    """A value as an operator reads it; if it ``learns``, a gradient returns."""
 
     place: Place
     learns: bool
@@ -122,7 +112,7 @@ class Enter(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndOperator(Node):
-    """The results of a placed operator, as others read them."""
+    """The end of a placed operator, with its results."""
 
     number: int
     places: tuple[Place, ...]
@@ -130,30 +120,30 @@ class EndOperator(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Zeros(Node):
-    """Zeros in place of a term of a sum that the first piece of an operator adds."""
+    """Zeros instead of a term that the first piece of an operator adds."""
 
     tensor: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitTensor(Node):
-    """A tensor cut into pieces, of which ``piece`` is one."""
+    """A piece of a tensor."""
 
     piece: Value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JoinPieces(Node):
-    """The whole of a tensor's pieces, or the sum of its terms, of which ``piece`` is one."""
+    """The whole of a tensor's pieces, or the sum of its terms."""
 
     piece: Value
 
 
 class PlacedLowering(Lowering):
-    """The lowering of a placed plan for the process that runs the devices ``own``.
+    """The lowering of a placed plan for the process with the devices ``own``.
 
     Attributes:
-        strategy: that of operators that are not cut, each on one device.
+        strategy: that of whole operators.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):
@@ -178,8 +168,7 @@ class PlacedLowering(Lowering):
         self._on_devices: dict[Place, Node] = {}
 
     def program(self) -> ForwardProgram:
-        """Return the part of this process; its results are the outputs of the model, and new values of
-        buffers or pieces of them, that are made here."""
+        """Return this process's part, with the results and buffers made here."""
         own = [number for number, device in enumerate(self.device) if device in self.own]
         parameters = tuple(name for number in own for name in self.operators[number].parameters)
         buffers = self.add_arguments(parameters)

@@ -1,6 +1,4 @@
-"""The simulator for placed plans: devices and links as timelines, every tensor from its first to its last
-use.
-"""
+"""The simulator for placed plans: devices and links as timelines, every tensor from first to last use."""
 
 from __future__ import annotations
 
@@ -15,18 +13,17 @@ from tensoropt.placement.problem import Placement, PlacementProblem, repeat_plac
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, joined, length_s, schedule
 
-OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
+_OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
 """The label of what the optimizer needs while it runs."""
 
 
 @cache
 def device_name(device: int) -> str:
-    """Return the name of a device as a resource of the timeline."""
     return f"device {device}"
 
 
 class _Holder(NamedTuple):
-    """The owner of a holding's bytes: the operator, its tensor (or the operator once more), and a label."""
+    """The owner of a holding's bytes: the operator, its tensor (or itself again), and a label."""
 
     operator: str
     tensor: str
@@ -35,8 +32,7 @@ class _Holder(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The storage of a gradient, or of several that share it: the task that makes it, and those until which
-    it is alive; ``tensor`` is the one whose gradient was the first in it."""
+    """The storage of gradients: first tensor, the task that makes it, the tasks until which it lives."""
 
     tensor: int
     device: int
@@ -46,12 +42,11 @@ class _GradientStorage:
 
 
 class _Addition(NamedTuple):
-    """Gradients from other devices that are added to what a device has of a tensor's gradient, or to each
-    other, right before the backward of the tensor's producer.
+    """Gradients from other devices, added right before the backward of the tensor's producer.
 
     Attributes:
-        messages_bytes: those of the gradients that come.
-        share: what the device has if no other share was added to it before; a sum takes its place.
+        messages_bytes: those of the received gradients.
+        share: the local gradient, if it was not summed yet.
         made: the sum.
     """
 
@@ -64,11 +59,10 @@ class _GradientMemory(NamedTuple):
     """The memory of gradients.
 
     Attributes:
-        storages: all storages of gradients.
-        sums: for each tensor and device, the storage of its gradient when all readers there have added to it.
-        given: for each backward, the bytes of the gradients that it makes.
-        summed: for each backward, (a share that was there, one that it makes, their sum).
-        additions: for each backward, those before it, in the order in which they are made.
+        sums: (tensor, device) -> the storage of its complete gradient there.
+        given: for each backward, the bytes of its gradients.
+        summed: for each backward, (existing share, new share, sum).
+        additions: for each backward, those right before it.
     """
 
     storages: list[_GradientStorage]
@@ -93,10 +87,9 @@ class SimulatedPlacement:
     """One simulated training step of a placement.
 
     Attributes:
-        timeline: all tasks with their place in time, and the memory that each allocates and frees.
-        transfers: the transfers of one micro-batch, in the order in which those of the first one start; the
-            others follow in the same order.
-        host_s: the seconds in which the host of each device issues its work; 0 where the host is the device.
+        timeline: all tasks, with the memory that each allocates and frees.
+        transfers: those of one micro-batch, in the order in which the first one's start.
+        host_s: by device, the host's seconds to launch its work; 0 on CPUs.
     """
 
     problem: PlacementProblem
@@ -107,17 +100,16 @@ class SimulatedPlacement:
 
     @property
     def micro_batches(self) -> int:
-        """The number of times that every operator runs, and every transfer is sent."""
         return self.problem.micro_batches
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step: of the slower of the devices and their hosts."""
+        """Seconds of the step, the slower of devices and hosts."""
         return max(self.timeline.total_s, *self.host_s, 0.0)
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """The bytes by kind on each device when most are alive."""
+        """The bytes by kind at each device's peak."""
         return tuple(
             {kind: float(peak.get(kind, 0.0)) for kind in MEMORY_KINDS}
             for peak in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
@@ -125,12 +117,10 @@ class SimulatedPlacement:
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
-        """The most bytes alive at once on each device."""
         return tuple(sum(peak.values()) for peak in self.peaks)
 
     @property
     def memory_bytes(self) -> float:
-        """The peak of the fullest device."""
         return max(self.peak_bytes)
 
     @cached_property
@@ -142,7 +132,7 @@ class SimulatedPlacement:
 
     @cached_property
     def busiest_lane(self) -> tuple[str, float]:
-        """The lane that messages occupy longest, and its seconds; the first of equals by name."""
+        """The busiest lane, and its seconds; the first of equals by name."""
         seconds: dict[str, float] = defaultdict(float)
         for event in self.timeline.events:
             if event.task.phase.startswith("send"):
@@ -151,18 +141,17 @@ class SimulatedPlacement:
         return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
 
     def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
-        """Return the spans in which some message to or from a device is under way."""
+        """Return the spans with a message to or from a device in flight."""
         name = device_name(device)
         return joined(
             (e.start_s, e.end_s) for e in self.timeline.events if name in e.task.ends and e.task.duration_s
         )
 
     def communication_s(self, device: int) -> float:
-        """Return the seconds in which some message to or from a device is under way."""
         return length_s(self.messages_of(device))
 
     def fits(self, limit_bytes: float | None = None) -> bool:
-        """Return whether every device holds its share, within its capacity and a limit."""
+        """Return whether every device keeps within its capacity and a limit."""
         most = self.problem.devices.within(limit_bytes)
         return all(peak <= room for peak, room in zip(self.peak_bytes, most.tolist(), strict=True))
 
@@ -170,14 +159,13 @@ class SimulatedPlacement:
 def simulate_placement(
     problem: PlacementProblem, placement: Placement, *, enforced: bool = True
 ) -> SimulatedPlacement:
-    """Simulate one training step of a placement: the times of operators and messages, and the bytes alive.
+    """Simulate one training step of a placement.
 
     Args:
-        enforced: False lets every device take the first operator that is ready, as frameworks without an
-            order do (FastT, section 6.3, compares the two); the placement's orders then only break ties.
+        enforced: False lets devices run the first ready operator, as frameworks do (FastT, section 6.3).
 
     Raises:
-        PlanError: the placement is not one of this problem, or its orders wait for each other.
+        PlanError: the placement does not fit the problem, or deadlocks.
     """
     placement.check(problem)
     simulated = _step_simulation(problem, placement, enforced=enforced).simulate()
@@ -188,11 +176,7 @@ def simulate_placement(
 
 
 def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder, str]]]:
-    """Return the step's timeline with a separate kind of memory for every holding, and the owner of each by
-    number.
-
-    Its memory curves have the points of the step's own: the bytes alive at a point add up to the same total.
-    """
+    """Return the timeline with a kind of memory for every holding, and their owners by number."""
     simulation = _step_simulation(simulated.problem, simulated.placement, enforced=True)
     return simulation.owners(simulated.timeline)
 
@@ -205,7 +189,6 @@ def _step_simulation(problem: PlacementProblem, placement: Placement, *, enforce
 
 
 def _positions(order: Sequence[int]) -> list[int]:
-    """Return the position of each number in the order."""
     positions = [0] * len(order)
     for position, number in enumerate(order):
         positions[number] = position
@@ -214,11 +197,7 @@ def _positions(order: Sequence[int]) -> list[int]:
 
 @dataclass
 class _StepSimulation:
-    """The tasks of one step, and the positions of each operator and message among them.
-
-    Attributes:
-        of_one: with several micro-batches, the number of operators in each of them; otherwise 0.
-    """
+    """The tasks of one step. ``of_one``: the operators per micro-batch, if there are several; else 0."""
 
     problem: PlacementProblem
     placement: Placement
@@ -230,21 +209,19 @@ class _StepSimulation:
     copies: list[tuple[int, ...]] = field(default_factory=list)
     """The devices that each tensor is sent to."""
     arrival: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The task that brings a tensor to a device, by (tensor, device)."""
+    """(tensor, device) -> the task that receives it."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The task that brings a tensor's gradient back from a device, by (tensor, device)."""
+    """(tensor, device) -> the task that returns its gradient."""
     results: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The producer and bytes of a result, by the task that gives it to all devices."""
+    """Broadcast task -> the producer and bytes of the result."""
     updates: dict[int, Holding] = field(default_factory=dict)
-    """The memory that each optimizer task takes while it runs."""
+    """Optimizer task -> its temporaries."""
     work_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    """The seconds of each operator with the ends of its messages, by phase and operator."""
+    """(phase, operator) -> its seconds with its messages' ends."""
     host_s: list[float] = field(default_factory=list)
     """The host's seconds of each device."""
     owned: list[tuple[_Holder, str]] | None = None
-    """The owner of each holding and its kind of memory, if these are collected; the kind of a holding is then
-    its number in this list.
-    """
+    """If collected, the owner of each holding and its kind; kinds are then numbers."""
 
     def simulate(self) -> SimulatedPlacement:
         problem, place = self.problem, self.placement
@@ -258,9 +235,6 @@ class _StepSimulation:
         return SimulatedPlacement(problem, place, timeline, transfers, tuple(self.host_s))
 
     def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
-        """Return the transfer of a tensor from its producer's device to ``device``, or of its gradient
-        back.
-        """
         producer = self.placement.device[self.problem.tensors[tensor].producer]
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
@@ -296,8 +270,7 @@ class _StepSimulation:
         return str(len(self.owned) - 1)
 
     def _number(self) -> None:
-        """Assign positions to all tasks, so that they can name each other: operators, messages, backward,
-        update."""
+        """Number all tasks: operators, messages, backward, update."""
         problem, place = self.problem, self.placement
         # Numbered before any is made, as tasks name others that come later: backward waits for gradients on
         # their way. The methods below append in this very order.
@@ -324,11 +297,7 @@ class _StepSimulation:
                 position += 1
 
     def _count_work(self) -> None:
-        """Determine the seconds of operators and hosts, with those of the ends of messages.
-
-        What is made is sent by the operator that makes it, and what comes is taken in by the first operator
-        that needs it; gradients that come are added there.
-        """
+        """Compute the seconds of operators and hosts with the ends of messages."""
         problem, place, work = self.problem, self.placement, self.work_s
         devices = problem.devices.count
         self.host_s = [0.0] * devices
@@ -417,7 +386,7 @@ class _StepSimulation:
                     if place.device[problem.tensors[number].producer] == device
                 ]
                 after = (*(self.backward[o] for o in order), *sent)
-                kind = self._kind("transient", None, None, OPTIMIZER_TEMPORARIES)
+                kind = self._kind("transient", None, None, _OPTIMIZER_TEMPORARIES)
                 self.updates[len(self.tasks)] = (device_name(device), kind, peak)
                 self.tasks.append(
                     Task(
@@ -560,12 +529,7 @@ class _StepSimulation:
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _room(self, timeline: Timeline) -> dict[int, int]:
-        """Return, for each message, the task with which its receiver makes room for it.
-
-        A device makes room when it comes to the message in the order that all devices follow
-        (:mod:`tensoropt.placement.order`): before the next operator that it runs. Without an enforced order,
-        room is there from when the message is sent.
-        """
+        """Return, for each message, the task with which its receiver allocates its buffer."""
         if not self.enforced:
             return {message: message for message in (*self.arrival.values(), *self.returned.values())}
         problem, place = self.problem, self.placement
@@ -634,9 +598,8 @@ class _StepSimulation:
     def _gradient_memory(self, rank: Sequence[int], room: Mapping[int, int]) -> _GradientMemory:
         """Return the memory of all gradients.
 
-        A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a
-        separate sum, to which later ones are added; each is alive while it is made (``Tape.add``). Those of
-        other devices come last: their messages are taken in right before the backward that needs them.
+        As in ``Tape.add``, a first share is kept as it is, and a second makes a new sum; shares of other
+        devices are added last, right before the backward that needs them.
         """
         problem, place = self.problem, self.placement
         storages: list[_GradientStorage] = []

@@ -1,4 +1,4 @@
-"""A placed strategy: every operator on one device, in the order in which the device runs it."""
+"""A placed strategy: every operator on one device, in that device's order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tensoropt.sharding.groups import GroupGraph
 
 
 class ValueTransfer(NamedTuple):
-    """A message: a value, given by name, or with ``backward`` its gradient, that goes from one device to
-    another."""
+    """A message of a value, or with ``backward`` of its gradient, between two devices."""
 
     value: str
     source: int
@@ -22,9 +21,8 @@ class ValueTransfer(NamedTuple):
     backward: bool
 
 
-class PlacedStage(NamedTuple):
-    """A stage of one device: the operators that lie there, by position in the placed graph, in the orders in
-    which their forward and their backward run."""
+class _PlacedStage(NamedTuple):
+    """The operators of one device, in the orders of forward and backward."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -32,13 +30,7 @@ class PlacedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedStrategy:
-    """A placement of a model's operators: a stage, and a place, for each device.
-
-    Attributes:
-        placed_graph: the operators and the values between them.
-        placement: the placement; operator ``i`` of the placed graph is operator ``i`` here.
-        transfers: the transfers of one micro-batch, in an order that agrees with the orders of all devices.
-    """
+    """A placement of a model's operators, with one micro-batch's transfers in an order for all devices."""
 
     kind: ClassVar[str] = "placed"
 
@@ -53,19 +45,16 @@ class PlacedStrategy:
         return self.placed_graph.groups
 
     @property
-    def stages(self) -> tuple[PlacedStage, ...]:
-        """The orders of each device."""
+    def stages(self) -> tuple[_PlacedStage, ...]:
         orders = zip(self.placement.forward, self.placement.backward_orders, strict=True)
-        return tuple(PlacedStage(*order) for order in orders)
+        return tuple(_PlacedStage(*order) for order in orders)
 
     @property
     def devices(self) -> int:
-        """The number of devices that the placement is for."""
         return len(self.placement.forward)
 
     @property
     def places(self) -> int:
-        """The number of devices: each is a place of its own."""
         return self.devices
 
     @property
@@ -88,7 +77,7 @@ class PlacedStrategy:
         return {value: device for op, device in rows for value in op.writes}
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the device that holds a parameter; all devices if no operator reads it."""
+        """Return the device of a parameter; all devices if no operator reads it."""
         return self._holders.get(name, tuple(range(self.devices)))
 
     @cached_property
@@ -142,7 +131,6 @@ class PlacedStrategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """All ranks: each runs a program of its own."""
         return tuple(range(self.devices))
 
     @staticmethod
@@ -152,9 +140,7 @@ class PlacedStrategy:
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return the transfers that a placement needs, in no particular order: each value once to every other
-    device that reads it, and its gradient once back from there.
-    """
+    """Return the transfers of a placement: each value to, and gradient from, every other reading device."""
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):

@@ -17,7 +17,6 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
-from tensoropt.plan.keys import point_keys
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import YOUR_JOB, exceptions_share, plan_names, planner_title
@@ -88,12 +87,6 @@ class Findings:
         from tensoropt.ops.registry import is_dense_transformer  # brings torch, as kept operators do
 
         return is_dense_transformer(op.target for op in self.recorded.graph.operators)
-
-    @cached_property
-    def keys(self) -> tuple[str, ...]:
-        """The key of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.keys`)."""
-        step = self.model.fingerprint, str(self.settings.get("optimizer", ""))
-        return point_keys(self.all_points, self.spaces, step)
 
     def title(self, index: int) -> str:
         """Return ``point 17 of 201`` for a point of the frontier, always counted from 1 in order of memory;

@@ -489,11 +489,6 @@ class Plan(_Recomputing):
         return places
 
     @property
-    def all_gathered_again(self) -> frozenset[str]:
-        """The tensors that backward gathers again, of all stages."""
-        return frozenset(self.gathered_again).union(*(stage.gathered_again for stage in self.info.stages))
-
-    @property
     def axes(self) -> tuple[str, ...]:
         """The names of the mesh axes along which operators are split."""
         return self.mesh.names[len(self.kind.first_axes) :]

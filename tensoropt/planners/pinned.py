@@ -281,7 +281,6 @@ def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
 
 
 def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
-    """Return the groups that make keys and values for attention, back to the products with parameters."""
     producer = graph.atoms.graph.producer
     waiting = [
         name
@@ -300,8 +299,6 @@ def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
 
 
 class _Pinning:
-    """The configurations and options of each group that a pinned configuration leaves."""
-
     def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh):
         self.problem, self.pinned = problem, pinned
         self.graph, self.mesh = problem.graph, mesh
@@ -482,9 +479,9 @@ def simulate_pinned_pipeline(
     settings: Settings,
     costs: CostSource,
     pinned: PinnedConfiguration,
-    cuts: Sequence[int] | None = None,
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy of a pinned configuration, simulated.
+    """Return the fastest pipelined strategy of a pinned configuration, simulated; stages have equally many
+    blocks.
 
     Tensors cross cuts split along the batch, on the context axis along the sequence; on the tensor axis they
     cross whole, or split along the sequence if activations between products are. As in Megatron-LM,
@@ -495,8 +492,6 @@ def simulate_pinned_pipeline(
         problem: captured at the global batch size, in the settings' mode and dtype.
         settings: blocks may be recomputed (``auto``) if that is pinned.
         costs: the costs of a cluster with as many devices as the configuration takes.
-        cuts: the beginnings of all stages after the first; by default all stages have equally many blocks
-            (:func:`~tensoropt.pipeline.stages.dealt_cuts`).
 
     Raises:
         UnsuitableError: the model cannot be cut or split so; the message names the size that does not divide,
@@ -537,7 +532,7 @@ def simulate_pinned_pipeline(
             _fastest,
             per_place=pinned.stages_per_place,
         )
-        cuts = dealt_cuts(cutter, composer.stages) if cuts is None else tuple(cuts)
+        cuts = dealt_cuts(cutter, composer.stages)
         positions = [[0], *([cut] for cut in cuts), [len(problem.graph.groups)]]
         pipelines = list(composer.pipelines(positions))
     except PlanError as refusal:

@@ -1,12 +1,8 @@
-"""The planners by name: one signature, one file each, loaded at first use.
-
-Some refusals of planners are known before anything is computed.
-"""
+"""The planners by name: one signature, one file each, loaded at first use."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
@@ -90,10 +86,6 @@ class Entry:
         selections = self.module.select(task, memory_limit_bytes, seed)
         return best_of(task, self.name, selections, memory_limit_bytes)
 
-    def refusal(self, devices: int, *, training: bool) -> str:
-        """Return the reason why methods of this kind will refuse; "" if none is known before they run."""
-        return ""
-
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         """Return plans, ascending in memory; with a limit, the fastest that keeps it when simulated.
 
@@ -120,11 +112,6 @@ class _PipelinedEntry(Entry):
 
         answers = self.module.pipelines(task.staging, memory_limit_bytes, seed)
         return best_pipelines(task, self.name, answers, memory_limit_bytes)
-
-    def refusal(self, devices: int, *, training: bool) -> str:
-        if not training:
-            return "plans training only"
-        return "" if devices > 1 else "needs at least 2 devices"
 
 
 @dataclass(frozen=True)
@@ -236,7 +223,7 @@ ENTRIES = {
         ),
         _PlacedEntry(
             "netsplit",
-            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT), and a search",
+            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)",
             solves=True,
         ),
         _PlacedEntry(
@@ -258,25 +245,3 @@ def planner(name: str) -> Entry:
     if name not in ENTRIES:
         raise TensorOptError(f"no planner is called '{name}'; {suggest(name, ENTRIES)}")
     return ENTRIES[name]
-
-
-_ON_TWO = "pesto"
-_NEEDS_ATTENTION = "megatron"
-
-
-def foreseen_refusal(entry: Entry, devices: int, *, training: bool, attention: bool | None = None) -> str:
-    """Return the reason why a planner will refuse; "" if none is known before it runs.
-
-    Args:
-        devices: the number of devices in the cluster.
-        attention: whether the model has attention as a single operator; None if that is not known.
-    """
-    if entry.solves and importlib.util.find_spec("ortools") is None:
-        return "needs a solver: pip install 'tensoropt[solvers]'"
-    if refusal := entry.refusal(devices, training=training):
-        return refusal
-    if entry.name == _ON_TWO and devices != 2:
-        return f"places on 2 devices, not on {devices}"
-    if entry.name == _NEEDS_ATTENTION and attention is False:
-        return "splits attention heads, and this model has none"
-    return ""

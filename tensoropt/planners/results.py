@@ -168,7 +168,6 @@ def best_placements(
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:
-    """Refuse a limit that is used up before the first tensor, because methods subtract from the remainder."""
     terms = graph.problem.devices.terms
     overhead_bytes = sum(terms.values())
     if limit is not None and limit < overhead_bytes:

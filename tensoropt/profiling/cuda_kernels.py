@@ -1,29 +1,16 @@
-"""The memory behaviour of CUDA's attention kernels and recurrent layers, determined without a GPU.
+"""The memory of CUDA's attention kernels and recurrent layers, found without a GPU.
 
-``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
-its compute capability, dtypes, shapes, mask and dropout. Every kernel is a separate operator, with its own
-formula for what autograd saves and its own meta kernel for the shapes of its results. These need no GPU: on
-fake tensors the kernel that CUDA would choose is called by its name, and its saved tensors are observed like
-those of any other operator.
+``scaled_dot_product_attention`` chooses a kernel by device, dtypes, shapes, mask and dropout; each kernel has
+its own operator with a meta kernel, called here by name on fake tensors. Source, PyTorch 2.13:
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``) and
+``transformers/attention.cpp``.
 
-Sources, PyTorch 2.13: the order of kernels and their conditions are in
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``), the
-operations around them in ``aten/src/ATen/native/transformers/attention.cpp``
-(``scaled_dot_product_attention``).
-
-The memory that recurrent layers keep on GPUs is estimated. On CUDA, ``lstm`` and ``gru`` are cuDNN's
-(``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their inputs, their output, a *reserve* of cuDNN's,
-and a buffer into which the weights are copied, because a lowered program has each of them separately;
-backward makes the gradients of all weights in one buffer of the same size
-(``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
-
-Only cuDNN knows the size of the reserve (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
-pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes for an LSTM and 864,000,000 for a
-GRU; judging by their numbers of parameters, both have four layers of 320 units. The two sizes are in the
-ratio 23 to 27. This is the ratio that follows from 5 numbers for every step, unit and layer of an LSTM (its
-gates and the cell) and 6 for a GRU, plus one more for what passes between two layers; the total number of
-steps in all sequences, which the issue does not state, is then 25,000. cuDNN's workspace, 2 % of the reserve
-there, is left out, and so is its padding of weights.
+``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd saves inputs, output,
+cuDNN's *reserve* and a copy of the weights; backward makes all weight gradients in one buffer
+(``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``). Only cuDNN knows the reserve's size. The estimate, 5
+numbers per step, unit and layer of an LSTM, 6 of a GRU and one between layers, follows pytorch/pytorch issue
+2895 (cuDNN 7, P100, float32): 736,000,000 bytes for an LSTM, 864,000,000 for a GRU. cuDNN's workspace, 2 % of
+it, is left out.
 """
 
 from __future__ import annotations
@@ -53,16 +40,15 @@ def reserve_bytes(
     """Return the bytes of cuDNN's reserve.
 
     Args:
-        numbers: how many are reserved for every step, unit and layer
-            (:func:`~tensoropt.ops.registry.reserve_of`).
-        steps: the total number of time steps in all sequences of the batch.
+        numbers: per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
+        steps: time steps of all sequences of the batch.
         hidden: the units per layer and direction.
     """
     return steps * hidden * directions * (numbers * layers + layers - 1) * element_bytes
 
 
 class CudaRecurrent(TorchFunctionMode):
-    """A mode that uses memory in recurrent layers as GPUs do; for fake tensors, which compute nothing."""
+    """Makes recurrent layers of fake tensors use memory as on GPUs."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -97,7 +83,7 @@ def _layers(
 
 
 class _Layers(torch.autograd.Function):
-    """The storages that cuDNN's layers create, forward and backward."""
+    """The storages of cuDNN's layers, forward and backward."""
 
     @staticmethod
     def forward(
@@ -124,23 +110,22 @@ class _Layers(torch.autograd.Function):
 
 
 Capability = tuple[int, int]
-"""The compute capability of a GPU, such as ``(9, 0)`` for an H100."""
+"""A GPU's compute capability, such as ``(9, 0)`` for an H100."""
 
 _FLASH, _CUDNN, _EFFICIENT, _MATH = "flash", "cudnn", "efficient", "math"
 _HALF = (torch.float16, torch.bfloat16)
 _ROW = 8
-"""Multiple, in elements, to which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
+"""The multiple, in elements, to which the efficient kernel's mask is padded (``preprocess_mask``)."""
 
 
 def capability_of(text: str) -> Capability:
-    """Return the compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives
-    none."""
+    """Return the compute capability of a text such as ``9.0``; by default an A100's."""
     major, _, minor = (text or "8.0").partition(".")
     return int(major), int(minor or 0)
 
 
 def has_attention(work: Workload) -> bool:
-    """Return whether the facts of a workload depend on the attention kernel that its device chooses."""
+    """Return whether a workload's facts depend on its attention kernel."""
     return any(call.function in (ATTENTION, BLOCKS_FORM, RING_FORM) for call, _ in work.calls)
 
 
@@ -156,14 +141,14 @@ def attention_kernel(
 ) -> str:
     """Return the kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
 
+    cuDNN's comes first on compute capabilities 9.x and 10.x (cuDNN 9.15.1, CUDA 13, PyTorch 2.13), elsewhere
+    only if a user asks for it.
+
     Args:
-        q: ``[batch, heads, queries, head_dim]``; other shapes use the math form.
+        q: ``[batch, heads, queries, head_dim]``; else the math form.
         k, v: ``[batch, key heads, keys, head_dim]``.
         mask: ``[..., queries, keys]``, boolean or added.
-        enable_gqa: fewer key heads than query heads mean groups; without it they are broadcast.
-
-    cuDNN's comes first on compute capabilities 9.x and 10.x, as of cuDNN 9.15.1 and CUDA 13, with which
-    PyTorch 2.13 is built; elsewhere it is used only if a user asks for it.
+        enable_gqa: fewer key heads are groups, not broadcast.
     """
     if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
         return _MATH
@@ -179,8 +164,7 @@ def attention_kernel(
 
 
 def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Return whether the heads are accepted (``check_batch_size_and_num_heads_dense``): nothing is broadcast,
-    and the efficient kernel does not support groups (PyTorch 2.13; the next version does)."""
+    """Return whether the kernel accepts the heads (``check_batch_size_and_num_heads_dense``)."""
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
@@ -253,8 +237,7 @@ def _efficient_accepts(
 
 
 class CudaAttention(TorchFunctionMode):
-    """A mode that runs attention as GPUs of a compute capability do: for fake tensors, on whatever device
-    they are."""
+    """Makes attention of fake tensors run as on GPUs of a compute capability."""
 
     def __init__(self, capability: Capability):
         super().__init__()
@@ -291,7 +274,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
+    """Run attention by the kernel that CUDA chooses, with PyTorch's operations around it."""
     aten: Any = torch.ops.aten
     kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -315,7 +298,7 @@ def _attend(
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask as a term that is added (``convert_boolean_attn_mask``)."""
+    """Return the mask as an added term (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))
@@ -323,8 +306,7 @@ def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
 
 
 def _aligned(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Return the mask with rows that begin at multiples of 8 elements, expanded to all heads
-    (``preprocess_mask``)."""
+    """Return the mask padded to multiples of 8 elements and expanded to all heads (``preprocess_mask``)."""
     size = mask.shape[-1]
     if mask.stride(-1) != 1 or any(stride % _ROW for stride in mask.stride()[:-1]):
         mask = functional.pad(mask, (0, _ROW - size % _ROW))[..., :size]

@@ -1,17 +1,9 @@
-"""The facts of a workload, found by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what
-autograd saves, a dispatch mode that tracks storages shows which memory is alive.
+"""The facts of a workload, found by running it under saved-tensor hooks and a mode that tracks storages.
 
-The kernels of different devices keep different things (attention its random state, a GPU's batch norm a
-reserve, recurrent layers everything that cuDNN's backward needs). On fake tensors the CPU kernels are
-observed, and for attention also those of GPUs (:mod:`tensoropt.profiling.cuda_kernels`); what recurrent
-layers keep there is estimated (:mod:`tensoropt.profiling.cuda_kernels`). PyTorch built without CUDA ends
-the process when autograd meets a fake CUDA tensor. A GPU of this machine is observed directly, with real
-tensors.
-
-Some kernels leave results in more memory than these have elements, which fake tensors do not show. A kernel
-that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's ``resize_``
-never releases any. A test compares the storages of every operator's results, forward and backward, with those
-that real kernels leave.
+Fake tensors show CPU kernels, and GPUs' attention and recurrent layers
+(:mod:`tensoropt.profiling.cuda_kernels`); a GPU of this machine is observed directly. Some kernels leave
+results in larger storages, as ``resize_`` never frees any; fake tensors do not show that, so a test compares
+every operator's with the real ones.
 """
 
 from __future__ import annotations
@@ -46,14 +38,14 @@ from tensoropt.profiling.workload import (
 
 
 class LiveTensors(TorchDispatchMode):
-    """A mode that tracks the storages that operators create while it is active.
+    """Tracks the storages that operators create while active.
 
     Attributes:
-        now, peak: the live bytes, and their maximum since :meth:`restart`.
-        own, own_peak: the same without what was made while ``lent`` was set.
-        lent: what is made now also belongs to another owner, which counts it.
+        now, peak: live bytes, and their peak since :meth:`restart`.
+        own, own_peak: the same without storages made while ``lent``.
+        lent: new storages are counted by another owner.
         before: called before each operator.
-        traffic: bytes that operators read and wrote, except those that only make views.
+        traffic: bytes that operators read and wrote, without views.
         flops: multiply-adds counted as two.
     """
 
@@ -67,11 +59,10 @@ class LiveTensors(TorchDispatchMode):
 
     @property
     def storages(self) -> Mapping[int, weakref.ref]:
-        """The storages that it knows, each with its reference."""
         return self._seen
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Do not count a tensor's storage, which another owner made."""
+        """Leave out a tensor's storage, which another owner made."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # When it dies, a new storage, which then has to count, may reuse its address.
@@ -117,13 +108,12 @@ class LiveTensors(TorchDispatchMode):
         self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
 
     def restart(self) -> None:
-        """Start tracking the peaks from now on."""
+        """Start tracking the peaks."""
         self.peak, self.own_peak = self.now, self.own
 
 
 class _Peak(NamedTuple):
-    """The peak of live memory, and the peak of the part that no other owner counts; the same when it
-    begins."""
+    """The peak of live memory, that without other owners' part, and both at the beginning."""
 
     most: int
     own: int
@@ -136,7 +126,7 @@ class _Activity(NamedTuple):
 
     Attributes:
         reads: parameters that are read now.
-        made: the parameters whose gradients were made before.
+        made: parameters with gradients made before.
     """
 
     reads: frozenset[str] = frozenset()
@@ -147,16 +137,13 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
-        """Return the highest peak above ``kept``; ``reading``: only of those while parameters were read."""
+        """Return the highest peak above ``kept``; with ``reading``, only while parameters were read."""
         peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
         return max(0, max(peaks, default=0) - kept)
 
 
 class _PeakTracker:
-    """A tracker that separates the peaks of live tensors by activity.
-
-    In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
-    """
+    """Separates the peaks of live tensors by activity: autograd nodes that unpack a parameter."""
 
     def __init__(self, live: LiveTensors):
         self.live = live
@@ -167,7 +154,7 @@ class _PeakTracker:
         self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
-        """Record that the currently running node of backward asks for a parameter."""
+        """Record that the running autograd node unpacks a parameter."""
         # What was alive until now belongs to the previous activity: the parameter is gathered from here on.
         self.close()
         self.book(self._activity)
@@ -176,11 +163,11 @@ class _PeakTracker:
         self._began = self.live.now, self.live.own
 
     def arrived(self, name: str) -> None:
-        """Record that a parameter's gradient was made; it is released before the next operator."""
+        """Record that a parameter's gradient was made; it is freed before the next operator."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """Record activities that are over by now: a node that reads parameters, the making of gradients."""
+        """Record the end of activities: nodes that read parameters, the making of gradients."""
         # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
@@ -192,7 +179,7 @@ class _PeakTracker:
             self.book(self._activity)
 
     def book(self, activity: _Activity) -> None:
-        """Count the peak since the last recording as that of an activity."""
+        """Count the peak since the last recording for an activity."""
         now = _Peak(self.live.peak, self.live.own_peak, *self._began)
         before = self._of.get(activity, now)
         self._of[activity] = _Peak(*map(max, before, now))
@@ -237,12 +224,11 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     aten._embedding_bag.default: _bags,
     aten._embedding_bag_forward_only.default: _bags,
 }
-"""Least number of elements in the storages of an operator's results, by their positions, per operator."""
+"""Operator -> the least elements of its results' storages, by position."""
 
 
 _RNN_BATCH, _RNN_STEPS = 8, (32, 64)
-"""The sizes from which a recurrent layer's workspace is extrapolated: it is large enough there that the pages
-of 4 KiB of its parts do not matter, and grows with the product of both. A smaller one is really made."""
+"""Sizes from which a recurrent layer's workspace is extrapolated, large enough for pages not to matter."""
 
 
 @cache
@@ -254,8 +240,7 @@ def _rnn_kept(
     dtype: torch.dtype,
     settings: tuple[Any, ...],
 ) -> int:
-    """Return the bytes that oneDNN's recurrent layer keeps for backward: a real run tells, where the fake
-    kernel makes an empty tensor.
+    """Return the bytes that oneDNN's recurrent layer saves, by a real run, as fake ones are empty.
 
     Args:
         weights: their shapes.
@@ -270,7 +255,7 @@ def _rnn_kept(
 
 
 def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
-    """Return the bytes that a recurrent layer (:func:`_rnn_kept`) keeps, at any size."""
+    """Return :func:`_rnn_kept` at any size."""
     few, more = _RNN_STEPS
     if steps * batch <= more * _RNN_BATCH:
         return _rnn_kept(steps, batch, *layer)
@@ -289,8 +274,7 @@ def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
 
 
 class KernelStorages(TorchDispatchMode):
-    """A mode that gives results of fake tensors the storages that real kernels leave; it must be entered
-    under all modes that watch."""
+    """Gives results of fake tensors the storages of real kernels; enter it under all observing modes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -315,17 +299,11 @@ def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 LEAST_PER_PROCESS = 16
-"""The fewest workloads that are worth a process: determining facts takes about 8 ms, forking and ending a
-process about 50; an assumption."""
+"""The fewest workloads worth a process: 8 ms each against about 50 for a fork; an assumption."""
 
 
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
-    """Run a workload on fake tensors and determine what it keeps with CPU kernels.
-
-    Args:
-        capability: attention runs as on GPUs of this compute capability, and recurrent layers keep the amount
-            estimated for GPUs.
-    """
+    """Find a workload's facts on fake tensors with CPU kernels, or ``capability``'s where known."""
     if capability is None:
         return _observed(work, training)
     with CudaAttention(capability):
@@ -348,14 +326,11 @@ def _observed(work: Workload, training: bool) -> Facts:
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
-"""The facts of workloads whose backward was taken apart before: layers repeat, and few of them are
-different."""
+"""Cached facts of split backwards, as layers repeat."""
 
 
 def find_split_facts(work: Workload, capability: Capability | None = None) -> SplitFacts:
-    """Run a training workload on fake tensors and determine what is alive if its backward is taken apart;
-    arguments as for :func:`find_facts`.
-    """
+    """Find the memory of a workload's split backward on fake tensors; arguments as for :func:`find_facts`."""
     key = work.key, capability
     if key not in _SPLIT:
         kernels = nullcontext() if capability is None else CudaAttention(capability)
@@ -375,10 +350,7 @@ def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """Return the :func:`find_facts` of many workloads, on all cores if this process can be forked safely.
-
-    A fork has PyTorch loaded at once, which otherwise takes longer than most workloads.
-    """
+    """Return :func:`find_facts` of many workloads, in forks if this process allows it."""
     processes = max(1, min(cores(), len(works) // LEAST_PER_PROCESS))
 
     def find(first: int) -> list[Facts]:
@@ -389,8 +361,7 @@ def find_facts_of_all(
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Run a workload on this rank's device and determine what it keeps with that device's kernels (runs in
-    the pool); return the record of its :class:`Facts`, or an ``error`` if it cannot run."""
+    """Find a workload's facts on this rank's device (in the pool); return their record or an ``error``."""
     timer = local_timer()
     try:
         # Calls that create tensors from nothing create them on the default device.
@@ -405,12 +376,7 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 
 
 class _Given(torch.autograd.Function):
-    """An autograd function that joins results under one root, whose backward creates their gradients and
-    keeps no reference to them.
-
-    Gradients that a caller passed to autograd would be alive until it returns; in a step each is released
-    once its node has used it.
-    """
+    """Joins results under one root, whose backward creates their gradients and keeps no reference."""
 
     @staticmethod
     def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
@@ -429,7 +395,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Incoming:
-    """The gradients that enter a workload's backward, by the names of its results."""
+    """The gradients that enter a workload's backward, by result."""
 
     def __init__(self, live: LiveTensors, names: Sequence[str]):
         self.live, self.names = live, names
@@ -446,16 +412,13 @@ class _Incoming:
 
     @property
     def left(self) -> dict[int, str]:
-        """The gradients that are still alive after backward: storage -> name of the result."""
+        """Return the gradients still alive after backward: storage -> result."""
         there = {name: storage() for name, storage in self._storages.items()}
         return {storage._cdata: name for name, storage in there.items() if storage is not None}
 
 
 class _Taken(torch.autograd.Function):
-    """A read as a group sees it: the gradient that comes to it is taken unchanged.
-
-    A leaf's gradient would be copied if it is a view of another one; in a step it is not.
-    """
+    """A read whose gradient is taken unchanged; a leaf's would be copied if it is a view."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -471,23 +434,19 @@ class _Taken(torch.autograd.Function):
 
 
 class _Gradients(NamedTuple):
-    """The storages of the gradients of reads: see :class:`Facts`."""
-
     hands_on: Mapping[str, str]
     extents: Mapping[str, int]
 
 
 class _Probe:
-    """A run of one workload that records what autograd saves and how much memory is alive meanwhile.
+    """A run of one workload that records what autograd saves and the live memory.
 
     Attributes:
-        given: storages that were passed to the workload, with the name and role of the tensor in each.
-        saved: storages made inside the workload that autograd saves.
-        touched: for each given tensor, the number of saved tensors in its storage.
-        made_by: for each storage, the position of the call that made it, and the reference that shows it is
-            alive.
-        calls: for each call, the peak while it ran, and whether it reads a parameter.
-        work_of_calls: for each call, its work on a device.
+        given: storage of an input -> name and role.
+        saved: storages made inside that autograd saves.
+        touched: input -> number of saved tensors in its storage.
+        made_by: storage -> its call, and a weak reference.
+        calls: for each call, its peak, and whether it reads a parameter.
     """
 
     def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
@@ -509,7 +468,7 @@ class _Probe:
         self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
-        """Record a tensor that autograd saves; parameters carry their names, so that their reads are seen."""
+        """Record a tensor that autograd saves; parameters keep their names."""
         storage = value.untyped_storage()
         if storage._cdata not in self.given:
             self.saved[storage._cdata] = storage
@@ -519,16 +478,14 @@ class _Probe:
         return (value, name) if role == "parameter" else value
 
     def _pack_alone(self, value: torch.Tensor) -> Any:
-        """Record the same, without the node that made the tensor: a node that saves its own result would hold
-        itself until the graph is collected.
-        """
+        """Record the same without the tensor's node, which would keep itself alive."""
         alone = value.detach()
         if (given := self.given.get(alone.untyped_storage()._cdata)) is not None:
             self.packed.append((given[0], weakref.ref(alone)))
         return self._pack(alone)
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        """Return a saved tensor; a gathered parameter is alive as long as the node that asks for it runs."""
+        """Return a saved tensor; a gathered parameter lives as long as its reading node."""
         if isinstance(packed, torch.Tensor):
             return packed
         value, name = packed
@@ -536,7 +493,7 @@ class _Probe:
         return value
 
     def observe(self) -> Facts:
-        """Run forward, and backward if training, and sum up what was recorded."""
+        """Run forward and backward, and sum up the record."""
         work, live = self.work, self.live
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
@@ -578,12 +535,7 @@ class _Probe:
         )
 
     def observe_split(self, *, last: bool) -> SplitFacts:
-        """Run forward and a backward taken apart, as PyTorch's pipelines do.
-
-        Args:
-            last: whether no later workload holds the graph of this one while the gradients of parameters are
-                made.
-        """
+        """Run forward and a split backward; ``last``: no later workload keeps the graph alive."""
         # Imported only here, as importing PyTorch's distributed part takes a while.
         from torch.distributed.pipelining._backward import stage_backward_input
 
@@ -639,7 +591,7 @@ class _Probe:
     def _forward(
         self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Run forward; gradients of the reads will be stored in ``taken``. ``pack`` records what is saved."""
+        """Run forward with gradients of reads stored in ``taken``; ``pack`` records saved tensors."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
@@ -661,8 +613,7 @@ class _Probe:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
-        """Return the results that are views of what is read or made, the bytes of storages that are not a
-        result's own, and the results that are views of free tensors."""
+        """Return (view -> what it views, bytes of larger storages, views of free tensors) of results."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -696,7 +647,7 @@ class _Probe:
         self.peaks.book(_Activity(frozenset(reads)))
 
     def _note_work(self, position: int) -> None:
-        """Record the call's work on the device, as the difference from what was counted before."""
+        """Record the call's work as the difference from the count before."""
         call, outputs = self.work.calls[position]
         # Tensors released after their last use are gone by now, but their sizes are known.
         self.sizes |= {n: t.numel() * t.element_size() for n, t in self.tensors.items()}
@@ -708,7 +659,7 @@ class _Probe:
         self.work_of_calls.append(CallWork(flops, traffic, outer if traffic else 0))
 
     def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
-        """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""
+        """Run a backward with parameters' gradients going to buckets, others ``taken``."""
         names = [n for n in self.work.writes if self.tensors[n].requires_grad]
         if not names or not leaves:
             return _Gradients({}, {})
@@ -735,7 +686,7 @@ class _Probe:
         self.peaks.arrived(name)
 
     def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
-        """Return the gradients of reads that share one storage, or lie in that of a result's gradient."""
+        """Return the gradients of reads that share a storage, or lie in that of a result's gradient."""
         hands_on, extents = {}, {}
         first: dict[int, str] = {}
         for name, spec, role in self.work.inputs:
@@ -756,10 +707,7 @@ class _Probe:
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
-    """Make the gradients of parameters that the first part of a backward left, and add them to the leaves.
-
-    PyTorch's own loop over the groups holds the gradients of one until it has made those of the next.
-    """
+    """Make the parameters' gradients of a split backward, and add them to the leaves."""
     # Imported only here, as importing PyTorch's distributed part takes a while.
     from torch.distributed.pipelining._backward import stage_backward_weight
 
@@ -769,7 +717,7 @@ def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
 
 
 def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Return the bytes of the gradients that wait in a split backward, by storage."""
+    """Return storage -> bytes of the gradients that wait in a split backward."""
     return {
         gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
         for group in groups
@@ -780,7 +728,7 @@ def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """Return the parts of backward if gathered parameters, or their gradients, may be alive in any."""
+    """Return the parts of backward in which gathered parameters, or their gradients, may be alive."""
     if not any(activity.reads or activity.made for activity in backward.of):
         return ()
     return tuple(

@@ -1,8 +1,4 @@
-"""Facts: what a workload keeps for backward, how much it computes, and its memory peaks, without a clock.
-
-:mod:`tensoropt.profiling.fact_finding` determines them; the store and saved explorations keep them as
-records. The FLOP of operators are PyTorch's counts, and our own where PyTorch has none.
-"""
+"""Facts: what a workload saves for backward, its FLOP, and its memory peaks."""
 
 from __future__ import annotations
 
@@ -16,18 +12,17 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """Return the function that counts an operator's FLOP, called with its arguments and ``out_val``; None if
-    its FLOP are not counted."""
+    """Return an operator's FLOP counter, with ``out_val`` as the last argument; None if not counted."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)
 
 
 class CallMemory(NamedTuple):
-    """The bytes of one call of the forward.
+    """The bytes of one call of forward.
 
     Attributes:
-        kept_bytes: the part of the workload's ``kept_bytes`` made by this call and those before it.
-        peak_bytes: the peak while it runs, including everything that was made inside.
-        reads_parameter: whether it reads a parameter, which is gathered at that time.
+        kept_bytes: the part of the workload's made so far.
+        peak_bytes: the peak while it runs, of everything made inside.
+        reads_parameter: whether it reads a parameter.
     """
 
     kept_bytes: int
@@ -36,12 +31,12 @@ class CallMemory(NamedTuple):
 
 
 class CallWork(NamedTuple):
-    """The work of one call of the forward on a device.
+    """The work of one call of forward on a device.
 
     Attributes:
         forward_flops: multiply-adds counted as two.
-        traffic_bytes: operands read and results written by the operators that it consists of, without views.
-        outer_bytes: the same for the call itself, as one kernel.
+        traffic_bytes: read and written by its operators, without views.
+        outer_bytes: the same as one kernel.
     """
 
     forward_flops: float
@@ -54,11 +49,10 @@ class BackwardRun(NamedTuple):
 
     Attributes:
         reads: the parameters that they read.
-        made: the parameters whose gradients were made before.
-        peak_bytes: the peak during the run, above ``kept_bytes``; less than 0 if much of these has been
-            released before.
-        own_peak_bytes: the same if the incoming gradients belong to another owner, which counts them.
-        begin_bytes, own_begin_bytes: the same when it begins: as the last of ``reads`` is gathered.
+        made: parameters with gradients made before.
+        peak_bytes: the peak above ``kept_bytes``; negative if much of these is freed before.
+        own_peak_bytes: the same without incoming gradients.
+        begin_bytes, own_begin_bytes: the same at its beginning.
     """
 
     reads: tuple[str, ...]
@@ -70,21 +64,17 @@ class BackwardRun(NamedTuple):
 
 
 class SplitFacts(NamedTuple):
-    """The memory of one workload whose backward is taken apart: first the gradients of what it reads, later
-    those of its parameters; bytes of one rank and one micro-batch.
+    """A workload's memory in a split backward, in bytes of one rank and micro-batch.
 
     Attributes:
-        inputs_bytes: the most that is alive while the gradients of reads are made, above ``kept_bytes``, none
-            of which is released meanwhile.
-        own_inputs_bytes: the same if the incoming gradients belong to another owner, which counts them.
-        waiting_bytes: the gradients of results that wait for those of parameters to be made from them.
-        waiting_results: the results whose incoming gradients are among these.
-        released_bytes: the part of ``kept_bytes`` that only operators behind the last one with a parameter
-            need; it is released if no later workload has any.
-        weights_bytes: the most that is alive while the gradients of parameters are made, above what is kept
-            and waits.
-        used_bytes: the part of ``kept_bytes`` that is released as these gradients are made.
-        reads_used: the kept reads that are released then, as far as this workload is concerned.
+        inputs_bytes: the peak while gradients of reads are made, above ``kept_bytes``.
+        own_inputs_bytes: the same without incoming gradients.
+        waiting_bytes: gradients of results needed for those of parameters.
+        waiting_results: the results with such gradients.
+        released_bytes: the part of ``kept_bytes`` needed only behind the last operator with a parameter.
+        weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
+        used_bytes: the part of ``kept_bytes`` freed then.
+        reads_used: the saved reads freed then.
     """
 
     inputs_bytes: int = 0
@@ -102,32 +92,27 @@ class Facts:
     """The facts of one workload: bytes and FLOP of one rank and one micro-batch.
 
     Attributes:
-        kept_bytes: bytes made inside and kept for backward.
+        kept_bytes: made inside and saved for backward.
         reads_kept: reads that backward needs.
-        free_kept: inputs of the model, constants and buffers that backward needs, unchanged.
+        free_kept: inputs, constants and buffers that backward needs unchanged.
         lies_in_free: result that is a view of one of these -> that tensor.
-        writes_kept: results whose storage is already part of ``kept_bytes``.
-        parameters_kept: parameter -> the number of saved tensors in its storage (each is a gather under
-            ZeRO).
+        writes_kept: results whose storage is part of ``kept_bytes``.
+        parameters_kept: parameter -> saved tensors in its storage (each a gather under ZeRO).
         forward_flops, backward_flops: multiply-adds counted as two.
-        traffic_bytes: operands read and results written in forward, without views.
-        forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
-            ``kept_bytes``. Backward counts the incoming gradients, which are freed as they are used up, and
-            not the gradients of parameters once they have been added to their buckets.
-        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call, or an autograd
-            node, that reads a parameter runs; gathered parameters are alive only then.
-        handed_peak_bytes, handed_parameters_peak_bytes: those of backward if the incoming gradients also
-            belong to another owner, which counts them.
+        traffic_bytes: read and written in forward, without views.
+        forward_peak_bytes, backward_peak_bytes: the peaks of what was made inside, above ``kept_bytes``; with
+            incoming gradients, without parameters' gradients already in buckets.
+        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a parameter is read.
+        handed_peak_bytes, handed_parameters_peak_bytes: those of backward without incoming gradients.
         backward_runs: the parts of backward in which gathered parameters may be alive.
-        calls: the memory of each call of the forward.
-        work_of_calls: FLOP and traffic of each call of the forward; empty if they were not requested.
-        lies_in: result that is a view -> the read, or the earlier result, whose storage it shares.
-        extents: result -> bytes of its storage if they are not its own: those of the larger tensor of which
-            it is a view, 0 for a view of a parameter, an input or a constant.
-        hands_on: read -> the result in whose gradient its own gradient lies (a sum passes it to every
-            operand, a concatenation passes slices of it), or the earlier read with whose gradient it shares a
+        calls: the memory of each call of forward.
+        work_of_calls: FLOP and traffic of each call of forward, if requested.
+        lies_in: result that is a view -> the read or earlier result whose storage it shares.
+        extents: result -> bytes of its storage if they differ: of a larger tensor, or 0 for views of stored
+            data.
+        hands_on: read -> the result in whose gradient its own lies, or the earlier read that shares its
             storage.
-        gradient_extents: read -> bytes of its gradient's storage if they are not its own.
+        gradient_extents: read -> bytes of its gradient's storage if they differ.
     """
 
     kept_bytes: int
@@ -154,14 +139,12 @@ class Facts:
     lies_in_free: Mapping[str, str] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain data, which :meth:`from_record` reads back."""
         # Field names are keys of stored records: renaming a field requires a new costs.timings.FACTS.
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """Return the facts of a record, even of one that has been through JSON, which turns tuples into
-        lists."""
+        """Return the facts of a record, also after JSON, with lists for tuples."""
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         # Explorations that were saved before this field existed lack it.

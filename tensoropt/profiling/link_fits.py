@@ -1,14 +1,8 @@
-"""Lines fitted to the times of messages, and the extra time of moving between work and collectives.
+"""Lines fitted to the times of messages, and the additional time between work and collectives.
 
-``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % has the same weight at 1
-KiB and at 64 MiB). There are several lines where one is wrong: small messages are dominated by wake-ups and
-may use another algorithm, large ones no longer fit into caches, and the largest use fresh pages.
-
-The cost of moving from work to a collective and back follows from clock stamps. In a loop of nothing but
-collectives, each finds its code and buffers in the caches. In a step it comes after work that has pushed them
-out, and it does the same to the work that follows. Work with collectives and work without them take turns
-(:mod:`tensoropt.profiling.link_timing`), and the smallest lap of each counts, because others only ever make
-one longer, and by more than the effect being measured.
+``t = alpha + bytes / beta`` by least squares of relative errors, in several segments: small messages are
+dominated by wake-ups, large ones leave the caches. A collective after work, and work after a collective, find
+cold caches; both are timed in turns (:mod:`tensoropt.profiling.link_timing`), and the smallest lap counts.
 """
 
 from __future__ import annotations
@@ -33,22 +27,20 @@ TURNS = (
     (_TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS, 16: 2}, 24),
     (_TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 8),
 )
-"""The sizes of collectives, the number of blocks by layers of work per block (some 0.1 ms each), and laps."""
+"""The sizes of collectives, blocks by layers of work per block (0.1 ms each), and laps."""
 WARM_LAPS = 2
-"""The laps that do not count: in the first ones ranks still create code and memory that later ones reuse."""
+"""Laps that do not count, in which ranks still create code and memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The cost of moving from work to a collective and back, on either side.
+    """The additional seconds between work and a collective.
 
     Attributes:
-        works_s: (w,) seconds of work before the collective or after it, ascending from 0.
+        works_s: (w,) seconds of work, ascending from 0.
         sizes: (s,) bytes of the collective, ascending.
-        arriving_s: (w, s) how many seconds longer the collective takes after that much work: the network's
-            code and buffers have left the caches, and a rank that waited for another sleeps.
-        leaving_s: (w, s) how many seconds longer that much work takes after it: now the operators' have left
-            the caches.
+        arriving_s: (w, s) of the collective after that much work (cold caches, sleeping ranks).
+        leaving_s: (w, s) of that much work after it.
     """
 
     works_s: tuple[float, ...]
@@ -57,7 +49,6 @@ class Transition:
     leaving_s: tuple[tuple[float, ...], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, which :meth:`from_dict` reads back."""
         return {
             "works_s": list(self.works_s),
             "sizes": list(self.sizes),
@@ -67,7 +58,6 @@ class Transition:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Transition:
-        """Return the transition that :meth:`to_dict` wrote."""
         return cls(
             works_s=tuple(data["works_s"]),
             sizes=tuple(data["sizes"]),
@@ -76,12 +66,14 @@ class Transition:
         )
 
     def arriving(self, work_s: Any, num_bytes: Any) -> Any:
-        """Return the extra seconds of a collective after ``work_s`` (numbers or arrays of one shape);
-        constant beyond the first and last figures, and interpolated between sizes by their logarithms."""
+        """Return the additional seconds of a collective after ``work_s`` (numbers or arrays of one shape).
+
+        Constant beyond the first and last figures, interpolated by the logarithm of sizes.
+        """
         return self._between(self.arriving_s, work_s, num_bytes)
 
     def leaving(self, work_s: Any, num_bytes: Any) -> Any:
-        """Return the extra seconds of ``work_s`` after a collective, interpolated in the same way."""
+        """Return the additional seconds of ``work_s`` after a collective, interpolated likewise."""
         return self._between(self.leaving_s, work_s, num_bytes)
 
     def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
@@ -98,12 +90,11 @@ class Transition:
 
 
 def plan_of_turns(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns]:
-    """Return the turns for every amount of work with a collective of every size, for work alone and for
-    collectives alone.
+    """Return the turns of all amounts of work and sizes of collectives, and of each alone.
 
     Args:
         sizes: bytes of the collectives.
-        blocks: layers per block of work -> number of such blocks that are timed.
+        blocks: layers per block of work -> number of timed blocks.
     """
     turns = itertools.product(blocks.items(), (0, *sizes))
     return [Turns(layers, size, count) for (layers, count), size in turns if layers or size]
@@ -112,12 +103,10 @@ def plan_of_turns(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns
 def transition_of(
     parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]], groups: Iterable[tuple[int, ...]]
 ) -> Transition:
-    """Return the :class:`Transition` of the group that loses most with the longest work, among groups that
-    ran at once.
+    """Return the :class:`Transition` of the group that loses most with the longest work.
 
     Args:
-        parts: plans, and for each rank the stamps that
-            :func:`~tensoropt.profiling.link_timing.time_transitions` returned for them.
+        parts: plans with each rank's stamps of :func:`~tensoropt.profiling.link_timing.time_transitions`.
     """
     transitions = []
     for group in groups:
@@ -128,8 +117,7 @@ def transition_of(
 
 
 def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
-    """Return the transition that follows from plans and the stamps of one group's ranks. Longer work adds and
-    suffers no less than shorter work, and a larger collective leaves no less than a smaller one."""
+    """Return one group's transition from plans and stamps, made monotonic in work and size."""
     arriving: dict[tuple[int, int], float] = {}
     leaving: dict[tuple[int, int], float] = {}
     works: dict[int, float] = {0: 0.0}
@@ -159,8 +147,7 @@ def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) 
 def _table(
     extra_s: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """Return (works, sizes) extra seconds that start at 0 and ascend with work and, if ``by_size``, with
-    size; the longest timed work stands for longer work, and the largest size for larger ones."""
+    """Return (works, sizes) additional seconds from 0, ascending with work and, if ``by_size``, with size."""
     columns = [[0.0] * len(works)]
     for size in _TRANSITION_SIZES:
         # Noise may make small extras negative or disordered, which isotonic regression corrects with the
@@ -180,12 +167,10 @@ def _ascending(values: Sequence[float]) -> list[float]:
 
 
 def _block(ranks: Sequence[Any], sent: bool) -> tuple[float, float]:
-    """Return the mean seconds of work and of the collective over the blocks of a group's ranks in turns; NaN
-    without blocks.
+    """Return the mean seconds of work and of the collective in a group's turns; NaN without blocks.
 
     Args:
-        sent: whether there was a collective. Work then counts from the end of the last one to the moment when
-            the slower rank has done its own, because the other waits for it.
+        sent: whether there was a collective; work then lasts until the slower rank is done.
     """
     if not ranks[0]:
         return math.nan, math.nan
@@ -207,20 +192,16 @@ _FEWEST_POINTS_PER_LINE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One line, for messages from ``from_bytes`` (0 for the first) to ``up_to_bytes`` (inf for the last)."""
-
     alpha_s: float
     seconds_per_byte: float
     from_bytes: float = 0.0
     up_to_bytes: float = math.inf
 
     def time_s(self, num_bytes: float) -> float:
-        """Return the line's value at any size."""
         return self.alpha_s + num_bytes * self.seconds_per_byte
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """beta; inf for a flat line."""
         return 1 / self.seconds_per_byte if self.seconds_per_byte > 0 else math.inf
 
 
@@ -232,9 +213,8 @@ class LinkFit:
         kind: a collective, or ``send``.
         group: the ranks.
         segments: ascending in ``up_to_bytes``.
-        residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread, longest)``: the seconds that count, half the interquartile range
-            divided by the median, and the seconds of the longest repeat.
+        residual: root mean square of the relative errors.
+        points: ``(bytes, seconds, spread, longest)``; spread is half the interquartile range over the median.
     """
 
     kind: str
@@ -244,8 +224,7 @@ class LinkFit:
     points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """Return the predicted seconds, never less than for a smaller message; interpolated between two
-        lines."""
+        """Return the predicted seconds, monotonic in size and interpolated between lines."""
         # Between two lines is a gap without measurements. A jump at a guessed border inside it, such as where
         # the allocator changes its behaviour, would misprice messages in the gap several times over; hence
         # the interpolation.
@@ -260,8 +239,7 @@ class LinkFit:
         raise AssertionError("the last segment has no end")
 
     def slowed(self, factor: float) -> LinkFit:
-        """Return the fit of communication that takes ``factor`` times as long; what was measured stays in
-        ``points``."""
+        """Return the fit of ``factor`` times the seconds; ``points`` stay."""
         segments = tuple(
             replace(s, alpha_s=factor * s.alpha_s, seconds_per_byte=factor * s.seconds_per_byte)
             for s in self.segments
@@ -269,7 +247,6 @@ class LinkFit:
         return replace(self, segments=segments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data without the kind, which :meth:`from_dict` reads back."""
         return {
             "group": list(self.group),
             "segments": [
@@ -287,7 +264,6 @@ class LinkFit:
 
     @classmethod
     def from_dict(cls, kind: str, data: Mapping[str, Any]) -> LinkFit:
-        """Return the fit that :meth:`to_dict` wrote."""
         return cls(
             kind=kind,
             group=tuple(data["group"]),
@@ -324,10 +300,9 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """Return as many lines as the points need, at most four, and the residual.
+    """Return as many lines as the points need, at most four, and the relative residual.
 
-    A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a larger
-    message is lowered to it before fitting. The residual is relative to the measured times.
+    A time above that of a larger message is lowered to it before fitting.
 
     Args:
         sizes: bytes, ascending; at least two.

@@ -1,10 +1,4 @@
-"""The functions that run on the ranks when links are measured: collectives and messages between clock stamps.
-
-From idle, a collective of GPUs includes its launch on the host, and the way to the device and back. In a step
-it follows work that keeps the device busy, so it is timed there, too: all devices meet in a small collective,
-and events show how long the next one takes. To measure moving between work and collectives, each rank
-alternates them, as in a step.
-"""
+"""Functions that run on ranks when links are measured: collectives and messages between clock stamps."""
 
 from __future__ import annotations
 
@@ -21,16 +15,15 @@ from tensoropt.ranks.worker import common_clock
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _WARM_UPS = 2  # one for sizes with few repeats, because these are long
 _LAPS, _FEWEST_IN_A_LAP = 5, 10
-"""The number of laps over which the repeats of a size are spread, and the fewest repeats in a lap."""
+"""The laps over which the repeats of a size are spread, and the fewest repeats per lap."""
 
 
 class SizeStamps(NamedTuple):
     """The repeats of one size on one rank, in seconds.
 
     Attributes:
-        starts, ends: from idle, by the ranks' common clock.
-        in_stream: of each repeat behind work, on this rank's device; NaN if its host was not ahead. None if
-            the host is the device, which has no stream.
+        starts, ends: from idle, on the common clock.
+        in_stream: behind work on the device; NaN if the host was not ahead, None on CPUs.
     """
 
     starts: list[float]
@@ -48,13 +41,11 @@ def time_collective(
     groups: Sequence[Sequence[int]],
     plan: Sequence[tuple[int, int]],
 ) -> _Stamps:
-    """Run one collective in this rank's group, all groups at the same time.
-
-    Sizes take turns in several laps, because a size that was timed at a single moment would be off the line.
+    """Run one collective in this rank's group, all groups at once; sizes take turns in laps.
 
     Args:
         groups: a partition of all ranks.
-        plan: ``(bytes, repeats)`` per size; bytes are counted as in :mod:`tensoropt.profiling.links`.
+        plan: ``(bytes, repeats)`` per size, as in :mod:`tensoropt.profiling.links`.
     """
     import torch.distributed as dist
 
@@ -108,8 +99,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
 
 
 def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
-    """Return a collective of ``size`` bytes among ``ranks``; one with a source has ``first`` as its
-    source."""
+    """Return a collective of ``size`` bytes among ``ranks``, with the source ``first`` if any."""
     import torch
     import torch.distributed as dist
 
@@ -130,8 +120,7 @@ def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) ->
 def _repeat(
     action: Callable[[], object], repeats: int, clock: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Run an action several times, each after a barrier of all ranks; return its starts and ends by a clock
-    that the ranks have in common."""
+    """Run an action several times, each after a barrier; return its starts and ends on the common clock."""
     import torch
     import torch.distributed as dist
 
@@ -156,11 +145,10 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds of an action queued behind work of the device, for each repeat; none if the host is
-    the device.
+    """Return the seconds of an action behind work of the device, per repeat; none on CPUs.
 
     Args:
-        meet: what all ranks' devices do together, so that none waits for another in the action.
+        meet: synchronises all ranks' devices, so that none waits for another in the action.
     """
     timer = local_timer()
     if not timer.host_apart:
@@ -182,7 +170,7 @@ def _device() -> str:
 
 
 _LONG_S = 0.03
-"""A longer collective is not timed in turns: coming from work adds a millisecond at most."""
+"""A longer collective is not timed in turns, which add a millisecond at most."""
 LAYER_KINDS = 8
 _ROWS, _WIDTH, _LAYERS = 32, 64, 96  # 6 MiB of parameters and their gradients
 
@@ -193,8 +181,8 @@ class Turns:
 
     Attributes:
         layers: the layers per block.
-        size: bytes of the collective after each block; 0 for none, in which case blocks follow one another.
-        blocks: the number that are timed, after one that is not.
+        size: bytes of the collective after each block; 0 for none.
+        blocks: the timed number, after a warm-up.
     """
 
     layers: int
@@ -207,12 +195,13 @@ def time_transitions(
 ) -> list[list[list[tuple[float, float, float]]]]:
     """Alternate work and all-reduces, each rank at its own pace, as in a step.
 
-    Work is forward and backward of small layers of several kinds, always different ones, so that code and
-    parameters are as cold as in a step. A lap goes through the whole plan.
+    Work is forward and backward of always different small layers, so that code and parameters are cold. A lap
+    goes through the whole plan.
 
     Returns:
-        for each lap, each entry of the plan and each block: when its work began and ended, and when the
-        collective after it ended; no blocks if the collective takes so long that turns do not matter.
+        by lap, entry of the plan and block: start and end of work, end of the collective; no blocks if the
+            collective
+        is too long.
     """
     import torch
     import torch.distributed as dist
@@ -266,7 +255,7 @@ def time_transitions(
 
 
 def _slowest(action: Callable[[], object]) -> float:
-    """Return the seconds of an action on the rank where it takes longest, the same number on all ranks."""
+    """Return the seconds of an action on the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -282,8 +271,7 @@ def _slowest(action: Callable[[], object]) -> float:
 
 
 def _kinds() -> list[Callable[[], Any]]:
-    """Return makers of small layers that differ from each other as a step's operators do and preserve the
-    shape."""
+    """Return makers of different small layers that preserve the shape."""
     import torch
     from torch.nn import functional
 

@@ -1,5 +1,4 @@
-"""The real behaviour of links: collectives timed on a mesh's groups, fitted to lines
-(:mod:`tensoropt.profiling.link_fits`), and kept in the store.
+"""Collectives timed on a mesh's groups, fitted to lines (:mod:`tensoropt.profiling.link_fits`), and stored.
 
 The meaning of ``bytes`` for each kind:
 
@@ -7,11 +6,8 @@ The meaning of ``bytes`` for each kind:
     reduce_scatter  the input of one rank all_to_all      the input of one rank
     broadcast       the tensor            send            the message (point to point, one way)
 
-Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
-rank's call to the last rank's return. On GPUs the seconds are those that a collective takes behind other
-work of the device. Ranks that come from
-work take longer to begin, and are slower at work afterwards
-(:class:`~tensoropt.profiling.link_fits.Transition`).
+Collectives are timed in place, from the last rank's call to the last rank's return; on GPUs behind other work
+of the device. After work they take longer (:class:`~tensoropt.profiling.link_fits.Transition`).
 """
 
 from __future__ import annotations
@@ -57,15 +53,14 @@ QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 TRANSITION, _SEND = "turns", "send"
-"""The kinds measured besides collectives: moving between work and them, and messages between two ranks."""
+"""The kinds measured besides collectives."""
 # Fewer than for collectives, because there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
 # Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE_S, _BYTES_PER_S = 300e-6, 0.8e9
-"""The approximate seconds of a small message of gloo's and bytes per second of a large one: the number of
-repeats of a size depends on them, no price does."""
+"""Approximate seconds of a small gloo message and bytes per second of a large one."""
 _TITLE = 40  # columns
 _HOW_OF = {
     "gloo": "in place/smallest, waits, rounds, batch class",
@@ -73,7 +68,7 @@ _HOW_OF = {
 }
 """A part of every key, so that figures measured in another way are not reused."""
 _ROUNDS = {"gloo": 3, "nccl": 1}
-"""Over how many rounds, with all other measurements in between, the repeats of each are spread."""
+"""The rounds over which the repeats of each measurement are spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +76,10 @@ class LinkFits:
     """All fits of one mesh.
 
     Attributes:
-        collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do in a
-            job, so that the figures include the effect of sharing a link.
-        pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
-        transitions: by axes, the time that coming from work adds to any collective, and the time that it adds
-            to work.
-        failed: what could not be measured, and why.
+        collectives: ``(kind, axes)`` -> one fit per group, all groups at once, so with shared links.
+        pairs: ``(low rank, high rank)`` -> fit, each measured alone.
+        transitions: axes -> additional time between work and collectives.
+        failed: what was not measured -> why.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
@@ -95,7 +88,7 @@ class LinkFits:
     transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return a table for people: the slowest group of each kind and axes."""
+        """Return a text table: the slowest group of each kind and axes."""
         lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
@@ -129,16 +122,14 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def repeats_for(size: int) -> int:
-    """Return the number of repeats for a size: all sizes take about the same total time."""
+    """Return the number of repeats for a size, in about equal total times."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / (_MESSAGE_S + size / _BYTES_PER_S))))
 
 
 def in_step(seconds: Floats) -> float:
-    """Return the time that a collective adds to a step that issues many: the mean, including its own stalls.
+    """Return a collective's mean time in a step that issues many, with stalls.
 
-    The longest repeat does not count if it took longer than all others together: that was a standstill of the
-    machine, and would be most of the mean. Shorter stalls stay, including the longest: one in fifty repeats
-    is one in fifty collectives of a step.
+    The longest repeat is left out if it took longer than all others together: a standstill of the machine.
     """
     *others, longest = np.sort(seconds)
     return float(np.mean(others if len(others) > 1 and longest > sum(others) else seconds))
@@ -160,21 +151,17 @@ def measure_links(
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
     fits.
 
-    All groups of one set of axes run at once. Anything that is already in the store is not measured again,
-    and each measurement is saved as soon as it is made, so an interrupted call resumes where it stopped.
+    Stored measurements are reused, and new ones saved at once, so that an interrupted call resumes.
 
     Args:
-        pool: ranks of this cluster, as many as the mesh has.
-        store: the store for fits, keyed by cluster fingerprint, backend, kind and groups.
-        sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
-        pairs: also measure point to point.
-        refresh: repeat measurements that are already in the store.
-        progress: called before each measurement and at the end.
-        stage: the name of this stage in progress reports.
+        pool: ranks of this cluster.
+        store: keyed by cluster fingerprint, backend, kind and groups.
+        sizes: bytes, ascending.
+        refresh: repeat stored measurements.
+        progress: called before each measurement and at the end, with ``stage``.
 
     Raises:
-        MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is recorded in
-            ``failed`` instead, and tried again by the next call.
+        MeasurementError: the pool does not fit the mesh. A failed measurement goes into ``failed``.
     """
     if pool.world_size != mesh.size or mesh.size != cluster.device_count:
         raise MeasurementError(
@@ -222,7 +209,7 @@ def load_links(
     store: ProfileStore,
     backend: str | None = None,
 ) -> LinkFits:
-    """Return the fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
+    """Return the store's fits of a mesh; nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
@@ -232,15 +219,14 @@ def load_links(
 
 
 class _Job(NamedTuple):
-    """One measurement: a collective, ``TRANSITION`` or ``_SEND``, in groups that run at once."""
+    """A measurement in groups that run at once: a collective, ``TRANSITION`` or ``_SEND``."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
 
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
-    """Return the measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's
-    kernels."""
+    """Return the measurements of a mesh; GPUs need no transitions."""
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
@@ -311,20 +297,17 @@ def _over(
 
 
 class _NotAheadError(MeasurementError):
-    """Raised if the hosts issue a collective later than the devices reach it."""
+    """The hosts issue a collective later than the devices reach it."""
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the seconds of each repeat of one size from idle: from the last rank's start to the last rank's
-    end, by the machine's monotonic clock."""
+    """Return the seconds of each repeat from idle: last rank's start to last rank's end."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the seconds of each repeat of one size behind work, on the slowest device: all begin together.
-
-    Repeats in which a host was not ahead do not count."""
+    """Return the seconds of each repeat behind work, on the slowest device, if all hosts were ahead."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):

@@ -1,9 +1,4 @@
-"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved at once, and retried
-if that helps.
-
-A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
-that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
-"""
+"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved and maybe retried."""
 
 from __future__ import annotations
 
@@ -28,25 +23,21 @@ from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
 
 _BATCH_S = 5.0
-"""The estimated seconds of workloads that are timed between progress reports and writes to the store: an
-interruption loses no more than that. An assumption."""
+"""Estimated seconds of workloads between saves, the most that an interruption loses; an assumption."""
 _SLOWER = 20.0
-"""The largest ratio of a workload's time to its estimate, on a busy machine or with a worse kernel than
-others; an assumption."""
+"""The largest ratio of a workload's time to its estimate; an assumption."""
 _SECONDS = ("forward_s", "backward_s")
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
-    """Return the seconds after which a workload is considered to hang: half of a pool run's limit, plus its
-    own time."""
+    """Return the seconds after which a workload counts as hanging."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 
 def batches(
     works: Sequence[Workload], expected_s: Mapping[str, float], most: int
 ) -> Iterator[list[Workload]]:
-    """Yield groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most
-    ``most`` each."""
+    """Yield neighbouring workloads of up to ``_BATCH_S`` together, at most ``most`` each."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -59,11 +50,11 @@ def batches(
 
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
-"""The approximate time to get ready for a workload, and to create its random tensors."""
+"""Approximate seconds to prepare a workload, and per byte of random tensors."""
 
 
 def _timing_s(work: Workload, visit_s: float, passes: int) -> float:
-    """Return the approximate time of one pass over a workload whose forward and backward take ``visit_s``."""
+    """Return the approximate seconds of one pass over a workload."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / passes / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
@@ -84,23 +75,20 @@ def measure_workloads(
     begins: Callable[[int, float], None] = lambda count, seconds: None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
-    """Time the workloads that the store lacks, and return all records; the store is written after every few
-    workloads.
+    """Time the workloads that the store lacks, and return all records.
 
-    CPU ranks time all of them several times over, so that the repeats of each are spread over the whole run,
-    and the smallest seconds count (:mod:`tensoropt.profiling.timers`).
+    CPU ranks time all of them several times, and the smallest seconds count
+    (:mod:`tensoropt.profiling.timers`).
 
     Args:
-        prefix: the device and the way of measuring; part of the key.
-        describe: returns the fields of a record in addition to its seconds.
-        expected_s: the approximate duration of forward and backward, for time estimates and for how long a
-            workload is waited for.
-        progress: receives reports of the stage ``measure``: what is timed next.
-        begins: called before anything is timed, with how many workloads will be, and the estimated seconds of
-            that.
+        prefix: the device and the way of measuring, for keys.
+        describe: returns additional fields of a record.
+        expected_s: approximate seconds of forward and backward, for estimates and timeouts.
+        progress: receives reports of the stage ``measure``.
+        begins: called first, with the number of workloads and the estimated seconds.
 
     Returns:
-        records by workload key; a record with ``error`` marks a workload that could not run.
+        workload key -> record; ``error`` marks one that could not run.
     """
     wanted = {work.key: work for work in works}
     stored = store.get_many([f"{prefix}/{key}" for key in wanted])
@@ -143,7 +131,7 @@ def measure_workloads(
 
 
 def _least(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of two passes over a workload on CPU ranks: the smallest seconds."""
+    """Return the record with the smallest seconds of two passes on CPU ranks."""
     if "error" in after:  # it ran before, so that this says nothing of the workload
         return dict(before)
     found = {**before, **{name: min(before[name], after[name]) for name in _SECONDS}}
@@ -152,12 +140,7 @@ def _least(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass
 class _Batch:
-    """A few workloads that are timed together; each may fail, hang or take its ranks down with it.
-
-    Args:
-        expected_s: by workload key.
-        keep: receives records by workload key, as they come.
-    """
+    """A few workloads timed together, each of which may fail."""
 
     pool: RankPool
     training: bool
@@ -165,10 +148,7 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Return the workloads that lacked memory and may be tried ``again``; all others have a record.
-
-        A workload that kills ranks which had done other work before is tried again at once, on fresh ranks.
-        """
+        """Return the workloads that lacked memory and may be tried ``again``; all others have a record."""
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.
@@ -222,7 +202,7 @@ class _Batch:
         return f"it did not end within {_allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
 
     def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record, or another try in a process that knows operators registered in this one."""
+        """Return the record, or try again in a process with this one's operators."""
         if "error" not in record or not _registered_in_process(work):
             return record
         # A fork of a process that has initialised CUDA cannot use it, so this process times the workload

@@ -33,8 +33,7 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
 
 
 _OPTIMIZER_SIZES = (1 << 18, 1 << 22)
-"""The elements of the two steps that are timed. Their difference excludes the time of a step per parameter,
-an overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of parameters."""
+"""Elements of the two timed steps, whose difference excludes the overhead per parameter."""
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Optimizers: what each keeps, allocates temporarily and moves per element, and the optimizers themselves."""
+"""Optimizers: their state, temporaries and traffic per element, and themselves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """The values per element of the parameters.
+    """Values per element of the parameters.
 
     Attributes:
-        state: kept in addition to the parameter and its gradient.
-        transient: allocated temporarily by a step, for all parameters at once.
+        state: besides the parameter and its gradient.
+        transient: temporaries of a step for all parameters at once.
         traffic: read and written by a step.
-        largest: allocated temporarily by a step that takes one parameter after the other, for the largest.
-        tensors: of the state of a parameter; 0 for as many as there are values.
-        code: of a user's optimizer, a hash of its file.
+        largest: temporaries of a step parameter by parameter, for the largest.
+        tensors: of a parameter's state; 0 for as many as values.
+        code: a hash of a user's file.
     """
 
     state: float
@@ -33,19 +33,19 @@ class OptimizerKind:
     code: str = ""
 
     def made(self, elements: int, largest: tuple[int, int]) -> float:
-        """Return the values that a step allocates temporarily for each of a parameter's own.
+        """Return the temporaries of a step per element of a parameter.
 
         Args:
-            elements: of the parameter, which has a gradient.
-            largest: the elements of the largest such parameter of the model, and how many have as many; what
-                is allocated for one of them is counted in equal parts for each, as they may be cut unlike.
+            elements: of the trained parameter.
+            largest: the elements of the model's largest, and the number of that size, which share
+                temporaries.
         """
         size, count = largest
         return self.transient + (self.largest / count if elements == size else 0)
 
     @property
     def state_tensors(self) -> int:
-        """The tensors that a parameter's state consists of, each with a value for every element."""
+        """The number of tensors in a parameter's state."""
         return self.tensors or int(self.state)
 
 
@@ -55,16 +55,18 @@ OPTIMIZERS = {
     "adam": OptimizerKind(state=2, transient=1, traffic=18),
     "adam_fused": OptimizerKind(state=2, transient=0, traffic=7),
 }
-"""A multi-tensor step (``foreach=True``) is several kernels, each of which goes through all elements. Adam's
-traffic (``_multi_tensor_adam`` of ``torch/optim/adam.py``): the first moment 3, the second 2 and 3, its root,
-quotient and sum 2 each, the parameter 4; it allocates denominators. The momentum optimizer's: 2 and 3, and 3
-for the parameter. A fused Adam reads parameter, gradient and state once and writes parameter and state."""
+"""Values per element of multi-tensor steps (``foreach=True``), several kernels over all elements.
+
+Adam (``_multi_tensor_adam`` of ``torch/optim/adam.py``): first moment 3, second 2 and 3, its root, quotient
+and sum 2 each, parameter 4; it allocates denominators. Momentum: 2 and 3, parameter 3. Fused Adam reads
+parameter, gradient and state once.
+"""
 
 
 def with_kind(name: str) -> str:
-    """Return an optimizer's name with what it keeps, makes and moves behind it, if a user brings it:
-    ``module.py:make`` is stepped on small tensors, and becomes ``module.py:make?state=2&transient=1&...``. So
-    all that is kept under the name knows it, and nobody who reads a plan has to run its code.
+    """Return a user's optimizer's name with its figures: ``module.py:make?state=2&transient=1&...``.
+
+    It is stepped on small tensors once, so that readers of plans need not run its code.
 
     Raises:
         MeasurementError: there is none with that name, or it cannot be used.
@@ -81,12 +83,7 @@ def with_kind(name: str) -> str:
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """Return what an optimizer keeps, makes and moves, by its name in :data:`OPTIMIZERS` or as
-    :func:`with_kind` wrote it.
-
-    Raises:
-        MeasurementError: there is none with that name.
-    """
+    """Return an optimizer's figures by its name (:func:`with_kind`); MeasurementError if unknown."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))
@@ -98,7 +95,7 @@ def kind_of(name: str) -> OptimizerKind:
 
 
 def short_optimizer(name: str) -> str:
-    """Return an optimizer's name as a person writes it."""
+    """Return an optimizer's name without figures."""
     return name.partition("?")[0]
 
 
@@ -111,11 +108,10 @@ def _plain(value: float | str) -> str:
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """Return the optimizer with a name in :data:`OPTIMIZERS` (multi-tensor, or ``adam_fused`` in one kernel),
-    or the one that a user's function makes.
+    """Make the optimizer with a name in :data:`OPTIMIZERS`, or a user's.
 
     Args:
-        lr: the learning rate; a user's function sets its own.
+        lr: unless a user's function sets its own.
 
     Raises:
         MeasurementError: there is none with that name.

@@ -1,18 +1,8 @@
-"""The overheads of a step: the time that it spends in addition to operators and collectives.
+"""The overheads of a step beyond operators and collectives, on the device and on its host.
 
-They are copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an
-edge and of stepping a parameter, and the time that autograd takes to ask for each tensor of a recomputed
-region. Each is small per item, but a plan with many edges and micro-batches has hundreds of them.
-
-If the host issues work to a separate device, both spend time on each: the device on its kernels, the host on
-Python, autograd and their launches.
-
-The time of an edge beyond its collective is measured through the code that the executor runs. Between two
-edges of a step, operators move more data than a core's own caches hold, so an edge finds neither its code nor
-its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each edge is
-therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is not,
-because the data of its operators never comes near the processor that issues them. There the host issues an
-edge and the device runs its kernels; these are seconds of two queues.
+Copies around collectives, gradients' ways into buckets, edges, the optimizer's parameters, and autograd's
+requests in recomputed regions. An edge in a step finds cold caches and takes two to four times as long as in
+a loop, so on CPU ranks caches are flushed before each; a GPU's operators do not touch its host's.
 """
 
 from __future__ import annotations
@@ -39,10 +29,10 @@ from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, EdgeSpec,
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 
 _PASSED, _ARRIVED, _ADDED, _NO_EDGE, _UNUSED = "passed", "arrived", "added", "no edge", "unused"
-"""The figures timed in addition to directions with a step, which are named after the kind of that step."""
+"""Figures besides directions with a step, which are named after its kind."""
 _ROUNDS = 40  # an assumption
 _FLUSHED_BYTES = 4 * 2**20
-"""More than a core's second-level cache holds."""
+"""More than a core's second-level cache."""
 _R, _P, _GRAD = REPLICATE, PARTIAL, PARTIAL_GRAD
 _ALONE: tuple[tuple[Layout, Layout], ...] = (((_GRAD, _R), (1, _R)), ((_R, _R), (_P, _R)))
 _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
@@ -50,18 +40,17 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
     ((_R, 1), (_R, _GRAD)),
     ((_R, 1), (_R, 2)),
 )
-"""Layouts on (micro-batches, ranks): edges with one step forward, and one or none backward."""
+"""Layouts on (micro-batches, ranks) of edges with one step forward, and at most one backward."""
 
 
 class EdgeSeconds(NamedTuple):
-    """The seconds on one rank, of its device or of its host, without collectives and for a negligible number
-    of bytes.
+    """Seconds on one rank's device or host, without collectives and bytes.
 
     Attributes:
-        by_kind: of one direction of an edge, by the kind of its only step.
+        by_kind: of an edge's direction, by the kind of its only step.
         pass_s: of a direction in which nothing moves.
-        arrive_s: of a gradient that moves from autograd to its bucket.
-        add_s: of a gradient that is added to its bucket.
+        arrive_s: of a gradient copied to its bucket.
+        add_s: of a gradient added to its bucket.
     """
 
     by_kind: dict[str, float]
@@ -72,10 +61,7 @@ class EdgeSeconds(NamedTuple):
 
 @dataclass
 class _RankContext:
-    """This rank as :func:`redistribute` sees it, in the second of two micro-batches.
-
-    All ranks form one axis of the mesh.
-    """
+    """This rank as :func:`redistribute` sees it, in the second of two micro-batches, on one axis."""
 
     mesh: tuple[int, int]
     place: tuple[int, int]
@@ -84,8 +70,7 @@ class _RankContext:
     unsharded: Mapping[str, torch.Tensor] = field(default_factory=dict)
     ahead: Ahead = AT_THE_USE
 
-    def gathered(self, *_: object) -> None:
-        """Do nothing, because no parameters are tracked while edges are timed."""
+    def gathered(self, *_: object) -> None: ...
 
     def parts(self, axes: tuple[int, ...]) -> int:
         return prod(self.mesh[axis] for axis in axes)
@@ -100,11 +85,7 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """A recorder of spans of the directions of edges, each after the caches were flushed.
-
-    Args:
-        memory: the memory that is read and written for this; nothing is flushed if None.
-    """
+    """Records spans of edges' directions, each after flushing the caches by ``memory``, if given."""
 
     timer: DeviceTimer
     memory: torch.Tensor | None
@@ -121,8 +102,7 @@ class _Stamps:
 
 
 class _Before(torch.autograd.Function):
-    """An autograd function that begins the following edge in forward, and ends it in backward, where the span
-    is called ``back``."""
+    """Begins the following edge in forward, and ends it in backward (the span ``back``)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, back: str) -> torch.Tensor:
@@ -138,8 +118,7 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """An autograd function that ends the preceding edge in forward, where the span is called ``there``, and
-    begins it in backward."""
+    """Ends the preceding edge in forward (the span ``there``), and begins it in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, there: str) -> torch.Tensor:
@@ -154,10 +133,8 @@ class _After(torch.autograd.Function):
 
 
 def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
-    """Return the seconds of edges, and of gradients on their way to their buckets, on this rank's device and
-    on its host (0 if they are the same).
-
-    Runs in the pool, on all ranks at once.
+    """Return the seconds of edges and of gradients' ways to buckets, on the device and its host (0 on
+    CPUs).
     """
     device = timer.device
     # Two micro-batches, because edges along that axis are timed too.
@@ -196,11 +173,7 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
 
 
 def _without_collectives(timed: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
-    """Return the edges' seconds on the device or on the host, without stamps and collectives.
-
-    Every figure contains the stamps themselves and the collectives: both are timed separately and subtracted;
-    the host's time to issue a collective belongs to its edge.
-    """
+    """Return the edges' seconds on the device or host, with stamps and collectives subtracted."""
     seconds = {name: repeats.host_s if host else repeats.device_s for name, repeats in timed.items()}
     bare, _ = seconds.pop(_NO_EDGE), seconds.pop(_UNUSED)
     alone = {kind: (0.0 if host else 1.0) * seconds.pop(f"only {kind}") for kind in calls}
@@ -264,32 +237,28 @@ def _go(
 
 
 _ELEMENTS = 1 << 22
-"""The elements of the copies and additions that are timed: 16 MiB, which no core's cache holds."""
+"""Elements of timed copies and additions: 16 MiB, beyond any core's cache."""
 _CHAIN, _PARAMETERS = 40, 64
-"""The calls of the recomputed chain, and the parameters of the optimizer, over which one item's share is
-averaged."""
+"""Calls of the recomputed chain, and parameters of the optimizer, over which costs are averaged."""
 _KEY = "upkeep-6"  # counts changes in the way of measuring
 _ISSUE_COLD_S = 1e-4
-"""The time to issue one edge on a CPU rank when operators' data has pushed its code and tensors out of the
-caches. Data sheets do not give it."""
+"""Seconds of launching one edge on a CPU rank with cold caches, which data sheets lack."""
 _LAUNCHES = 200
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """The seconds of the small items of a step, on a device or on its host.
+    """The seconds of the small items of a step, on a device or its host.
 
     Attributes:
-        copy_s_per_byte, add_s_per_byte: for a local copy, and for an in-place addition.
-        call_s: for issuing one direction of an edge, if its kind was not measured.
-        again_s: per operator call of a recomputed region, in addition to its second forward: PyTorch asks for
-            every saved tensor. On a GPU's host only.
-        step_s: per parameter of an optimizer's step, in addition to its elements.
-        pass_s: for one direction of an edge in which nothing moves.
-        arrive_s, accumulate_s: for a gradient that is copied into its bucket, and for one that is added
-            there, in addition to its bytes.
-        step_kinds_s: for one direction of an edge, by the kind of its only step, if measured.
-        of_host: the same for the host, if it issues work to a separate device; bytes cost it nothing.
+        copy_s_per_byte, add_s_per_byte: local copies, and in-place additions.
+        call_s: one direction of an edge of an unmeasured kind.
+        again_s: per recomputed call, besides its second forward; on a GPU's host only.
+        step_s: per parameter of the optimizer's step, besides elements.
+        pass_s: one direction of an edge in which nothing moves.
+        arrive_s, accumulate_s: a gradient copied, or added, into its bucket, besides bytes.
+        step_kinds_s: one direction of an edge, by the kind of its only step.
+        of_host: the same for a separate host; bytes cost it nothing.
     """
 
     copy_s_per_byte: float = 0.0
@@ -305,18 +274,16 @@ class Overheads:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """Return the overheads in a record that :func:`dataclasses.asdict` made."""
         host = record.get("of_host")
         return cls(**{**record, "of_host": None if host is None else cls.from_record(host)})
 
     @property
     def host(self) -> Overheads:
-        """The seconds of the host; all 0 if the host is the device."""
+        """The host's seconds; 0 on CPUs."""
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, kinds: Sequence[str]) -> float:
-        """Return the seconds of one direction of an edge with steps of these kinds, in addition to their
-        bytes."""
+        """Return the seconds of one direction of an edge with these steps, besides bytes."""
         if not kinds:
             return 0.0
         own = (self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
@@ -326,8 +293,7 @@ class Overheads:
         """Return the seconds per micro-batch until a gradient is where it waits for the optimizer.
 
         Args:
-            copied: the first micro-batch's gradient is copied to a bucket, rather than left where autograd
-                made it; those of the others are added.
+            copied: the first micro-batch's gradient is copied to a bucket; later ones are added.
         """
         first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
         other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
@@ -358,8 +324,7 @@ def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any
 
 
 def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, again_s: float) -> Overheads:
-    """Return the overheads of one queue, from seconds per byte of a copy and of an addition, edges, and a
-    parameter's step."""
+    """Return one queue's overheads from copy and addition rates, edges, and a parameter's step."""
     return Overheads(
         *rates,
         call_s=edges.by_kind["slice"],  # kinds that were not measured count as a copy
@@ -390,8 +355,7 @@ def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
 
 
 def _again_s() -> float:
-    """Return the extra time of a call in a recomputed chain, beyond its forward, its backward and one more
-    forward."""
+    """Return a recomputed call's time beyond its forward, backward and second forward."""
     x = torch.randn(8, 16, requires_grad=True)
     weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
 
@@ -418,7 +382,7 @@ def _host_s(run: Callable[[], object]) -> float:
 
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
-    """Return the overheads of the slowest rank, from the store if it has them."""
+    """Return the overheads of the slowest rank, from the store or measured."""
     stored = known_overheads(store, prefix, optimizer)
     if stored is not None:
         return stored
@@ -430,17 +394,14 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """Return the overheads that were measured earlier, or None."""
+    """Return the stored overheads, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
     return None if record is None else Overheads.from_record(record)
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Return the overheads of a device that is not available: a copy reads and writes, an addition reads
-    twice and writes.
-
-    On a GPU an edge's copy, a gradient's copy into its bucket, and the addition of another micro-batch's
-    gradient are one kernel each, in addition to the host's time to issue them.
+    """Return a device's overheads by its data sheet: a copy passes over bytes twice, an addition three
+    times.
     """
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)
@@ -461,7 +422,7 @@ def data_sheet_overheads(device: DeviceKind) -> Overheads:
 
 
 def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
-    """Return the overheads of ranks of several kinds that wait for each other: the largest of each figure."""
+    """Return the largest of each figure, as ranks of several kinds wait for each other."""
     return Overheads.from_record(_slowest([asdict(kind) for kind in kinds]))
 
 
@@ -470,8 +431,7 @@ def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], float]) -> dict[str, Any]:
-    """Return one record made from several similar ones, figure by figure; some figures are records
-    themselves."""
+    """Return one record chosen figure by figure from several, nested ones included."""
     return {
         name: _each([r[name] for r in records], choose)
         if isinstance(value, Mapping)

@@ -1,8 +1,4 @@
-"""Optimizers that a user brings: what they keep, make and move, found by stepping them on small tensors.
-
-Plans cut parameters into shards, and each rank steps its own. That is right for optimizers that treat every
-element by itself, which is tried: a parameter is stepped whole and in pieces, by an optimizer for each.
-"""
+"""A user's optimizer: its figures, found by stepping it on small tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +18,9 @@ from tensoropt.profiling.fact_finding import LiveTensors
 _SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
 _ELSE = "ranks that each step a shard would train something else"
 _SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
-"""The shape of the parameter that is stepped; after how many steps it is compared; the share of the way that
-it went up to which a difference is rounding, in float64: assumptions."""
+"""Shape of the stepped parameter, steps before comparison, relative rounding; assumptions."""
 _FEW, _MORE, _SIDE = 2, 5, 64
-"""How many parameters of what size are stepped to count bytes: an assumption. At least two, as a loop over
-them may still have the temporary values of the one before."""
+"""Number and size of parameters stepped to count bytes; an assumption."""
 
 _Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -44,12 +38,11 @@ def optimizer_from(name: str, parameters: Sequence[torch.Tensor]) -> torch.optim
 
 
 def found_figures(name: str) -> dict[str, float | str]:
-    """Return what an optimizer that treats every element by itself keeps, makes and moves per element: the
-    fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
+    """Return the figures per element of an element-wise optimizer, as fields of
+    :class:`tensoropt.profiling.optimizers.OptimizerKind`.
 
     Raises:
-        MeasurementError: as :func:`optimizer_from`; or it does not treat every element by itself, so that
-            ranks with shards would train something else.
+        MeasurementError: as :func:`optimizer_from`, or it is not element-wise.
     """
     make = _function(name)
     with torch.random.fork_rng(devices=[]):
@@ -136,8 +129,7 @@ def _counted(name: str, make: _Make) -> dict[str, float | str]:
 
 
 def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
-    """Return the bytes that an optimizer of ``count`` parameters keeps, those that it makes at most at once
-    in a step, those that it reads and writes in it, and the tensors of its state."""
+    """Return the bytes of ``count`` parameters' state, temporaries and traffic, and the state's tensors."""
     parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
     watch = _Moving()
     for parameter in parameters:
@@ -156,11 +148,7 @@ def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
 
 
 class _Moving(LiveTensors):
-    """It also counts the bytes that operators read and write, in place as well.
-
-    Attributes:
-        moved: these bytes.
-    """
+    """Counts the bytes that operators read and write too, in place included (``moved``)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +176,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _digest(make: _Make) -> str:
-    """Return a hash of the file that a function stands in: another one may do something else."""
+    """Return a hash of the file of a function."""
     try:
         return hashlib.sha256(Path(inspect.getfile(make)).read_bytes()).hexdigest()[:12]
     except (TypeError, OSError):  # made by another function, or built in

@@ -1,8 +1,4 @@
-"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute.
-
-It is measured, because clocks and vector units say too little: processors of one vector width differ by a
-factor of four. Like everything on CPU ranks it is the best of repeats, and the best of all measurements.
-"""
+"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute."""
 
 from __future__ import annotations
 
@@ -21,13 +17,12 @@ _KEY = "peak"
 TIMED = ("float64", "float32", "bfloat16")
 """The dtypes whose products have kernels of their own."""
 _WIDTHS, _EACH_S = (512, 1024), 0.15
-"""The sizes of square products, a few ms and some tens of them, and the seconds of repeating each:
-assumptions. Smaller ones are bound by caches, and larger ones are seldom left alone."""
+"""Sizes of square products, and seconds of repeating each; assumptions: smaller ones are cache-bound."""
 
 
 @torch.no_grad()
 def most_flops(rank: int, world_size: int, dtype: str) -> float:
-    """Return the most FLOP/s of this rank in products of a dtype; runs in the pool, on all ranks at once."""
+    """Return the most FLOP/s of this rank in products of a dtype; runs in the pool."""
     timer, best = WallTimer(), 0.0
     for width in _WIDTHS:
         a, b = (torch.randn(width, width).to(getattr(torch, dtype)) for _ in range(2))
@@ -43,14 +38,14 @@ def most_flops(rank: int, world_size: int, dtype: str) -> float:
 
 
 def known_peaks(store: ProfileStore, prefix: str) -> dict[str, float]:
-    """Return the peak FLOP/s that were measured earlier, by dtype."""
+    """Return the stored peak FLOP/s by dtype."""
     return dict(store.get(f"{prefix}/{_KEY}") or {})
 
 
 def measure_peaks(
     pool: RankPool, store: ProfileStore, prefix: str, dtypes: Iterable[str]
 ) -> dict[str, float]:
-    """Measure the peaks of some dtypes, also if they are known, and return the best of all measurements."""
+    """Measure the peaks of some dtypes, and return the best of all measurements."""
     known = known_peaks(store, prefix)
     for dtype in dtypes:
         known[dtype] = max(known.get(dtype, 0.0), *pool.run(most_flops, dtype))

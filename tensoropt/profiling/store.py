@@ -1,13 +1,9 @@
 """The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
-Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
-damaged store is moved aside; so is one of another version. One that cannot be written is replaced by memory.
-All with a warning, never a crash, because measurements can be repeated. Damage among what can be computed
-again costs that alone. Nothing that is read is ever run. Write-ahead logging lets many processes read while
-one writes.
-
-Profiles can also be a file of JSON lines, for transfer from one machine's store to another's: the first line
-names the schema; each further line is a record with its kind and key.
+Every ``put`` is one transaction, with write-ahead logging. A damaged store, or one of another version, is
+moved aside; one that cannot be written is replaced by memory, with a warning. Nothing that is read is ever
+run. Profiles can be exported as JSON lines: the first names the schema, each further one is a record with
+kind and key.
 """
 
 from __future__ import annotations
@@ -32,10 +28,9 @@ from tensoropt.files import pack, unpack, written_whole
 
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
-"""The longest wait for another process's transaction: they take milliseconds for measurements, seconds for
-the largest value; an assumption on the safe side."""
+"""The longest wait for another process's transaction; an assumption."""
 MOST_VALUE_BYTES = 256 << 20
-"""The most bytes of one compressed value, so that no other process waits long; an assumption."""
+"""The most bytes of one compressed value; an assumption."""
 MOST_CACHED_BYTES = 2 << 30
 """The most bytes of cached values; an assumption."""
 MOST_UNUSED_S = 90 * 86400.0
@@ -46,8 +41,8 @@ _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
 
-class NotOursError(Exception):
-    """Raised for a file of another version, or of another program."""
+class _NotOursError(Exception):
+    """A file of another version, or of another program."""
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
@@ -59,7 +54,7 @@ def _cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a store, creating it if there is none, and return the connection; None: in memory.
+    """Open a store, creating it if there is none; None: in memory.
 
     Raises:
         NotOursError: the file is of another version, or of another program.
@@ -80,11 +75,11 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Return the kind, key and record of all rows of a store that cannot be written."""
+    """Return the kind, key and record of all rows of an unwritable store."""
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
     for mode in ("ro", "ro&immutable=1"):
-        with contextlib.suppress(sqlite3.Error, NotOursError):
+        with contextlib.suppress(sqlite3.Error, _NotOursError):
             uri = f"{path.absolute().as_uri()}?mode={mode}"
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
                 _check_owner(connection)
@@ -93,7 +88,7 @@ def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Check that the file is ours, then create the tables; several processes may do so at once."""
+    """Check that the file is ours, then create the tables, safely for several processes."""
     # Before anything is written: another program's database must not be switched to WAL mode.
     complete = _check_owner(connection)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -125,18 +120,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _check_owner(connection: sqlite3.Connection) -> bool:
-    """Return whether the file has all tables."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     # An empty file, whether newly created or left by an interruption, may be used.
     if not tables:
         return False
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise NotOursError("it is another program's database")
+        raise _NotOursError("it is another program's database")
     row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
     if row is None or row[0] != _SCHEMA_VERSION:
-        raise NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
+        raise _NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
     if "profiles" not in tables:
-        raise NotOursError("its table of profiles is missing")
+        raise _NotOursError("its table of profiles is missing")
     return "cache" in tables
 
 
@@ -158,7 +152,7 @@ def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 
 
 def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
-    """Return the value of a key and mark it as used now; None if there is none."""
+    """Return a cached value, marked as used now, or None."""
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
@@ -195,7 +189,7 @@ Entry = tuple[str, str, dict[str, Any]]
 
 
 def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write entries to a file (first to a file next to it, which is then renamed) and return their number."""
+    """Write entries to a file, by renaming a temporary one; return their number."""
     written = 0
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
@@ -206,7 +200,6 @@ def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int
 
 
 def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
-    """Return the entries of a file that :func:`_write_export` wrote."""
     try:
         with open(path, encoding="utf-8") as stream:
             return _entries(stream, os.fspath(path))
@@ -243,9 +236,9 @@ _logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery", "calibration")
 CACHED = ("tables", "frontiers", "explorations", "captures")
-"""The kinds of cached values, which the store may lose because they can be computed again."""
+"""The kinds of cached values, which can be recomputed."""
 _FAILURES = ("error", "failed", "lost")
-"""The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
+"""The keys under which a record has the reason of a failure."""
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 _HASHES = 16**8
 """The number of values of the first eight digits of a key's hash."""
@@ -268,24 +261,27 @@ def default_path() -> Path:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records drawn from a store that has ``total`` records of their kind."""
+    """Records drawn from a store that has ``total`` of their kind."""
 
     records: tuple[tuple[str, _Record], ...]
     total: int
 
     @property
     def words(self) -> str:
-        """A note on what was left out; empty if nothing was."""
+        """A note on the records left out, or ""."""
         drawn = len(self.records)
         return f"a fixed sample of {drawn:,} of {self.total:,} records" if drawn < self.total else ""
 
 
 class ProfileStore:
-    """A store of small JSON-compatible records by ``(kind, key)``.
+    """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not across
+    forks.
+
+    ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds (:data:`CACHED`)
+    when unused.
 
     Args:
         path: the file; :func:`default_path` if None. Missing folders are created.
-
     Kinds of records are ``compute``, ``collective``, ``saved`` and ``discovery``, which it never removes; of
     the kinds in :data:`CACHED` it holds values for as long as they are used. It may be used from any number
     of processes and threads, but not from both sides of a fork; as a context manager it closes itself.
@@ -298,11 +294,19 @@ class ProfileStore:
 
     @property
     def persistent(self) -> bool:
-        """False if records are kept only in memory, because the file cannot be written."""
+        """False if records are kept only in memory."""
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Any:
-        """Return the record, or the cached value with lists for tuples; None if there is none."""
+        """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not
+        across forks.
+
+        ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds
+        (:data:`CACHED`) when unused.
+
+        Args:
+            path: the file; by default :func:`default_path`. Missing folders are created.
+        """
         if kind not in CACHED:
             return self.get_many([key], kind).get(key)
 
@@ -319,7 +323,6 @@ class ProfileStore:
         return None
 
     def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, _Record]:
-        """Return the records of those keys that exist."""
         _check_kind(kind)
         wanted = list(dict.fromkeys(keys))
 
@@ -337,22 +340,17 @@ class ProfileStore:
         return self._do(read)
 
     def put_many(self, records: Mapping[str, Mapping[str, Any]], kind: str = "compute") -> None:
-        """Save records in one transaction, replacing those with the same keys.
-
-        Raises:
-            MeasurementError: a record is not JSON (NaN and infinity are not allowed either).
-        """
+        """Save records in one transaction, replacing equal keys; MeasurementError if one is not JSON."""
         _check_kind(kind)
         rows = [(kind, key, _dump(key, record)) for key, record in records.items()]
         if rows:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or a value, which may contain arrays, of a kind in :data:`CACHED`; a store in
-        memory caches nothing.
+        """Save one record, or a value with arrays of a kind in :data:`CACHED`, which a store in memory drops.
 
         Raises:
-            TensorOptError: a record or value is not data, or a value is too large or cannot be written.
+            TensorOptError: it is no data, too large, or cannot be written.
         """
         if kind not in CACHED:
             return self.put_many({key: record}, kind)
@@ -375,11 +373,10 @@ class ProfileStore:
         return self._do(write)
 
     def cached(self, kind: str, prefix: str) -> list[str]:
-        """Return the keys of the cached values of a kind that begin with ``prefix``."""
         return self._do(lambda connection: _cached_keys(connection, kind, prefix))
 
     def forget_failed(self) -> int:
-        """Forget what could not be measured or tried, so it is tried again; return the number of records."""
+        """Remove failed records, so that they are tried again; return their number."""
 
         def remove(connection: sqlite3.Connection) -> int:
             # The text search only narrows: a record may contain the word elsewhere, so each is parsed before
@@ -397,7 +394,7 @@ class ProfileStore:
         return self._do(remove)
 
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
-        """Yield all ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
+        """Yield ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
         query, values = "SELECT key, record FROM profiles WHERE kind = ?", [kind]
         if prefix:
@@ -410,11 +407,7 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return about ``most`` records of a kind, the same each time; all of them if there are fewer.
-
-        Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
-        limit, whatever is before it.
-        """
+        """Return about ``most`` records of a kind, always the same, by the hash at the end of keys."""
         total = self.count(kind)
         if total <= most:
             return RecordSample(tuple(self.items(kind)), total)
@@ -425,7 +418,6 @@ class ProfileStore:
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
-        """Return the number of records, of one kind or of all."""
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
         return self._do(
             lambda connection: connection.execute(f"SELECT COUNT(*) FROM profiles{where}", values).fetchone()[
@@ -454,7 +446,7 @@ class ProfileStore:
         """Add the records of an exported file, replacing those with the same keys; return the count.
 
         Raises:
-            MeasurementError: the file is missing or is not an export; nothing is then imported.
+            MeasurementError: it is missing or no export; nothing is imported.
         """
         rows = []
         for kind, key, record in _read_export(path):
@@ -464,7 +456,6 @@ class ProfileStore:
         return len(rows)
 
     def close(self) -> None:
-        """Close the file; further use is an error."""
         with self._lock:
             self._connection.close()
 
@@ -485,7 +476,7 @@ class ProfileStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return connect(self.path)
-        except NotOursError as error:
+        except _NotOursError as error:
             reason = str(error)
         except sqlite3.DatabaseError as error:
             if _cannot_write(error):
@@ -508,7 +499,7 @@ class ProfileStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
             connection = connect(self.path)
-        except (OSError, sqlite3.DatabaseError, NotOursError) as error:
+        except (OSError, sqlite3.DatabaseError, _NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
         _logger.warning(
             "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun: "
@@ -520,8 +511,7 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Continue in memory, with the contents of the file if it can at least be read; return the
-        connection."""
+        """Continue in memory, with the file's readable contents; return the connection."""
         assert self.path is not None
         rows = _readable_rows(self.path)
         _logger.warning(
@@ -537,7 +527,7 @@ class ProfileStore:
         return connection
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run one action; if the file turns out corrupt or read-only, replace it and retry the action."""
+        """Run one action; if the file turns out corrupt or read-only, replace it and retry."""
         with self._lock:
             try:
                 return action(self._connection)

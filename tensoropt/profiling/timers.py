@@ -1,16 +1,9 @@
-"""Timers of the work of a device, with one interface whether or not the host waits for the device.
+"""Timers of a device's work, with one interface for CPUs and GPUs.
 
-A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only given
-instructions: events enter its queue before and after the work, and are read once it is done.
-
-If Python issues kernels more slowly than a GPU runs them, the gaps between them would be included between the
-events. Therefore the GPU is kept busy with an empty task until the host has issued all of the work, and then
-runs the kernels without gaps. Meanwhile the host's clock shows how long issuing took. The two times are kept
-separate: a step takes as long as the slower of the two (:class:`~tensoropt.simulate.simulator.StepMetrics`).
-
-Other programs use the processor of a CPU rank, too, and only ever make its work longer: the smallest of its
-repeats counts, and those in which its thread waited for a core only if there are no others. A GPU is this
-process's own, and its clock varies: there the median counts.
+GPUs are timed by events behind an empty task that keeps them busy until the host has launched all work, so
+that launch gaps do not count; the host's seconds are kept apart
+(:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs others only lengthen work: the smallest repeat
+counts, of those that did not wait for a core; on GPUs the median.
 """
 
 from __future__ import annotations
@@ -31,24 +24,20 @@ import torch
 import torch.distributed as dist
 
 CACHE_BYTES = 24 * 2**20
-"""The bytes of the copies of a workload that a CPU rank visits in turn, so that none is timed on a cache that
-it would not find in a step. Reading other data before each repeat instead would also evict the code and page
-tables of small operators: five times the seconds that they take in a step. The size that fills a cache is an
-assumption."""
+"""The bytes of a workload's copies that a CPU rank visits in turn, to leave its cache; an assumption."""
 MOST_COPIES = 32
-"""Small workloads would need thousands of copies; an assumption, which bounds the time to create them."""
+"""The most copies of small workloads; an assumption."""
 GPU_CACHE_BYTES = 64 * 2**20
 """The assumed size of a GPU's L2 if PyTorch does not report it; an A100 has 40 MB, an H100 50 MB."""
 _LOST_DEVICE = 70  # exit code of a rank whose device no longer answers
 
 MOST_LEAD_S = 0.1
-"""The longest time that a GPU is kept busy before the work; an assumption, far beyond the time to issue a
-group."""
+"""The longest time that a GPU is kept busy before the work; an assumption."""
 _LEAST_LEAD_S = 1e-4
 _SLEEP_CYCLES = 10**7  # some milliseconds, which measure a device's clock well enough
 
 _Mark = Any
-"""A moment on a device's clock; only the timer that created it can read it."""
+"""A moment on a device's clock, for the timer that created it."""
 _Result = TypeVar("_Result")
 
 
@@ -58,11 +47,9 @@ class Span:
 
     Attributes:
         begin, end: on the device's clock.
-        host_s: seconds that the host took to issue it; 0 if the host is the device.
-        ahead: whether the host had issued all of it before the device began. Otherwise the device may have
-            waited for the host in between, and the span is not the device's own time.
-        waited_s: seconds in which the thread of a CPU rank was ready and waited for a core; the time that
-            counts is without them.
+        host_s: the host's seconds to launch it; 0 on CPUs.
+        ahead: whether the host had launched all of it before the device began; otherwise it may have gaps.
+        waited_s: seconds in which a CPU rank's thread waited for a core.
     """
 
     begin: _Mark
@@ -73,7 +60,7 @@ class Span:
 
     @property
     def disturbed(self) -> bool:
-        """Whether it says less of the work than a span in which nothing had to wait."""
+        """Whether it contains waiting."""
         return not self.ahead or self.waited_s > 0
 
 
@@ -81,11 +68,9 @@ class DeviceTimer(Protocol):
     """A timer of one device.
 
     Attributes:
-        device: the device of the tensors that are timed.
-        passes: how often a workload is timed, with all others in between, so that its repeats are spread
-            over the run.
+        passes: how often a workload is timed, with all others in between.
         most_repeats: the most repeats of a workload in a pass.
-        host_apart: whether the host issues work to a separate device, so that both take time.
+        host_apart: whether the host launches work on a separate device.
     """
 
     device: torch.device
@@ -94,47 +79,44 @@ class DeviceTimer(Protocol):
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
-        """Return the number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in
-        turn."""
+        """Return the number of copies of a workload's tensors (``size_bytes`` each) to visit in turn."""
         ...
 
     def leave_cache(self) -> None:
-        """Touch other data, as the rest of a step does between two visits to an operator's tensors, if the
-        copies do not already have that effect."""
+        """Touch other data, as a step does between two visits, unless copies have that effect."""
         ...
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> Any:
         """Begin a piece of work; pass the returned value to :meth:`end`.
 
         Args:
-            ahead: let the host run ahead of the device, if the device is separate.
-            first: issued before and not timed, for example to let the devices of all ranks begin together.
+            ahead: let the host run ahead of a separate device.
+            first: run before and not timed, such as a barrier.
         """
         ...
 
     def end(self, begun: Any) -> Span:
-        """End a piece of work: everything that was issued to the device since it was begun."""
+        """End a piece of work: everything launched since it was begun."""
         ...
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
-        """Return the seconds of each span on the device; waits until the last one is over."""
+        """Return the device seconds of each span, after the last one is over."""
         ...
 
     def counting_s(self, seconds: Sequence[float]) -> float:
-        """Return the one figure of the seconds of several repeats."""
+        """Return the one figure of several repeats."""
         ...
 
     def release(self) -> None:
-        """Release memory after a workload that had too little."""
+        """Free memory after a workload that had too little."""
         ...
 
     def works(self) -> bool:
-        """Return whether the device still answers; after some kernel errors it never does in this process."""
+        """Return whether the device still answers, as it may not after kernel errors."""
         ...
 
 
 def timed(timer: DeviceTimer, work: Callable[[], _Result], *, ahead: bool = True) -> tuple[_Result, Span]:
-    """Return the result of some work, and its span."""
     begun = timer.begin(ahead=ahead)
     result = work()
     return result, timer.end(begun)
@@ -145,9 +127,8 @@ class Repeats:
     """Some work that was timed several times.
 
     Attributes:
-        device_s, host_s: seconds on the device and on the host; on the host 0 if it is the device.
-        waits: the host never ran ahead, for example because the work waits for the device: ``device_s`` may
-            contain gaps in which the device waited for the host.
+        device_s, host_s: seconds of the device and of launching; the latter 0 on CPUs.
+        waits: the host never ran ahead, so ``device_s`` may contain gaps.
     """
 
     device_s: float
@@ -163,14 +144,11 @@ def repeated(
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 0,
 ) -> Repeats:
-    """Time some work several times.
-
-    Disturbed repeats do not count, unless all are disturbed. They do not
-    change the number of repeats, because other ranks may do the same at the same time.
+    """Time some work several times; disturbed repeats count only if all are.
 
     Args:
-        before: what is done before each repeat and not timed, such as meeting the other ranks.
-        warm_ups: the number of initial repeats that do not count.
+        before: runs before each repeat and is not timed, such as a barrier.
+        warm_ups: initial repeats that do not count.
     """
     spans = []
     for _ in range(warm_ups + repeats):
@@ -180,8 +158,7 @@ def repeated(
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """Return the seconds of spans of one piece of work: of those that were not disturbed, or of all if there
-    are no others."""
+    """Return the seconds of undisturbed spans, or of all if there are no others."""
     counts = [span for span in spans if not span.disturbed] or list(spans)
     return Repeats(
         timer.counting_s(timer.seconds(counts)),
@@ -192,12 +169,7 @@ def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
 
 @cache
 def _schedule(thread: int) -> int | None:
-    """Return an open file in which Linux tells how long the calling thread has waited for a core; None on
-    other systems.
-
-    Args:
-        thread: its number, which is another one after a fork.
-    """
+    """Return an open file with a thread's seconds of waiting for a core; None without Linux."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -205,15 +177,14 @@ def _schedule(thread: int) -> int | None:
 
 
 def waited_s() -> float:
-    """Return the seconds that the calling thread has been ready and waited for a core since it began; 0 if
-    the system does not report them."""
+    """Return the seconds that this thread has waited for a core; 0 if the system does not report them."""
     file = _schedule(threading.get_native_id())
     # Nanoseconds at work, nanoseconds of waiting, turns.
     return 0.0 if file is None else int(os.pread(file, 96, 0).split()[1]) / 1e9
 
 
 class WallTimer:
-    """A timer that measures a CPU rank by the clock."""
+    """Measures a CPU rank by the clock."""
 
     device = torch.device("cpu")
     # Assumptions.
@@ -225,7 +196,7 @@ class WallTimer:
         return min(MOST_COPIES, ceil(CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
-        """Do nothing: the copies are as far apart as the tensors of a step."""
+        """Do nothing: the copies are as far apart as a step's tensors."""
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> tuple[float, float]:
         if first is not None:
@@ -244,18 +215,14 @@ class WallTimer:
         return min(seconds)
 
     def release(self) -> None:
-        """Do nothing: a CPU rank keeps the memory that it frees (:mod:`tensoropt.ranks.worker`)."""
+        """Do nothing: a CPU rank keeps freed memory (:mod:`tensoropt.ranks.worker`)."""
 
     def works(self) -> bool:
         return True
 
 
 class EventTimer:
-    """A timer that measures a GPU by events in its current stream.
-
-    Cold means that twice the L2's size was zeroed just before (writing just its size leaves some of it). The
-    cold figure is the one that counts: between two visits to an operator's tensors a step moves more than any
-    L2 holds. Whatever a workload itself leaves in L2 is available to its later calls.
+    """Measures a GPU by events in its current stream, on a cold L2: twice its size is zeroed before.
 
     Args:
         device: for example ``cuda:0``.
@@ -275,7 +242,6 @@ class EventTimer:
 
     @property
     def cache_bytes(self) -> int:
-        """The bytes of the L2."""
         return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
@@ -347,9 +313,7 @@ class EventTimer:
 
 
 def end_if_lost(timer: DeviceTimer, reason: str) -> None:
-    """End this rank if its device no longer answers, as after some kernel errors: it would not recover as
-    long as the process lives. The pool starts another rank, and learns from the death which work caused
-    it."""
+    """End this rank if its device no longer answers, so that the pool starts another."""
     if not timer.works():
         print(reason, file=sys.stderr, flush=True)
         # Without Python's clean-up, which might wait for the device forever.
@@ -357,8 +321,7 @@ def end_if_lost(timer: DeviceTimer, reason: str) -> None:
 
 
 def local_timer() -> DeviceTimer:
-    """Return the timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its
-    processor."""
+    """Return the timer of this rank's device: its GPU with nccl, else its processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -366,5 +329,5 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """Return the timer of a device of this process, always the same object."""
+    """Return the cached timer of a device of this process."""
     return WallTimer() if device == "cpu" else EventTimer(device)

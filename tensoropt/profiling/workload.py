@@ -1,8 +1,7 @@
 """Workloads: the computation of one rank for one group under one configuration, as plain data.
 
-A workload is hashable by content (alike layers give the same key), can be sent to another process, and is run
-by exactly the calls that the executor issues. It is the unit of measurement: a group's chain is timed as a
-whole, so that strides, aliases and cache effects between its operators count.
+Hashable by content, picklable, and run by exactly the executor's calls. A group's chain is timed as a whole,
+so that strides, aliases and caches between its operators count.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.steps import edge_steps, resharding_elements
 
 Order = tuple[int, ...]
-"""The dims of a tensor, from the one with the largest stride to the one with the smallest."""
+"""The dims of a tensor by descending stride."""
 _VERSION = 5
-"""A part of every key in stores and saved explorations; increased when the meaning of a workload changes."""
+"""A part of every key; increased when the meaning of a workload changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,10 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether it needs a gradient.
         high: exclusive bound of random integers.
-        ends: for a tensor with the ends of groups of rows: the number of rows, shared evenly.
-        order: its memory order (:func:`memory_orders`); None for the order of its dims.
-        domain: what its values are made to be, so that its reader is defined for them; "" for any.
-        looped: a parameter that the next similar operators read as well, like those of an unrolled loop, so
-            that it is in the caches.
+        ends: for ends of groups of rows: the number of rows, shared evenly.
+        order: its memory order (:func:`memory_orders`); None if contiguous.
+        domain: the domain of its values; "" for any.
+        looped: a parameter of an unrolled loop, which stays in the caches.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +65,6 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the local tensor."""
         count = 1
         for size in self.shape:
             count *= size
@@ -80,8 +77,8 @@ class Resolved(NamedTuple):
     Attributes:
         tensor: its name.
         shape: local shape afterwards.
-        forward_elements, backward_elements: the most that its resharding, and that of its gradient, have
-            alive in addition to their input, including the result.
+        forward_elements, backward_elements: the peaks of its and its gradient's resharding, besides the
+            input.
     """
 
     tensor: str
@@ -96,8 +93,7 @@ class Workload:
 
     Attributes:
         inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
-        calls: (call, output names) in order; tensors are named ``t0``, ``t1``, ... by first use.
-        resolved: the results that the group reduces and reshards before continuing.
+        calls: (call, output names) in order; tensors are ``t0``, ``t1``,... by first use.
         writes: names of the tensors that leave the group.
         names: new name -> the graph's name (not part of the key).
     """
@@ -110,8 +106,7 @@ class Workload:
 
     @cached_property
     def key(self) -> str:
-        """32 hex digits of the content: equal for workloads that do the same on tensors with the same memory
-        layout."""
+        """32 hex digits of the content, equal for the same work on tensors of the same memory layout."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
@@ -128,18 +123,18 @@ class Workload:
 
     @property
     def dtype(self) -> str:
-        """The narrowest floating-point type that it reads: that of its matrix products, if there are any."""
+        """The narrowest floating-point dtype that it reads."""
         dtypes = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
         return min(dtypes, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
     @property
     def has_backward(self) -> bool:
-        """Whether it has a backward: something that it reads has a gradient."""
+        """Whether something that it reads has a gradient."""
         return any(spec.requires_grad for _, spec, _ in self.inputs)
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
-        """The tensors made inside that are not needed after each call, per call."""
+        """For each call, the inner tensors not needed afterwards."""
         lasting = {n for n, _, _ in self.inputs} | set(self.writes)
         last: dict[str, int] = {}
         for position, (call, outputs) in enumerate(self.calls):
@@ -151,7 +146,7 @@ class Workload:
         )
 
     def describe(self) -> str:
-        """Return the anchor's call and its input shapes, for progress lines and messages."""
+        """Return the anchor's call and its input shapes, for messages."""
         call = self.calls[0][0]
         shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
         return f"{call.function.removesuffix('.default')}({shapes})"
@@ -168,7 +163,7 @@ def workload(
     """Return the workload of a group's configuration, on the rank with the largest shards.
 
     Args:
-        orders: those of the activations that it reads; determined if they are not given.
+        orders: :func:`memory_orders`, determined if not given.
         contiguous: sequences are not cut in zig-zag order, as in pieces of placed plans.
     """
     atoms, group = graph.atoms, configuration.group
@@ -233,19 +228,17 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
 
 
 _LOOP = 3
-"""The number of groups sharing a parameter from which it is assumed to be a loop's; an embedding tied to a
-projection has two, far apart."""
+"""The number of groups sharing a parameter from which it is assumed to be a loop's."""
 T = TypeVar("T")
 _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
-    """Return the memory orders of activations that are not in the order of their dims, by name.
+    """Return the memory orders of activations that are not contiguous, by name.
 
-    A kernel's result may follow its input: attention on heads that are a transposed view of a projection
-    gives a result whose transposition back is a view of it, while on other heads it gives one that has to be
-    copied. Groups are run unsplit on fake tensors, one after another, alike ones once. Resharding preserves
-    the order (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
+    A kernel's result may follow its input: attention on transposed heads gives a result whose transposition
+    back is a view. Groups run unsplit on fake tensors; resharding preserves the order
+    (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
     # An id may be reused after the graph is gone; the weak reference detects this, and drops the entry.
     number = id(graph)
@@ -284,12 +277,7 @@ def _written_orders(work: Workload) -> list[Order | None]:
 def on_fake_tensors(
     work: Workload, use: Callable[[dict[str, torch.Tensor]], T], *modes: AbstractContextManager[Any]
 ) -> T:
-    """Return what ``use`` makes of random operands: fake ones, or real ones if a kernel looks at their values
-    (an inverse Fourier transform checks its window).
-
-    Args:
-        modes: entered under fake tensors only.
-    """
+    """Return ``use(random operands)``, fake under ``modes``, or real if a kernel checks their values."""
     with suppress(DataDependentOutputException, DynamicOutputShapeException), ExitStack() as stack:
         for mode in (FakeTensorMode(), *modes):
             stack.enter_context(mode)
@@ -298,16 +286,14 @@ def on_fake_tensors(
 
 
 def _tame(value: torch.Tensor) -> torch.Tensor:
-    """Return numbers between 0 and 1, which are in range for most that look at them (quantiles, windows);
-    whole numbers are 0 already, an index."""
+    """Return numbers between 0 and 1, in range for most checks (quantiles, windows); integers are 0."""
     if not value.is_floating_point():
         return value
     return value.detach().sigmoid().requires_grad_(value.requires_grad)
 
 
 def order_of(value: torch.Tensor) -> Order | None:
-    """Return the order of a tensor's dims in memory; None if it is their own order, or some dims are
-    repeated."""
+    """Return the order of a tensor's dims in memory; None if contiguous or with repeated dims."""
     # Dims of size 1 may have any stride, and say nothing about a tensor's memory layout.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
@@ -317,7 +303,7 @@ def order_of(value: torch.Tensor) -> Order | None:
 
 
 def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
-    """Return a random tensor that fits the spec, on the default device if ``device`` is None."""
+    """Return a random tensor for the spec, by default on the default device."""
     if spec.domain:
         drawn = random_tensor(replace(spec, domain="", requires_grad=False), device)
         return in_domain(drawn, spec.domain).requires_grad_(spec.requires_grad)
@@ -341,13 +327,12 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
 
 
 def makes_tensors(work: Workload) -> bool:
-    """Return whether a call creates a tensor from nothing, so that the default device determines
-    where it is."""
+    """Return whether a call creates a tensor on the default device."""
     return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
 class _Reshard(torch.autograd.Function):
-    """A stand-in for a resharding: it uses the same memory, and moves nothing."""
+    """Uses the memory of a resharding, and moves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
@@ -378,13 +363,11 @@ def run_workload(
     buffers: bool = False,
     after: Callable[[int], None] | None = None,
 ) -> None:
-    """Run the calls in order, adding their results to ``tensors``.
-
-    As in the executor, tensors made inside are released after their last use.
+    """Run the calls in order, adding results to ``tensors`` and freeing inner ones after their last use.
 
     Args:
-        buffers: also use the memory that resharding inside the group uses.
-        after: called with each call's position when it is done and what it no longer needs is released.
+        buffers: use the memory of resharding inside the group too.
+        after: called with each call's position after it.
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)
@@ -409,7 +392,6 @@ def run_workload(
 def differentiable(
     work: Workload, tensors: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the (results, leaves) between which backward runs."""
     leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
     results = [tensors[n] for n in work.writes if tensors[n].requires_grad]
     return results, leaves

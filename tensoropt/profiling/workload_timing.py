@@ -1,10 +1,8 @@
-"""The functions that run on each rank when a workload is timed, and the record made from the ranks' seconds.
+"""Functions that run on each rank when a workload is timed, and the record of the ranks' seconds.
 
-All ranks time the same workload at the same moment, one thread each: ranks share caches and memory bandwidth
-(GPUs: power and the way to the host), so a measurement of a single rank is too optimistic. The slower rank
-counts, by what counts of its repeats (:mod:`tensoropt.profiling.timers`). Using the slower one of each repeat
-would be too pessimistic: delays that hit one rank now and the other later even out over the operators between
-two collectives, where ranks wait for each other.
+All ranks time the same workload at once, as they share caches, bandwidth and power. The slower rank's figure
+counts (:mod:`tensoropt.profiling.timers`), not the slower one of each repeat, as delays even out between
+collectives.
 """
 
 from __future__ import annotations
@@ -29,18 +27,14 @@ from tensoropt.ranks.worker import keep_freed_memory, tell
 from tensoropt.ranks.worker_process import call_in_fork
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""In all passes together a workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS``
-times, and at most as often as the timer allows; in whole laps over its copies. Both are assumptions: a model
-has hundreds of workloads."""
+"""Fewest repeats, and seconds of repeats, of a workload in all passes; assumptions."""
 _BOTH_WAYS = 3
-"""The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
+"""Forward plus backward over forward."""
 _STARTS, _NODES = 50, 41
-"""The number of times that the start of a backward is timed, and the nodes of the longer of the two chains
-used for it."""
+"""Repeats of timing the start of a backward, and nodes of the longer chain."""
 _WAYS = ("forward", "backward")
 WAITS = "waits"
-"""The field in a GPU's record which says that the host could not run ahead, for example because the work
-waits for the device: the device's seconds may then contain some in which it waited for the host."""
+"""The field of a GPU's record: its host could not run ahead, so that seconds may contain gaps."""
 _ELSEWHERE = "another rank could not run it"
 
 
@@ -54,7 +48,7 @@ def time_workload(
     """Measure a workload's forward and backward seconds on this rank, for each repeat (runs in the pool).
 
     Args:
-        timer: times the device; that of this rank if None.
+        timer: by default this rank's.
 
     Returns:
         ``forward`` and ``backward`` on the device, both on cold caches; ``forward_host`` and
@@ -77,7 +71,7 @@ def time_workload(
 
 
 class _ApartError(RuntimeError):
-    """Raised when ranks lost one another, which says nothing about the workload they were running."""
+    """Ranks lost one another, which says nothing about their workload."""
 
 
 def _meet(meeting: Callable[[], object]) -> None:
@@ -88,7 +82,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of an error in one line, with a common beginning for too little memory."""
+    """Return an error's reason in one line, with a common beginning for out of memory."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -96,10 +90,7 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the device is the default if a call creates a tensor from nothing.
-
-    Otherwise none is set, because PyTorch would then examine every call in Python.
-    """
+    """Return a context with the device as default if a call creates a tensor, as it slows all calls."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -159,8 +150,7 @@ def repeats_in_a_pass(passes: int, visit_s: float) -> float:
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """Return the least number that any rank wants, so that all repeat equally often and none ever runs alone;
-    None if one of them fails, because the others must not wait for it."""
+    """Return the least number that any rank wants, so that all repeat equally often; None if one fails."""
     try:
         mine = wanted()
     except Exception:
@@ -190,23 +180,19 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return several copies of the workload's inputs: layers that are alike except for their tensors.
-
-    The activations that it reads are common to all, and created anew for each visit; so are parameters of a
-    loop.
-    """
+    """Return copies of the workload's inputs as of isomorphic layers."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
 def anew(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the leaf, with the same content and memory layout."""
+    """Return a copy of the leaf with the same memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 _Visit = tuple[Span, Span | None]
-"""The forward and backward of one copy; no backward if it has none."""
+"""The spans of forward and backward (if any) of one copy."""
 _Lap = list[_Visit]
 
 
@@ -218,10 +204,9 @@ def _lap(
     *,
     ahead: bool = True,
 ) -> _Lap:
-    """Run a step of a model made of the copies: forward through all of them, backward in reverse order.
+    """Run a step of a model made of the copies: forward through all, backward in reverse order.
 
-    As in a model, the activations that a visit reads were made just before it, and the copy's own tensors
-    were last touched before all others were visited.
+    Activations are made just before each visit; a copy's own tensors were last touched before all others.
 
     Args:
         ahead: let the host run ahead of the device.
@@ -264,11 +249,7 @@ def _forward(
 
 @cache
 def _start_of_backward_s(device: torch.device) -> float:
-    """Return the seconds of a call of autograd without its nodes: a step pays them once, not for every group.
-
-    Autograd runs the nodes of a CPU's tensors in the thread that calls it, but wakes a thread of its own for
-    those of a GPU and waits for it. Views start no kernels, so the host's clock shows only this.
-    """
+    """Return the seconds of a call of autograd without nodes, paid once per step."""
     x, gradient = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -294,7 +275,7 @@ def _ahead(laps: Sequence[_Lap]) -> int:
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Return the seconds of each visit that counts, once the device has done all of them."""
+    """Return the seconds of each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": timer.seconds([forward for forward, _ in visits]),
@@ -313,11 +294,7 @@ def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """Run :func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it
-    is timed.
-
-    A rank that loses its device because of one of them ends.
-    """
+    """Run :func:`time_workload` for several workloads, reporting each at once."""
     records = []
     for work in works:
         records.append(time_workload(rank, world_size, work, training))
@@ -328,7 +305,7 @@ def time_workloads(
 
 
 def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
-    """Return the record of a workload timed in a fork of this process, because it may hang or crash."""
+    """Return the record of a workload timed in a fork, as it may hang or crash."""
 
     def child() -> dict[str, Any]:
         # The fork is set up like a rank of the pool; otherwise the figures would not be comparable.
@@ -353,10 +330,9 @@ def _spread(values: Sequence[float]) -> float:
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the record of a workload from the results of each rank.
 
-    It has ``forward_s`` and ``backward_s`` of the slower rank, the smallest on CPU ranks and the usual ones
-    on GPUs; ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_host_s``
-    and ``backward_host_s``, and ``waits`` if the host was not ahead;
-    or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it.
+    ``forward_s`` and ``backward_s`` of the slower rank, ``spread`` (interquartile range over median),
+    ``repeats``; on GPUs ``forward_host_s``, ``backward_host_s`` and ``waits``; or an ``error``, preferably of
+    the rank that failed first.
     """
     errors = [record for record in ranks if "error" in record]
     if errors:
@@ -371,8 +347,7 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """Return the mean, because many values add up in a step, without those that another process disturbed
-    (beyond Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
+    """Return the mean below Tukey's fence: upper quartile plus 1.5 interquartile ranges."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

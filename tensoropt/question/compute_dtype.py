@@ -16,9 +16,9 @@ from tensoropt.question.settings import Settings
 AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
-def is_language_model(source: str) -> bool:
-    """Return whether a source is a language model of the zoo, or by its config; of other sources that is not
-    known."""
+def _is_language_model(source: str) -> bool:
+    """Return whether a source is a language model of the zoo, or of the ``transformers`` package by its
+    config; of other sources that is not known."""
     if is_config(source):
         return True
     if not source.startswith("zoo:"):
@@ -39,14 +39,14 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
         ZooError: the zoo has no such model.
     """
     kinds = [kind for cluster in clusters for kind in cluster.device_kinds]
-    if not is_language_model(source) or "cuda" not in {kind.type for kind in kinds}:
+    if not _is_language_model(source) or "cuda" not in {kind.type for kind in kinds}:
         return _WIDE, ""
     without = next((kind.name for kind in kinds if not kind.has_bfloat16), "")
     if without:
         return _WIDE, f"computes in {_WIDE}: {without} has no {_NARROW}"
     return (
         _NARROW,
-        f"computes in {_NARROW}, as is usual for language models ({_WIDE} can be chosen)",
+        f"computes in {_NARROW}, as is usual for language models and transformers ({_WIDE} can be chosen)",
     )
 
 

@@ -280,22 +280,31 @@ def _call(
 ) -> LoadedModel:
     import torch
 
-    from tensoropt.capture.fidelity import seeded
+    from tensoropt.capture.fidelity import eager_step, seeded
     from tensoropt.capture.loss import WithLoss
+    from tensoropt.capture.other_processes import no_other_processes, refuse_communication
     from tensoropt.zoo.lora import Lora, with_adapters
 
-    # The caller's random numbers stay as they were; each rank that builds with this seed has the same
-    # weights.
-    with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
-        torch.manual_seed(seed)
-        try:
-            result = function(**arguments)
-        except (Exception, SystemExit) as error:
-            raise ModelSourceError(
-                f"{source}: the function raised {type(error).__name__}: {error}"
-            ) from error
-        if lora is not None and _is_module_first(result):
-            result = (with_adapters(result[0], Lora.of(lora)), *result[1:])
+    def made() -> Any:
+        # The caller's random numbers stay as they were; each rank that builds with this seed has the same
+        # weights.
+        with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
+            torch.manual_seed(seed)
+            return function(**arguments)
+
+    def step(result: Any) -> None:
+        model, args, kwargs, loss = (*result, None, None)[:4]
+        eager_step(WithLoss(model, loss), tuple(args), kwargs or {})
+
+    try:
+        with no_other_processes() as asked:
+            result = made()
+    except (Exception, SystemExit) as error:
+        raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
+    if any("site-packages" not in line for line in asked) and _is_module_first(result):
+        refuse_communication(step, made)
+    if lora is not None and _is_module_first(result):
+        result = (with_adapters(result[0], Lora.of(lora)), *result[1:])
     if not _is_module_first(result) or not isinstance(result[1], (tuple, list)):
         kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
         raise ModelSourceError(

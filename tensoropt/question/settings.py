@@ -212,6 +212,10 @@ def _imbalance(value: float) -> float:
 
 def _counts(value: Any) -> Any:
     if not isinstance(value, str):
+        if not isinstance(value, Sequence) or not all(hasattr(m, "__index__") for m in value):
+            raise TensorOptError(
+                f"micro_batches is 'auto' or a tuple of counts, such as (1, 2), not {value!r}"
+            )
         value = tuple(value)
     if not value:
         raise TensorOptError("no micro-batch count to search; use at least one, or 'auto'")
@@ -230,7 +234,7 @@ def _constraints(value: Any) -> Any:
 
 STEP = "what a step does"
 SEARCH = "what is searched"
-COSTS = "where costs come from"
+_COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
@@ -308,6 +312,14 @@ class Settings:
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
+    first: Annotated[
+        bool,
+        Setting(
+            "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
+            "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
+            "Usual strategies only", SEARCH, title="usual strategies only",
+        ),
+    ] = False  # fmt: skip
     method: Annotated[
         Literal["auto", "ldp", "elimination"],
         Setting(
@@ -352,14 +364,14 @@ class Settings:
         Literal["all", "never"],
         Setting(
             "never: price from the profile store and a fit to it instead of timing", "Time on this machine",
-            COSTS, width=170,
+            _COSTS, width=170,
         ),
     ] = "all"  # fmt: skip
     process_memory: Annotated[
         bool,
         Setting(
             "count what a process takes of a GPU beside tensors, too: estimates, never compared with a card; "
-            "CPU ranks have none", "Process memory", COSTS,
+            "CPU ranks have none", "Process memory", _COSTS,
         ),
     ] = True  # fmt: skip
     pipelines: Annotated[

@@ -1,9 +1,8 @@
-"""Ranks on all hosts of a job that ``torchrun`` started, one process for each device.
+"""Ranks on all hosts of a job that ``torchrun`` started, one process per device.
 
     torchrun --nnodes 2 --nproc-per-node 8 ... -m tensoropt measure links --cluster hosts.yaml
 
-The first process runs the command; the others call what it sends them, over torch.distributed alone. If one
-of them dies, ``torchrun`` ends the job.
+The first process runs the command; the others run what it sends them over torch.distributed.
 """
 
 from __future__ import annotations
@@ -26,31 +25,26 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import raised_in
 
 _SIOCGIFADDR = 0x8915
-"""The request for the address of a network interface (netdevice(7))."""
+"""The ioctl for the address of a network interface (netdevice(7))."""
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _COMMAND_DAYS = 30
-"""How long the others wait for the next call: the command may search for hours in between."""
+"""How long the others wait for the next call."""
 
 
 def in_job() -> bool:
-    """Return whether ``torchrun``, or what sets the same variables, has started this process beside
-    others."""
+    """Return whether ``torchrun``, or its variables, started this process beside others."""
     return os.environ.keys() >= _VARIABLES and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Return what ``find`` returns on each host of the job, called by its first process.
-
-    Raises:
-        ClusterError: it does on some host; on every rank.
-    """
+    """Return ``find()`` of each host of the job; ClusterError on every rank if one fails."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
 
 
 def _of_host(find: Callable[[], Any]) -> Any:
-    """Return what the first process of a host tells of it: a tuple, or the text of an error; else None."""
+    """Return a host's result from its first process, as a tuple, or an error's text; else None."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     try:
@@ -67,7 +61,7 @@ def _of_hosts(own: Any, control: Any) -> list[Any]:
 
 
 def _gathered(own: Any, control: Any) -> list[Any]:
-    """Return what each process gives, in the order of ranks; all of them call it."""
+    """Gather each process's value in the order of ranks; a collective."""
     import torch.distributed as dist
 
     told: list[Any] = [None] * dist.get_world_size()
@@ -89,8 +83,7 @@ def _joined(backend: str) -> Iterator[Any]:
 
 
 def _interface() -> str:
-    """Return the network interface over which this host reaches the others: the one that gloo is told of, or
-    that of the address from which the job's first host is reached; "" if gloo should decide."""
+    """Return gloo's network interface, or that towards the job's first host; "" if gloo should decide."""
     if given := os.environ.get("GLOO_SOCKET_IFNAME"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -108,11 +101,11 @@ def _interface() -> str:
 
 
 class HostRanks(RankPool):
-    """The processes of a job as a pool; its first process, which uses it, is rank 0.
+    """The processes of a job as a pool; the first one, rank 0, uses it.
 
     Args:
-        clusters: what each host has, in the order of ranks.
-        control: the process group over which calls are sent.
+        clusters: the hosts' own, in the order of ranks.
+        control: the process group for calls.
     """
 
     def __init__(self, clusters: Sequence[Cluster], backend: str, control: Any):
@@ -126,11 +119,7 @@ class HostRanks(RankPool):
         return len(self._clusters)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse a cluster that is not the hosts of this job.
-
-        Raises:
-            ClusterError: its devices are others, or not as many as processes on each host.
-        """
+        """Raise ClusterError if a cluster is not the hosts of this job."""
         each = self.world_size // self.hosts
         asked = [kind.name for kind in cluster.devices]
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:
@@ -159,7 +148,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """As for a pool; messages come when all ranks are done, and only the process group has a time-out."""
+        """See :meth:`RankPool.run_each`; messages come at the end, and only the group has a timeout."""
         with self._lock:
             _send((KernelSettings.now(), function, arguments), self._control)
             answers = _gathered(_answer(0, function, arguments), self._control)
@@ -174,7 +163,7 @@ class HostRanks(RankPool):
 
 
 def _send(call: Any, control: Any) -> Any:
-    """Send what the others call, from the first process; return it on all of them."""
+    """Broadcast the next call from the first process."""
     import torch.distributed as dist
 
     sent = [call]
@@ -193,7 +182,7 @@ def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple])
 
 
 _job: list[HostRanks] = []
-"""The ranks of the job whose first process this is; one per process, as torchrun's variables are."""
+"""The ranks of the job whose first process this is; at most one."""
 
 
 def job_ranks() -> HostRanks | None:
@@ -202,7 +191,7 @@ def job_ranks() -> HostRanks | None:
 
 
 def _pinned() -> str:
-    """Let this process run as a rank that is measured; return its backend."""
+    """Pin this process for measurements; return its backend."""
     import torch
 
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -217,11 +206,10 @@ def _pinned() -> str:
 
 
 def run_in_job(command: Callable[[], int]) -> int:
-    """Return the exit code of a command that all processes of a job are told of: the first one runs it, and
-    the others are its ranks until it ends.
+    """Run a command on the first process of a job with all others as its ranks; return its exit code.
 
     Raises:
-        ClusterError: what a host has cannot be found.
+        ClusterError: a host's devices cannot be found.
     """
     rank = int(os.environ.get("RANK", "0"))
     if not in_job() or os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:

@@ -1,9 +1,4 @@
-"""The PyTorch settings that decide which kernels run: a figure is valid only for the settings it was measured
-under.
-
-Settings belong to a process. Ranks that measure adopt those of the process that started them, and figures
-measured under settings other than PyTorch's defaults are stored under a separate key.
-"""
+"""The PyTorch settings that decide which kernels run, and so under which a figure is valid."""
 
 from __future__ import annotations
 
@@ -13,23 +8,23 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 _Fp32 = Literal["ieee", "tf32", "bf16"]
-"""The format in which kernels compute with float32 numbers."""
+"""The format in which kernels compute float32 numbers."""
 _LEVELS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
-"""The names that :func:`torch.set_float32_matmul_precision` has for some pairs (GPU, CPU)."""
+"""(GPU, CPU) formats -> the name in :func:`torch.set_float32_matmul_precision`."""
 _OF_CPU = ("cpu_matmul", "cpu_convolution", "cpu_recurrent", "deterministic")
 _OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """PyTorch's kernel settings, with PyTorch's defaults.
+    """PyTorch's kernel settings, with its defaults.
 
     Attributes:
         matmul, convolution, recurrent: the format in which GPUs compute float32 numbers (cuBLAS, cuDNN).
         cpu_matmul, cpu_convolution, cpu_recurrent: the same for CPU ranks (oneDNN).
-        fp16_reduction, bf16_reduction: whether products of narrow types may be accumulated in these types.
+        fp16_reduction, bf16_reduction: whether products may accumulate in these types.
         benchmark: whether cuDNN times its algorithms and uses the fastest.
-        cudnn_deterministic, deterministic: allow only deterministic algorithms, in cuDNN or everywhere.
+        cudnn_deterministic, deterministic: only deterministic algorithms, in cuDNN or everywhere.
     """
 
     matmul: _Fp32 = "ieee"
@@ -46,8 +41,7 @@ class KernelSettings:
 
     @classmethod
     def now(cls) -> KernelSettings:
-        """Return the settings of this process. If PyTorch is not imported yet, its defaults hold, and it
-        stays so."""
+        """Return this process's settings, without importing PyTorch."""
         if "torch" not in sys.modules and _OVERRIDE not in os.environ:
             return cls()
         import torch
@@ -59,7 +53,6 @@ class KernelSettings:
         return cls(**values, deterministic=torch.are_deterministic_algorithms_enabled())
 
     def apply(self) -> None:
-        """Make these the settings of this process."""
         import torch
 
         level = _LEVELS.get((self.matmul, self.cpu_matmul))
@@ -76,7 +69,7 @@ class KernelSettings:
                 setattr(_owner(name), _FLAGS.get(name, "fp32_precision"), value)
 
     def of(self, device_type: str) -> KernelSettings:
-        """Return the settings that matter on a device type; all others are PyTorch's defaults."""
+        """Return the settings that matter on a device type, with defaults for all others."""
         own = KernelSettings()
         return KernelSettings(
             **{
@@ -91,7 +84,7 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """The settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
+        """The settings that differ from PyTorch's defaults, for keys and people; "" if none."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
@@ -103,7 +96,7 @@ _FLAGS = {
     "benchmark": "benchmark",
     "cudnn_deterministic": "deterministic",
 }
-"""The setters, as PyTorch names them."""
+"""PyTorch's names of the setters."""
 
 
 def _owner(name: str) -> Any:
@@ -123,5 +116,5 @@ def _owner(name: str) -> Any:
 
 
 def _first(value: Any) -> Any:
-    """Return the first element, because PyTorch reports some settings together with others."""
+    """Return the first element, as PyTorch reports some settings together."""
     return value[0] if isinstance(value, tuple) else value

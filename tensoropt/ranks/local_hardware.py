@@ -1,7 +1,4 @@
-"""The clusters that are this machine, whose ranks can be started and measured here.
-
-The ranks of a torchrun job are pinned in the same way as measured ranks, on which predictions rest.
-"""
+"""The clusters that are this machine, whose ranks can be started and measured here."""
 
 from __future__ import annotations
 
@@ -19,13 +16,11 @@ from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
-"""Undoes :func:`pin_process`. One per process, as cores and threads are."""
+"""Undoes :func:`pin_process`; one per process."""
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Give this process one thread, of the batch class, on a core of its own if there are enough cores.
-
-    Returns a function that undoes it.
+    """Give this process one thread, of the batch class, on a core of its own if possible; return an undo.
 
     Args:
         local_rank, local_ranks: the rank among those of this host, and their number.
@@ -43,32 +38,29 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
 
 
 def pin_process() -> None:
-    """Call :func:`pin` once for this process, if torchrun's variables say which of its host's ranks it is."""
+    """Call :func:`pin` once for this process, if torchrun's variables give its rank on the host."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
         _undo.append(pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
 def unpin_process() -> None:
-    """Undo :func:`pin_process`."""
     while _undo:
         _undo.pop()()
 
 
 _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
-"""The sources of clusters that were detected on this machine, links included."""
+"""The sources of clusters detected on this machine."""
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Return whether a cluster's devices are cores of this machine: ``local``, or a file's ``CPU-core``
-    without figures of its own. CPUs that a file describes belong to another machine."""
+    """Return whether a cluster's devices are this machine's: ``local``, or ``CPU-core`` without figures."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
 
 
 def has_local_links(cluster: Cluster) -> bool:
-    """Return whether a cluster's links are this machine's and can be timed; a file's links have the figures
-    in the file."""
+    """Return whether a cluster's links are this machine's and can be timed."""
     return cluster.source in _LOCAL_SOURCES
 
 
@@ -80,7 +72,7 @@ def local_gpus() -> tuple[str, ...]:
 
 
 def why_no_gpu() -> str:
-    """Return the reason why ranks cannot run on this machine's GPUs, with the remedy; empty if they can."""
+    """Return why ranks cannot run on this machine's GPUs, with the remedy; "" if they can."""
     if torch.cuda.is_available():
         return ""
     build = f"PyTorch {torch.__version__}"
@@ -90,10 +82,7 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return notes for a person who asked for this machine: which GPUs were detected, and how they are used.
-
-    Empty for clusters that were not detected on this machine, and for CPU ranks that were requested.
-    """
+    """Return notes on this machine's detected GPUs and their use; empty for requested CPU ranks."""
     if cluster.source == THIS_MACHINE and cluster.name.startswith("local"):
         seen = gpu_notes()
         if not seen and torch.cuda.is_available():
@@ -107,8 +96,7 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _untimed(cluster: Cluster) -> tuple[str, ...]:
-    """Return the reason why this machine's GPUs are not timed; :func:`gpu_notes` covers GPUs of several
-    kinds."""
+    """Return why this machine's GPUs are not timed."""
     if local_backend(cluster) is not None or len(cluster.device_kinds) > 1:
         return ()
     words = f"{cluster.device_count} x {cluster.device.name}"
@@ -126,12 +114,10 @@ def _untimed(cluster: Cluster) -> tuple[str, ...]:
 
 
 def local_backend(cluster: Cluster) -> str | None:
-    """Return the backend that a cluster's ranks use if its devices are this machine's, otherwise None.
+    """Return the backend of a cluster's ranks if its devices are this machine's, otherwise None.
 
-    :func:`has_local_cores` decides for cores. GPUs are this machine's if NVML described them, PyTorch can use
-    that many, and their kinds agree rank by rank. A preset stays a preset even on a machine with GPUs of its
-    kind, and the saved description of another machine is not this machine. GPUs of several kinds are not
-    measured, because each workload's figure would be that of the slowest.
+    GPUs are if NVML described them, PyTorch can use as many, and kinds agree rank by rank; GPUs of several
+    kinds are not measured. A preset is never this machine.
     """
     if cluster.device_type == "cpu":
         return "gloo" if has_local_cores(cluster) else None
@@ -142,15 +128,14 @@ def local_backend(cluster: Cluster) -> str | None:
 
 
 def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
-    """Return a pool with one rank per device if the cluster is this machine's, or that of all hosts of the
-    job that this process runs the command of; otherwise None. Rank r uses GPU r, counted on each host.
+    """Return a pool with one rank per device if the cluster is this machine or the hosts of this job; else
+    None.
 
     Args:
-        mixed: whether hosts may have devices of several kinds, as for links; work would be timed on the
-            slowest of them.
+        mixed: whether hosts may have devices of several kinds, as for links.
 
     Raises:
-        ClusterError: the job has other hosts than the cluster, or the ranks are too many for this machine.
+        ClusterError: the job has other hosts, or there are too many ranks for this machine.
     """
     if (ranks := job_ranks()) is not None and detected_hosts(cluster) > 1:
         ranks.check(cluster)

@@ -1,13 +1,9 @@
-"""A pool of ranks: N processes with a process group between them, started once and used many times.
-
-Start-up (importing PyTorch, connecting) takes seconds, a run takes about a millisecond. Workers are separate
-interpreters that import, by name, the functions they are sent, so a caller's ``__main__`` is never imported
-again and needs no guard. The pool is used to measure operators and links, by ``verify`` and by tests.
-"""
+"""A pool of ranks: N processes with a process group, started once and used many times."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import shutil
@@ -35,30 +31,49 @@ from tensoropt.ranks.worker_process import (
     kill_all,
     raised_in,
     start_worker,
+    worked_s,
 )
 
 _GRACE_S = 3.0
-"""The time in which the other ranks must answer once one has failed; those that wait for it forever are then
-terminated. An assumption."""
+"""Seconds in which the other ranks must answer once one has failed; an assumption."""
+
+
+IDLE_S = 30.0
+"""How long none of the ranks that have not answered may work before they are given up: the ranks of a plan
+compute, or wait for one that does. An assumption."""
+_LOOK_S, _IDLE_SHARE = 5.0, 0.01
+"""How often that is looked at, and the share of a core, for each rank, below which nothing is done: a rank
+that waits in gloo takes 0.3 %."""
+
+
+class _Idle:
+    """How long ranks have done nothing."""
+
+    def __init__(self) -> None:
+        self.seconds, self._since, self._worked_s = 0.0, time.monotonic(), math.inf
+
+    def look(self, workers: Sequence[WorkerProcess]) -> float:
+        """Return how many seconds these workers have used less than the least share of a core."""
+        now, worked = time.monotonic(), worked_s(workers)
+        self.seconds = now - self._since
+        if not abs(worked - self._worked_s) <= _IDLE_SHARE * len(workers) * self.seconds:
+            self.seconds, self._since, self._worked_s = 0.0, now, worked
+        return self.seconds
 
 
 class RankPool:
-    """``world_size`` processes with a process group, each pinned to its own core if there are enough cores.
+    """``world_size`` processes with a process group, each pinned to its own core if there are enough.
+
+    A context manager; workers start with the first run and end with :meth:`close`, garbage collection or the
+    process. Threads take turns.
 
     Args:
-        world_size: number of ranks.
-        threads: PyTorch threads per rank.
-        timeout_s: how long one run may take; also the group's time-out for a collective.
-        start_timeout_s: how long the start may take.
-        backend: ``gloo``; ``nccl`` gives rank r the GPU r.
-        share_gpu: with gloo, give all ranks the first GPU. NCCL refuses two ranks on one GPU; gloo copies
-            their messages through the host. The numbers are those that CUDA computes, but the times are
-            meaningless.
-        pin: pin rank r to cores ``r*threads …`` if the process may use enough cores; with ``nccl``, to those
-            near its GPU, if they are known.
+        timeout_s: that of one run, and of a collective.
+        backend: ``gloo``, or ``nccl`` with GPU r for rank r.
+        share_gpu: with gloo, give all ranks the first GPU; times are then meaningless.
+        pin: pin rank r to cores ``r*threads …``, or with ``nccl`` to those near its GPU.
         interface: the network interface of gloo, the loopback by default.
-        prefixes: per rank, a command that is put before the worker's (such as ``ip netns exec NAME``).
-
+        prefixes: per rank, a command before the worker's (such as ``ip netns exec NAME``).
     Use it as a context manager, or call :meth:`close`. Workers start with the first run, so a pool that is
     never used costs nothing. They also end when the pool is garbage-collected or its process dies. Only one
     run is executed at a time; further threads wait.
@@ -111,7 +126,7 @@ class RankPool:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts that the ranks are on."""
+        """The number of hosts of the ranks."""
         return 1
 
     @property
@@ -128,11 +143,7 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none are running; ``run`` does so automatically (also after a failure).
-
-        Raises:
-            MeasurementError: they do not start. It is not a :class:`RankError`, because no run has failed.
-        """
+        """Start the workers if none are running, as ``run`` does; MeasurementError if they do not start."""
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")
@@ -156,22 +167,15 @@ class RankPool:
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call ``function(rank, world_size, *args)`` on all ranks at once.
+        """Call ``function(rank, world_size, *args)`` on all ranks at once; return the results by rank.
 
         Args:
             function: a module-level function; the worker looks it up by module and name.
-            args: picklable arguments, the same for all ranks.
-            timeout_s: the time-out of this run, instead of the pool's; restarted whenever a rank sends a
-                message.
-            on_message: called with the rank and content of each message that a rank sends before its function
-                ends (:func:`tensoropt.ranks.worker.tell`).
-
-        Returns:
-            The results by rank.
+            timeout_s: that of this run; restarted by each message.
+            on_message: called with rank and content of each message (:func:`tensoropt.ranks.worker.tell`).
 
         Raises:
-            RankError: a rank raised (its traceback comes first), died, or did not answer in time. The pool
-                stays usable: it is reset or restarted before the next run.
+            RankError: a rank raised, died, or did not answer in time; the pool stays usable.
             MeasurementError: the function or its arguments cannot be sent.
         """
         return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, on_message=on_message)
@@ -184,7 +188,7 @@ class RankPool:
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Like :meth:`run`, with a separate tuple of arguments for each rank."""
+        """Call :meth:`run` with separate arguments for each rank."""
         if len(arguments) != self.world_size:
             raise MeasurementError(
                 f"{len(arguments)} argument tuples for {self.world_size} ranks; give one per rank"
@@ -213,7 +217,7 @@ class RankPool:
                 )
 
     def reset(self) -> None:
-        """Replace the process group with a new one, without restarting the processes."""
+        """Replace the process group without restarting the processes."""
         with self._lock:
             if not self._workers:
                 return
@@ -223,22 +227,22 @@ class RankPool:
                 self._collect("reset", self._start_timeout_s)
 
     def restart(self) -> None:
-        """End the workers; the next run starts new ones, which hold no resources of the old ones."""
+        """End the workers; the next run starts new ones."""
         with self._lock:
             self._kill()
 
     def interrupt(self) -> None:
-        """End the workers, even if they are working for another thread; that thread's run fails."""
+        """End the workers, even during another thread's run, which fails."""
         for worker in list(self._workers):
             with contextlib.suppress(OSError):
                 worker.process.kill()
 
     def output(self, rank: int) -> str:
-        """Return the output that a rank has printed since it started."""
+        """Return a rank's output since it started."""
         return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
-        """End all workers, leaving nothing running. May be called repeatedly."""
+        """End all workers; may be called repeatedly."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -251,7 +255,7 @@ class RankPool:
             self._finalizer()
 
     def _store(self) -> str:
-        """Return the file in which the ranks' group meets: nothing can collide with it."""
+        """Return the file in which the ranks' group meets."""
         return str(self._directory / f"store-{self._epoch}")
 
     def _setup(self, rank: int) -> dict[str, Any]:
@@ -284,16 +288,17 @@ class RankPool:
     def _collect(
         self, task: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Return the answers by rank; on failure the workers are reset or killed before the error is
-        raised."""
+        """Return the answers by rank; on failure reset or kill the workers and raise."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
         died = False
-        timeout = Timeout(timeout_s)
+        timeout, idle = Timeout(timeout_s), _Idle()
         while pending:
-            ready = timeout.wait(list(pending))
+            ready = timeout.wait(list(pending), _LOOK_S)
             if not ready:
+                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < IDLE_S:
+                    continue
                 break
             for item in ready:
                 rank = pending.pop(item)
@@ -324,7 +329,10 @@ class RankPool:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = hangs_in(
-                {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
+                {rank: self._workers[rank] for rank in sorted(pending.values())},
+                task,
+                timeout_s,
+                idle.seconds if timeout.left_s else 0.0,
             )
         if failure is None:
             return results
@@ -336,8 +344,7 @@ class RankPool:
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
-        """Kill the workers on an error: an interrupted exchange leaves unread answers, so the next run starts
-        anew."""
+        """Kill the workers on an error, as unread answers would be left."""
         try:
             yield
         except RankError:

@@ -1,9 +1,7 @@
-"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports the functions it is sent by name and
-runs them.
+"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports functions by name and runs them.
 
-Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors. A CPU rank keeps
-the memory that tensors free, as PyTorch does on GPUs: returned to the system, it made a GPT-2 6 to 8 %
-slower.
+Started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors. A CPU rank keeps freed
+memory; returned to the system, it made a GPT-2 6 to 8 % slower.
 """
 
 from __future__ import annotations
@@ -36,14 +34,8 @@ _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the C library keep the memory that this process frees, so each step reuses that of the last one.
-
-    For processes that are ranks, and for those that are measured in their place. The process stays as large
-    as it has ever been. Nothing happens if a person has configured the allocator through environment
-    variables, or with a C library other than glibc; another allocator that was preloaded is not affected.
-
-    Returns:
-        whether it is set, by this call or an earlier one.
+    """Make the C library keep freed memory, so that each step reuses the last one's; return whether it
+    does.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SETTINGS):
         return False
@@ -58,18 +50,18 @@ def keep_freed_memory() -> bool:
 _MANY_MODULES = 200
 _hear: Callable[[Any], object] | None = None
 _hosts = 1
-"""The number of hosts that the ranks of this worker's pool are on."""
+"""The number of hosts of the ranks of this worker's pool."""
 
 
 def tell(content: Any) -> None:
-    """Send the parent a message before the function that it called ends; does nothing outside a pool."""
+    """Send the parent a message before the called function ends; nothing outside a pool."""
     if _hear is not None:
         _hear(content)
 
 
 @contextmanager
 def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
-    """Give a function what this rank tells inside the block."""
+    """Pass this rank's messages inside the block to a function."""
     global _hear
     before, _hear = _hear, hear
     try:
@@ -79,19 +71,16 @@ def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
 
 
 def is_on(hosts: int) -> None:
-    """Say on how many hosts this rank and the others are."""
+    """Set on how many hosts the ranks are."""
     global _hosts
     _hosts = hosts
 
 
 def common_clock() -> Callable[[], float]:
-    """Return a clock, in seconds, that all ranks of the group read alike; all of them call this at one time.
+    """Return a clock, in seconds, that all ranks of the group read alike; a collective.
 
-    On one host it is the monotonic clock, which is the same for all processes. On several each rank adds how
-    far its clock is behind that of rank 0: by the quickest of some messages there and back, whose middle is
-    taken to be the moment at which the other rank has read its clock. The error is at most half of what that
-    message took, and grows by how much the clocks drift apart afterwards (NTP keeps that within microseconds
-    a second), so a clock is for one measurement of seconds.
+    On one host the monotonic clock; on several with an offset from rank 0, by the quickest of some round
+    trips, whose error is at most half. Clocks drift, so it is for one measurement of seconds.
     """
     if _hosts == 1:
         return time.perf_counter
@@ -100,7 +89,7 @@ def common_clock() -> Callable[[], float]:
 
 
 _ECHOES = 20
-"""The messages by which a clock is compared; the quickest counts. An assumption."""
+"""Round trips by which a clock is compared; an assumption."""
 
 
 def _seconds_behind() -> float:
@@ -178,8 +167,7 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
 
 
 def _freeze_imported(setup: dict[str, Any]) -> None:
-    """Leave modules out of garbage collections, each of which would walk them for a third of a second, in the
-    middle of timed steps too."""
+    """Exclude modules from garbage collections, which would take a third of a second in timed steps."""
     if len(sys.modules) >= setup.get("frozen_modules", 0) + _MANY_MODULES:
         setup["frozen_modules"] = len(sys.modules)
         gc.collect()  # what is garbage now could not be freed later
@@ -240,7 +228,7 @@ def _connect(setup: dict[str, Any]) -> None:
 
 
 def failure_of(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an error as it is sent: its last line, its traceback, and itself if it can be pickled."""
+    """Return an error as it is sent: its last line, its traceback, and itself if picklable."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(error))
     try:

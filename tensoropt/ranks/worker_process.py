@@ -1,12 +1,10 @@
-"""One worker as the pool sees it: a process, the connection to it, and the file it prints to.
-
-A run on ranks fails if a rank raises, dies or hangs. Calls that may never end run in a fork.
-"""
+"""One worker as the pool sees it: process, connection and output file; and calls in forks."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import pickle
 import re
@@ -29,7 +27,7 @@ EXIT_S = 2.0
 """The seconds in which an idle worker must exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
-"""The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
+"""The end of faulthandler's stacks, as ``main()`` is called from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +35,8 @@ class WorkerProcess:
     """A worker that has been started.
 
     Attributes:
-        process: the interpreter.
         connection: carries ``(verb, content)`` messages and their answers.
-        lifeline: one end of a pipe; the worker exits when it closes, so it never outlives this process.
+        lifeline: one end of a pipe; the worker exits when it closes.
         log: the file with the worker's output.
     """
 
@@ -49,7 +46,7 @@ class WorkerProcess:
     log: Path
 
     def kill(self) -> None:
-        """End the process, whatever it is doing, and release its connection, lifeline and log."""
+        """End the process and release its connection, lifeline and log."""
         with contextlib.suppress(OSError):
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -59,7 +56,6 @@ class WorkerProcess:
             os.close(self.lifeline)
 
     def output(self) -> str:
-        """Return the output that the worker has printed since it started."""
         try:
             return self.log.read_text(errors="replace")
         except OSError:
@@ -79,9 +75,8 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
     """Start a worker, which then waits for messages.
 
     Args:
-        log: the file that its output goes to.
-        prefix: a command that is put before the worker's.
-        threads: how many threads it may use; libraries read it from the environment when they are loaded.
+        prefix: a command before the worker's.
+        threads: set in its environment for libraries.
         interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
@@ -123,12 +118,12 @@ _LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that a
 
 
 class RankError(MeasurementError):
-    """The failure of a run on a rank. The message's first paragraph says what happened, the rest says where.
+    """The failure of a run on a rank; the first paragraph says what, the rest where.
 
     Attributes:
         rank: the rank that failed first.
         kind: ``raised``, ``died`` or ``hung``.
-        cause: the exception itself if it could be sent, otherwise None.
+        cause: the exception, if it could be sent.
     """
 
     def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
@@ -137,7 +132,6 @@ class RankError(MeasurementError):
 
     @property
     def summary(self) -> str:
-        """The failure in one line."""
         return str(self).splitlines()[0]
 
     def __reduce__(self) -> tuple:
@@ -154,7 +148,7 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """Return the error for a rank whose function raised, built from the worker's report."""
+    """Return the error of a rank whose function raised."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
@@ -167,7 +161,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
-    """Return the error for a rank whose connection closed: how its process ended, and its last output."""
+    """Return the error of a rank whose connection closed: its process's end and last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -182,33 +176,65 @@ def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
+def hangs_in(
+    workers: Mapping[int, WorkerProcess], task: str, timeout_s: float, idle_s: float = 0.0
+) -> RankError:
     """Return the error for ranks, given with their workers, that did not answer; ask them for their
-    stacks."""
+    stacks.
+
+    Args:
+        idle_s: how long none of them has worked, if that is why they are given up.
+    """
     deadline = time.monotonic() + _STACK_S
-    written = {rank: len(worker.output()) for rank, worker in workers.items()}
-    for worker in workers.values():
+    places: dict[str, list[str]] = {}
+    for rank, worker in workers.items():
+        written = len(worker.output())
         _write_stack(worker, deadline)
+        places.setdefault(_stands(worker.output()[written:]), []).append(str(rank))
+    waits = "".join(f"; rank {', '.join(one)} is in {where}" for where, one in places.items() if where)
     first, *_ = workers
-    where = _stands(workers[first].output()[written[first] :])
-    waits = f"; rank {first} is in {where}" if where else ""
+    why = f"within {timeout_s:g} s{waits}; raise timeout_s or look where it stands"
+    if idle_s:
+        why = f"and did nothing for {idle_s:.0f} s: each waits for what no other sends{waits}"
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s{waits};"
-        f" raise timeout_s or look where it stands{_tail(workers[first])}",
+        f"rank {', '.join(map(str, workers))} did not finish {task} {why}{_tail(workers[first])}",
         rank=first,
         kind="hung",
     )
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+_PASSING = re.compile(r"[\\/]torch[\\/]|typing_extensions\.py$")
 
 
 def _stands(stack: str) -> str:
-    """Return the innermost function of the main thread's stack, and the line outside of PyTorch that it was
-    called from."""
+    """Return the innermost function of the main thread's stack that has a name of its own, and the line
+    outside of PyTorch that it was called from."""
     frames = _FRAME.findall(stack.rpartition("most recent call first")[2])
-    called = next((f"{file}:{line}" for file, line, _ in frames if f"{os.sep}torch{os.sep}" not in file), "")
-    return f"{frames[0][2]}, called from {called}" if frames else ""
+    called = next((f"{file}:{line}" for file, line, _ in frames if not _PASSING.search(file)), "")
+    inner = next((name for *_, name in frames if not name.startswith("_")), "")
+    return f"{inner}, called from {called}" if frames else ""
+
+
+def worked_s(workers: Sequence[WorkerProcess]) -> float:
+    """Return the CPU seconds that workers have taken so far; inf where nobody tells, and while one has work:
+    a thread that runs, waits for a core or reads a disk, or a process that it started."""
+    seconds = 0.0
+    for worker in workers:
+        process = Path(f"/proc/{worker.process.pid}")
+        try:
+            for thread in (process / "task").iterdir():
+                if _fields(thread)[0] in "RD" or (thread / "children").read_text():
+                    return math.inf
+            seconds += sum(map(int, _fields(process)[11:13])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            return math.inf
+    return seconds
+
+
+def _fields(process: Path) -> list[str]:
+    """Return what proc(5) says of a process or thread, from its state on."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:
@@ -221,32 +247,32 @@ def _write_stack(worker: WorkerProcess, deadline: float) -> None:
 
 
 class Timeout:
-    """A time-out: the seconds that other processes may take."""
+    """The seconds that other processes may take."""
 
     def __init__(self, seconds: float):
         self._all_s, self._until = seconds, time.monotonic() + seconds
 
     def renew(self) -> None:
-        """Start counting again, because a process that is being waited for has given a sign of life."""
+        """Start counting again after a sign of life."""
         self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
+        """Wait at most ``seconds`` from now on."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
-    def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Return the connections that can be read; none once the time is over. Each is polled at
-        least once."""
-        left_s = max(0.0, self._until - time.monotonic())
-        return wait(connections, timeout=left_s)  # type: ignore[return-value]  # it was given connections
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left; not below 0."""
+        return max(0.0, self._until - time.monotonic())
+
+    def wait(self, connections: Sequence[Connection], most_s: float = math.inf) -> list[Connection]:
+        """Return the connections that can be read; none once the time, or ``most_s`` of it, is over. Each is
+        polled at least once."""
+        return wait(connections, timeout=min(self.left_s, most_s))  # type: ignore[return-value]  # connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """Return the result of a function that may hang or crash, run in a fork; the result must be picklable.
-
-    Raises:
-        MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.
-    """
+    """Return a function's result from a fork; MeasurementError if it raises, dies or takes too long."""
     ours, theirs = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own
@@ -271,7 +297,7 @@ def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
 
 
 def _child(function: Callable[[], Any], connection: Any) -> None:
-    """Never returns, because this process's exit handlers belong to the parent."""
+    """Run in the child and never return, as exit handlers belong to the parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
         faulthandler.disable()  # a crash is a valid answer in this process

@@ -95,22 +95,6 @@ def _file_of(source: str) -> Path | None:
     return Path(place) if place.endswith((".onnx", ".py")) else None
 
 
-def run_place(exploration: Exploration, folder: str) -> str:
-    """Say from where the commands run as they are, in a sentence."""
-    folder_now, source = Path.cwd(), exploration.model.source
-    path = _file_of(source)
-    if path is not None and not path.is_absolute() and not path.is_file():
-        return f"Run them where {path} lies, as it did when this was explored: it is not in {folder_now}."
-    if path is not None and not path.is_file():
-        return f"Run them in {folder_now}; {path}, the model, is not there any more: bring it back first."
-    if path is None and source and not source.startswith("zoo:"):
-        return f"Run them where Python finds the module {source.rpartition(':')[0]}, as from {folder_now}."
-    relative = not Path(folder).is_absolute() or (path is not None and not path.is_absolute())
-    return (
-        f"Run them in {folder_now}." if relative else "Run them in any folder; the plan is written into it."
-    )
-
-
 def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
     return (
         Command(

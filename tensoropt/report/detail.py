@@ -1,4 +1,4 @@
-"""The reasons for a point's costs: operators, reshardings, the timeline and the memory curve of its step.
+"""The reasons for a point's costs: operators, the timeline and the memory curve of its step.
 
 This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
 that were saved with it, and simulated anew, whatever the kind of the plan.
@@ -30,7 +30,6 @@ from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
-    EdgeRow,
     MemoryAt,
     OperatorRow,
     Owned,
@@ -97,7 +96,6 @@ class _SimulatedStep:
         return Detail(
             index=self.index,
             operators=self.operators(),
-            edges=self.edges(),
             timeline=self.timeline,
             memory_curve=self.memory_curve(),
             step=self.point,
@@ -128,9 +126,6 @@ class _SimulatedStep:
             for group, row in zip(stage.strategy.graph.groups, stage.operators(), strict=True)
             if not is_crossing(group) or row.compute_s or row.copies_s or row.communication_s
         )
-
-    def edges(self) -> tuple[EdgeRow, ...]:
-        return tuple(row for stage in self._rows for row in stage.edges())
 
     @cached_property
     def timeline(self) -> tuple[TimelineEvent, ...]:
@@ -312,9 +307,6 @@ class _PlacedStep(_SimulatedStep):
     def operators(self) -> tuple[OperatorRow, ...]:
         computes = [self.costs.compute_on(kind) for kind in self.costs.cluster.devices]
         return operator_rows(self.strategy.placed_graph, self.evaluated, self._spent, computes)
-
-    def edges(self) -> tuple[EdgeRow, ...]:
-        return ()
 
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
         busiest = max(range(self.strategy.devices), key=lambda device: self._loads[device][0])

@@ -40,16 +40,15 @@ class MomentOwners:
         """Return a table for a terminal of the largest ``top`` rows, with the rest in one row."""
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
-        cells = [(format_bytes(row.bytes), row.kind, *_names(row), until_words(row)) for row in shown]
+        cells = [
+            (format_bytes(row.bytes), row.kind, row.operator, row.tensor, row.what, until_words(row))
+            for row in shown
+        ]
         if rest:
             cells.append((format_bytes(sum(row.bytes for row in rest)), "", f"{len(rest)} more", "", "", ""))
         head = ("bytes", "kind", "operator", "tensor", "what", "until")
         widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
         return [title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *cells))]
-
-
-def _names(row: OwnerRow) -> tuple[str, str, str]:
-    return row.operator, row.tensor, row.what
 
 
 def until_words(row: OwnerRow) -> str:

@@ -1,4 +1,4 @@
-"""The rows of one stage of a plan: its operators and reshardings, and what each takes in a step.
+"""The rows of one stage of a plan: its operators, and what each takes in a step.
 
 A sharded plan is one stage, a pipeline has several. The seconds are read off the stage's own step, timed
 event by event.
@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.spent import NOTHING, Spent, beside_groups, spent_by_group
 from tensoropt.report.step_parts import Computed
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
-from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.clock import StepEvent
-from tensoropt.simulate.recording import COMPUTE, EdgeRow, OperatorRow, TimelineEvent
+from tensoropt.simulate.recording import COMPUTE, OperatorRow, TimelineEvent
 
 _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""
@@ -117,43 +116,4 @@ class StageRows:
             communication_s=spent.communication_s,
             source=batch.prices.compute.source_of(work),
             recomputed=recomputed,
-        )
-
-    def edges(self) -> tuple[EdgeRow, ...]:
-        """Return a row for each resharding."""
-        return tuple(row for edge in self.strategy.edges() if (row := self._edge(edge)))
-
-    def _needed(self, edge: Edge) -> bool:
-        if not edge.reader:
-            return False
-        group = self.strategy.graph.group_of[edge.reader]
-        (facts,) = self.evaluation.batch.candidates.facts(group)
-        return group.short_names[edge.tensor] in facts.reads_kept
-
-    def _edge(self, edge: Edge) -> EdgeRow | None:
-        prices = self.evaluation.batch.prices
-        effects = MoveEffects(prices)
-        forward, backward = self.strategy.steps(edge)
-        if not forward and not backward:
-            return None
-        forwards = self.strategy.forwards_of(edge, needed=self._needed(edge))
-        ways = [effects.stepped(READ, edge.tensor, forward)] * forwards
-        ways.append(effects.stepped(READ_BACK, edge.tensor, backward))
-        times = self.strategy.times(edge)
-        maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
-        words = [
-            f"{way.when.phase} {s.kind} over {'+'.join(self.axes[a] for a in s.axes)}"
-            for way in dict.fromkeys(ways)
-            for s in way.sends
-        ]
-        return EdgeRow(
-            tensor=edge.tensor,
-            kind=edge.kind,
-            producer=self.names[self.strategy.graph.group_of[maker.name].name] if maker else "",
-            consumer=self.names.get(edge.reader, edge.reader),
-            source=layout_names(edge.source)[1:],
-            target=layout_names(edge.target)[1:],
-            collectives=tuple(words),
-            bytes=sum(s.bytes for way in ways for s in way.sends) * times,
-            seconds=sum(prices.amid_work(way.local_s, way.sends) for way in ways) * times,
         )

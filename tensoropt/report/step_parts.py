@@ -33,7 +33,6 @@ from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
-    EdgeRow,
     MemoryAt,
     OperatorRow,
     TimelineEvent,
@@ -390,8 +389,7 @@ class Detail:
 
     Attributes:
         index: the point's place in ``all_points``; its number is one more.
-        operators, edges: what each group of operators, and each resharding, takes; for a pipeline, each
-            stage, whose seconds are those of its schedule, including its waits.
+        operators: what each group of operators takes; for a pipeline, in each stage.
         timeline, memory_curve: one rank's step over time.
         step: the point itself, for the seconds of its step.
         parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
@@ -404,7 +402,6 @@ class Detail:
 
     index: int
     operators: tuple[OperatorRow, ...]
-    edges: tuple[EdgeRow, ...]
     timeline: tuple[TimelineEvent, ...]
     memory_curve: tuple[MemoryAt, ...]
     step: Point
@@ -414,9 +411,7 @@ class Detail:
     places: tuple[Share, ...] = ()
 
     def __repr__(self) -> str:
-        counts = (
-            f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
-        )
+        counts = f"{len(self.operators)} operators, {len(self.timeline)} events"
         return f"Detail of point {self.index + 1} ({counts})\n{self.headline()}"
 
     @property

@@ -10,7 +10,7 @@ next pass. The last pass is pruned by known strategies only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,7 +80,7 @@ _SAMPLES = 1024
 def pruning_target(incumbents: Points, distance: float) -> Staircase:
     """Return the known staircase, lowered to ``distance`` (relative, of memory and of time) above its
     hull."""
-    hull = _lower_hull(incumbents)
+    hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     with np.errstate(divide="ignore"):
         # Zeros have no logarithm; 1e-12 of the largest cost replaces them (an assumption, which only affects
         # the spacing of samples).
@@ -105,7 +105,7 @@ def looseness(incumbents: Points) -> float:
 
     Of a corner's distances along memory and along time, the larger counts.
     """
-    hull = _lower_hull(incumbents)
+    hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     memory, time = incumbents.memory[1:], incumbents.time[:-1]
     if not len(memory):
         return 0.0
@@ -116,13 +116,16 @@ def looseness(incumbents: Points) -> float:
     return float(distances[np.isfinite(distances)].mean()) if np.isfinite(distances).any() else 0.0
 
 
-def _lower_hull(incumbents: Points) -> Floats:
-    """Return (n, 2) the vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
+def lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the vertices of the lower convex hull of (memory, time), memory ascending (Andrew's monotone
+    chain); what is no faster than a leaner one is left out."""
     hull: list[tuple[float, float]] = []
-    for m, t in zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True):
+    for m, t in points:
+        if hull and t >= hull[-1][1]:
+            continue
         while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (t - hull[-2][1]) <= (
             hull[-1][1] - hull[-2][1]
         ) * (m - hull[-2][0]):
             hull.pop()
         hull.append((m, t))
-    return np.array(hull)
+    return hull

@@ -290,7 +290,7 @@ INLINE_WORK = 20_000
 """The estimated sums of a step below which threads cost more than they gain; an assumption."""
 _ENTRIES_PER_THREAD = 10_000
 """The most entries for which one thread checks whether they can reach a corner; an assumption."""
-_MOST_SUMS = 1 << 62
+MOST_SUMS = 1 << 62
 """The sums of a pass without a limit: more than any machine computes."""
 _BYTES_PER_POINT = 20  # 8 bytes each for memory and time, and a 4-byte label
 
@@ -488,7 +488,7 @@ class ProgramRunner:
         # The empty product: one point that costs nothing.
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
-    def run_pass(self, messages: Messages | None, most: int, sums: int = _MOST_SUMS) -> Pass:
+    def run_pass(self, messages: Messages | None, most: int, sums: int = MOST_SUMS) -> Pass:
         """Run one pass over all steps, keeping ``most`` points per entry (0: all).
 
         Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`, and

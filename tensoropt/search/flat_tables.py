@@ -127,7 +127,6 @@ def _edge_table(edge: EdgeTable) -> FlatTable:
 
 
 def _reduced(entry: Indices, option: Indices, points: Floats, shape: tuple[int, ...]) -> FlatTable:
-    """Reduce every entry of a flat table at once, with one sort and one segmented running minimum."""
     finite = np.isfinite(points).all(axis=1)
     entry, option, points = entry[finite], option[finite], points[finite]
     entries = int(np.prod(shape))

@@ -26,6 +26,7 @@ from typing import TypeVar
 import numpy as np
 from numba import njit
 
+from tensoropt.search.bounds import lower_hull
 from tensoropt.search.program import Program
 from tensoropt.types import Floats, Indices
 
@@ -381,20 +382,8 @@ class HullSearch:
         self.solve([1 / span_m, tiny / span_m], [tiny / span_t, 1 / span_t])
         return True
 
-    def _vertices(self) -> list[tuple[float, float]]:
-        hull: list[tuple[float, float]] = []
-        for p in sorted(self.points):
-            if hull and p[1] >= hull[-1][1]:
-                continue
-            while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (p[1] - hull[-2][1]) <= (
-                hull[-1][1] - hull[-2][1]
-            ) * (p[0] - hull[-2][0]):
-                hull.pop()
-            hull.append(p)
-        return hull
-
     def _open_chords(self, wanted: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-        hull = self._vertices()
+        hull = lower_hull(sorted(self.points))
         chords = [(a, b) for a, b in pairwise(hull) if (*a, *b) not in self.done]
         # a chord matters by the product of its shares of memory and of time
         chords.sort(

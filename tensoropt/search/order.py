@@ -43,14 +43,10 @@ def _neighbours(reduced: ReducedGraph) -> list[set[int]]:
 
 
 def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
-    """Return the operator with the most neighbours; among equals, the one added first."""
     return max((v for v in range(len(alive)) if alive[v]), key=lambda v: (len(neighbours[v]), -v))
 
 
 class _Greedy:
-    """A greedy elimination that removes one operator after another, always the one whose removal costs
-    least."""
-
     def __init__(self, reduced: ReducedGraph, growth: float) -> None:
         n = len(reduced.domains)
         self.domains, self.growth = reduced.domains, growth
@@ -79,7 +75,6 @@ class _Greedy:
         return size * points
 
     def entries(self, v: int) -> float:
-        """Return the entries of the table that removing v creates."""
         return math.prod(float(self.domains[u]) for u in self.neighbours[v])
 
     def cheapest(self) -> int | None:
@@ -224,7 +219,6 @@ def _is_linear(chain: list[int], neighbours: list[set[int]]) -> bool:
 
 
 def _mark_linear(reduced: ReducedGraph) -> list[int]:
-    """Return a longest chain of operators along the edges, in the order in which operators were added."""
     n = len(reduced.domains)
     # Edges are oriented from the operator added first to the other one, so there is no cycle.
     length, before = [1] * n, [-1] * n

@@ -26,10 +26,10 @@ from tensoropt.search.engine import ProgramRunner
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
-from tensoropt.search.exact import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
+from tensoropt.search.shared import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.sources import PassSource, Source
 from tensoropt.types import Floats
 
@@ -183,7 +183,6 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, result: SearchResult, caps: Caps
 ) -> list[BandSearch]:
-    """Return the bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:

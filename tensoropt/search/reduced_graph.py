@@ -215,7 +215,6 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
 
 
 def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[LeafEdge], list[Leaf]]:
-    """Return the edges and leaves without the rows and columns of edge tables that no edge uses."""
     leaves = list(leaves)
     of_leaf: dict[int, list[LeafEdge]] = {}
     for e in edges:
@@ -278,7 +277,6 @@ def impossible(reduced: ReducedGraph) -> str:
 
 
 def _within(table: FlatTable, caps: Caps) -> FlatTable:
-    """Return a table without the options beyond ``caps``; the table itself if there are none."""
     kept = (table.memory <= caps.memory) & (table.time <= caps.time)
     if kept.all():
         return table
@@ -294,7 +292,6 @@ def _grid(costs: list[Floats], most: float) -> float:
 
 
 def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
-    """Merge equal rows, then equal columns; return the leaf, and the class of every row and every column."""
     height, width = table.shape
     counts = np.diff(table.offsets)
     options = int(counts.max(initial=1))

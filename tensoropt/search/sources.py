@@ -56,8 +56,6 @@ def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> _Mixes:
 
 
 class _Tables:
-    """The leaf points of a reduced graph in flat form, for adding up strategies."""
-
     def __init__(self, reduced: ReducedGraph) -> None:
         base, leaf_first, entries, points = [], [], 0, 0
         for leaf in reduced.leaves:
@@ -125,7 +123,6 @@ class _Tables:
 
 
 def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
-    """Return all maps in one array, and the start of each."""
     sizes = [len(m) for m in maps]
     return (
         np.concatenate([np.zeros(0, np.int64), *maps]),
@@ -167,8 +164,6 @@ def _unmix(
 
 @njit(cache=True, nogil=True)
 def _mix(picks, heads, tails, cuts, last, mixed):
-    """Fill ``mixed`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
-    the cut, and with a tail's elsewhere."""
     for m in range(mixed.shape[0]):
         head, tail, cut = picks[heads[m]], picks[tails[m]], cuts[m]
         for i in range(last.shape[0]):

@@ -12,11 +12,11 @@ from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Highest, Staircase
-from tensoropt.search.exact import SearchSettings
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.paper import BandSearch, distinct, search_bands
 from tensoropt.search.reduced_graph import impossible, reduce_graph
 from tensoropt.search.result import SAME, ChosenStrategies, TrackedFrontier
+from tensoropt.search.shared import SearchSettings
 from tensoropt.types import Floats, Indices
 
 _METHODS = ("auto", "ldp", "elimination")
@@ -142,7 +142,6 @@ def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontie
 
 
 def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
-    """Return the strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
     parts: list[ChosenStrategies] = []
     order: list[Indices] = []
     # Points of one source are rebuilt in one call.

@@ -25,8 +25,12 @@ import numpy as np
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, looseness, lowered, pruning_target
-from tensoropt.search.engine import Messages, Pass, ProgramRunner, TooManySumsError, corners_of
-from tensoropt.search.exact import (
+from tensoropt.search.engine import MOST_SUMS, Messages, Pass, ProgramRunner, TooManySumsError, corners_of
+from tensoropt.search.hull import Hull, HullSearch, flatten
+from tensoropt.search.order import Order, greedy_order
+from tensoropt.search.program import Program, TableTooLargeError
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
+from tensoropt.search.shared import (
     CORNERS,
     FEW_LINES,
     MORE_LINES,
@@ -37,14 +41,9 @@ from tensoropt.search.exact import (
     gaps,
     lines_that_fit,
     seeds,
-    track_exactly,
     unpruned,
     useful_classes,
 )
-from tensoropt.search.hull import Hull, HullSearch, flatten
-from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.program import Program, TableTooLargeError
-from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.sources import PassSource, Source
 
 log = logging.getLogger(__name__)
@@ -92,16 +91,6 @@ UNPROVEN = (
 )
 
 
-def _track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """Return a frontier of a graph whose ``order`` fixes nothing: only strategies at most
-    ``settings.epsilon`` faster are missing, or a note says that this is not proven; None if no strategy is
-    possible."""
-    program = build_program(reduced, order)
-    if few_sums(program):
-        return unpruned(program, settings)
-    return _Within(settings).search(program, order)
-
-
 class _Within:
     """All that is known so far: strategies, and for narrowed graphs, bounds of the classes that were left
     out."""
@@ -135,7 +124,6 @@ class _Within:
         return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
-        """Narrow, then make passes, until the gap is proven or the effort is spent."""
         search = HullSearch(program, flatten(program), self.settings.threads)
         lines, seeded = FEW_LINES, 0
         while True:
@@ -151,7 +139,7 @@ class _Within:
             seeded, bound = 2, self.bound(hull)
             mean, worst = gaps(self.incumbents, bound)
             log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
-            if program.work > LARGE_WORK and worst > 0:
+            if self.settings.epsilon > 0 and program.work > LARGE_WORK and worst > 0:
                 return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
             if worst <= self.settings.epsilon:
                 return self.result(bound)
@@ -180,7 +168,6 @@ class _Within:
         return build_program(reduced, order if reordered.fixed else reordered)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
-        """Make thinned passes, then the one that proves the gap."""
         inside, outside = search.messages()
         engine = ProgramRunner(program, self.settings.threads)
         bound = self.bound(hull)
@@ -190,16 +177,16 @@ class _Within:
             return Messages.of(inside, outside, corners, self.settings.threads)
 
         for number, points in enumerate(_MOST_POINTS):
+            is_last = number == len(_MOST_POINTS) - 1
             goal = self.goal
             messages = below(goal)
             pairs = messages.pairs(program)
             if not pairs:
                 return self.result(self.bound(Highest((hull, goal))))
-            is_last = points == _MOST_POINTS[-1]
             is_wide = number == len(_TARGETED_PAIRS) - 1
             if is_wide and (pairs <= _LAST_PAIRS or gaps(self.incumbents, bound)[0] < _FAR):
                 continue
-            sums, last_pairs = self._limits(is_wide=is_wide, is_last=is_last)
+            points, sums, last_pairs = self._limits(points, is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
                 log.debug("%d pairs are left", pairs)
                 break
@@ -209,8 +196,6 @@ class _Within:
                 closer = self._targeted(below, program, min(_TARGETED_PAIRS[number], pairs // 2))
                 targeted = 2 * closer.pairs(program) <= pairs
                 messages = closer if targeted else messages
-            if self.settings.max_points is not None:
-                points = min(points, self.settings.max_points)
             kind = "last" if is_last else "targeted" if targeted else "plain"
             log.debug("%s pass: %d pairs of %d", kind, messages.pairs(program), pairs)
             try:
@@ -233,11 +218,16 @@ class _Within:
                 return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
             if gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
                 break
-        return self.result(bound, UNPROVEN)
+        return self.result(bound, *([UNPROVEN] if self.settings.epsilon > 0 else ()))
 
-    def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
+    def _limits(self, points: int, *, is_wide: bool, is_last: bool) -> tuple[int, int, float]:
+        """Return the most points of a table entry (0: all), and the most sums and pairs of a pass."""
+        most = self.settings.max_points
+        if is_last and self.settings.epsilon == 0:
+            return most or 0, MOST_SUMS, np.inf
         each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
-        return SUMS * (last if is_last else each * _WIDE if is_wide else each), _LAST_PAIRS * pairs
+        sums = SUMS * (last if is_last else each * _WIDE if is_wide else each)
+        return min(points, most or points), sums, _LAST_PAIRS * pairs
 
     def _add(self, program: Program, result: Pass) -> None:
         latest = PassSource(program, result)
@@ -245,7 +235,6 @@ class _Within:
         log.debug("%d points, %d at the root", result.points, len(latest.time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
-        """Return messages pruned by a target as far above the hull as is affordable."""
         incumbents = self.incumbents
         loose = looseness(incumbents)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
@@ -262,6 +251,11 @@ class _Within:
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
-    track = _track_within if settings.epsilon > 0 else track_exactly
-    return track(reduced, order, settings)
+    """Return the frontier of a graph whose ``order`` fixes nothing: only strategies at most
+    ``settings.epsilon`` faster are missing, or a note says that this is not proven; None if no strategy is
+    possible."""
+    program = build_program(reduced, order)
+    # Bounds take a scalar pass per line, which does not pay off for small graphs.
+    if few_sums(program):
+        return unpruned(program, settings)
+    return _Within(settings).search(program, order)

@@ -78,7 +78,7 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
     additive model. It stays if the simulator prefers it, with its gap.
     """
-    sharded = _sharded(points)
+    sharded = sorted(row for rows in by_strategy(points)[0].values() for row in rows)
     if not sharded:
         return unbeaten(points)
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
@@ -88,10 +88,6 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
         found[i] = points[i].changed(exact=proven, gap=gap)
     return unbeaten(found)
-
-
-def _sharded(points: Sequence[Point]) -> list[int]:
-    return sorted(row for rows in by_strategy(points)[0].values() for row in rows)
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:

@@ -126,12 +126,10 @@ class KeptExplorations:
 
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
         asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": float(settings.epsilon)}
-        told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
+        told = json.dumps(
+            [cluster.to_dict(), asked, KernelSettings.now().of(cluster.device_type).words], sort_keys=True
+        )
         return _hash(question, code(), told, self.store.digest())
-
-
-def _kernel_settings(cluster: Cluster) -> str:
-    return KernelSettings.now().of(cluster.device_type).words
 
 
 def question_of(model: ModelInfo) -> str:

@@ -200,6 +200,8 @@ def wants_pipelines(session: Session) -> bool:
     """Return whether to search for pipelines: if they are requested or pinned, or if published jobs have
     them."""
     settings = session.settings
+    if settings.first:
+        return False
     if (pin := pinned_pipeline(settings)) is not None:
         return pin.stages > 1
     # With several kinds of devices, all other plans run at the pace of the slowest.
@@ -358,19 +360,31 @@ class _Finder:
         with self.session.open_store() as store, self.session.open_ranks() as pool:
             # The source's own were closed when the search was over.
             self.costs = self.costs.reopened(store, pool)
-            found = self._first_look(asked)
-            if not self.small and not self._pinned_schedule and not self.cutting.pinned:
-                for own, at in zip(found, asked, strict=True):
-                    own += self._of_several_stages(*at)
-            if leanest := self._leanest(asked, found):
-                asked.append(leanest)
-                found.append(self._of_rows(*leanest))
-            for number, one in enumerate(self._promising(found)):
-                mesh, micro_batches = asked[one]
-                self.session.progress("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
-                found[one] += self._closer(mesh, micro_batches)
-            self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
+            found: list[list[Point]] = [[] for _ in asked]
+            try:
+                self._search(asked, found)
+            except KeyboardInterrupt:
+                if not any(found):
+                    raise
+                self.session.left.append("pipelines beyond those that were found")
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
+
+    def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
+        """Fill ``found`` with the pipelines of each mesh and number of micro-batches, to which the leanest is
+        added."""
+        self._first_look(asked, found)
+        if not self.small and not self._pinned_schedule and not self.cutting.pinned:
+            for own, at in zip(found, asked, strict=True):
+                own += self._of_several_stages(*at)
+        if leanest := self._leanest(asked, found):
+            own = self._of_rows(*leanest)
+            asked.append(leanest)
+            found.append(own)
+        for number, one in enumerate(self._promising(found)):
+            mesh, micro_batches = asked[one]
+            self.session.progress("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
+            found[one] += self._closer(mesh, micro_batches)
+        self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
 
     def _note_kinds(self) -> None:
         cluster = self.session.cluster
@@ -385,13 +399,11 @@ class _Finder:
                 "pace of the slowest of them"
             )
 
-    def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[Point]]:
-        found = []
+    def _first_look(self, asked: Sequence[tuple[Mesh, int]], found: Sequence[list[Point]]) -> None:
         for number, (mesh, micro_batches) in enumerate(asked):
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
             self.session.progress("pipelines", number, len(asked), label)
-            found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK))
-        return found
+            found[number] += self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK)
 
     def _leanest(
         self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[Point]]
@@ -516,10 +528,7 @@ class _Finder:
         found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(reduce_points(found), frontiers.prices)
-        return self._as_points(reduce_points(found), mesh)
-
-    def _as_points(self, found: Sequence[PipelineEvaluation], mesh: Mesh) -> list[Point]:
-        return [pipelined_point(one, mesh, space=0) for one in found]
+        return [pipelined_point(one, mesh, space=0) for one in reduce_points(found)]
 
     @property
     def _pinned_schedule(self) -> bool:

@@ -24,6 +24,7 @@ from tensoropt.planners.quick import (
     BASELINES,
     LEAST_S,
     MOST_LIMITS,
+    SHARDED,
     SHARE,
     placed_refusal,
     quick_planners,
@@ -63,6 +64,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         if "placed" in kinds and not searched.refusal and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
+        if settings.first:
+            kinds, quick = kinds & {"sharded"}, tuple(entry for entry in quick if entry.name in SHARDED)
         entries = [entry for entry in quick if entry.kind in kinds]
         always = session.settings.placements == "always" or bool(searched.refusal)
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)

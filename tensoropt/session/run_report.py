@@ -1,10 +1,7 @@
 """The facts about a run, kept with the exploration: what its model is, what was timed, what was left out.
 
-Failures because of the explored model are turned into refusals that name the stage, the operator and the
-line.
-
-PyTorch raises errors of its own for operators that it cannot run in some way (on fake tensors, in pieces,
-without storage). A person needs to know which part of the model that was; our own errors stay as they are.
+PyTorch's own errors about operators that it cannot run in some way (on fake tensors, in pieces, without
+storage) are turned into refusals that name the operator and its line.
 """
 
 from __future__ import annotations
@@ -20,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensoropt.capture.unsupported import frames_of, of_error
+from tensoropt.capture.lines import frames_of
+from tensoropt.capture.unsupported import of_error
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph
@@ -34,16 +32,7 @@ from tensoropt.session.searched import Searched
 from tensoropt.units import format_bytes
 from tensoropt.version import __version__
 
-_PACKAGE = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
-_STAGES = {
-    "capture": "capturing the model",
-    "discovery": "finding how its operators split",
-    "sharding": "finding how its operators split",
-    "profiling": "finding what its operators keep and take",
-    "costs": "pricing its operators",
-    "simulate": "simulating its step",
-}
 _REASON = 200
 """The most characters of an error's first line that are shown."""
 
@@ -57,7 +46,7 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
         graph: the model's operators, if they are known; they have the lines of the model.
 
     Raises:
-        UnsupportedError: names the stage, the operator and the model's own line.
+        UnsupportedError: names the operator and the model's own line.
     """
     try:
         yield
@@ -96,18 +85,7 @@ def described(model: str, graph: OperatorGraph | None, error: BaseException) -> 
     kind = of_error(error)
     known = f"the model {kind.what}; {kind.remedy}" if kind is not None else ""
     unknown = "write that part with other PyTorch calls, or report it with what --debug prints"
-    return f"{model} is not supported: {_stage(error)} failed{at}: {_reason(error)}; {known or unknown}"
-
-
-def _stage(error: BaseException) -> str:
-    for frame in frames_of(error):
-        filename = Path(frame.f_code.co_filename)
-        if filename.is_relative_to(_PACKAGE):
-            folders = filename.relative_to(_PACKAGE).parts[:-1]
-            found = next((_STAGES[folder] for folder in reversed(folders) if folder in _STAGES), None)
-            if found is not None:
-                return found
-    return "exploring it"
+    return f"{model} is not supported: exploring it failed{at}: {_reason(error)}; {known or unknown}"
 
 
 def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | None:
@@ -115,7 +93,8 @@ def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | N
     makers = {name: op for op in operators for name in op.outputs}
     by_name = {op.name: op for op in operators}
     for frame in frames_of(error):
-        for value in _values(frame.f_locals):
+        names = frame.f_locals
+        for value in (names[one] for one in ("op", "operator", "call", "probe", "work") if one in names):
             if isinstance(value, Operator):
                 return by_name.get(value.name, value)
             if isinstance(value, LocalCall) and value.name in by_name:
@@ -128,10 +107,6 @@ def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | N
                 if found:
                     return (named or found)[0]
     return None
-
-
-def _values(names: dict[str, Any]) -> list[Any]:
-    return [names[name] for name in ("op", "operator", "call", "probe", "work") if name in names]
 
 
 def _reason(error: BaseException) -> str:

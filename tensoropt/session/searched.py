@@ -29,6 +29,7 @@ from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, apart, re
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
+from tensoropt.session.usual import USUAL_NOTE, usual_spaces
 from tensoropt.sharding.constraints import ConstraintError, Constraints, LackingDevicesError, match
 
 
@@ -100,6 +101,8 @@ def search(session: Session, problem: Problem) -> Searched:
         spaces, refined = None, tuple[str, ...]()
         if not refusal:
             narrow, wide = apart(problem.graph, meshes, counts, left)
+            if settings.first:
+                narrow, wide = usual_spaces(narrow, problem.graph), {}
             spaces, refined = _searched(session, SpaceTables(problem, costs, regions), narrow, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
@@ -123,7 +126,15 @@ def search(session: Session, problem: Problem) -> Searched:
         tuple(spaces.simulations.spaces[number] for number in found) if spaces is not None else (),
         split_share,
         flops,
-        (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
+        (
+            *math_form,
+            *((USUAL_NOTE,) if settings.first else ()),
+            *left.notes,
+            *supported,
+            *kernels,
+            *refined,
+            *left_out,
+        ),
         refusal,
         beside,
     )

@@ -70,6 +70,11 @@ class Session:
         ``points``, which does."""
         return getattr(self.progress, "points", None)
 
+    @property
+    def first(self) -> Callable[[str], None] | None:
+        """The function that says the answer before the search; None if the progress has no ``first``."""
+        return getattr(self.progress, "first", None)
+
     def note(self, words: str, /) -> None:
         """Show a line that a person should read before a long part begins, if the progress shows notes."""
         show = getattr(self.progress, "note", None)

@@ -69,7 +69,12 @@ class SpaceSearch:
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
         """
-        order = self._outlined() if self.settings.allows_gap else range(len(self.built))
+        first = self.settings.first
+        order = self._outlined() if self.settings.allows_gap or first else range(len(self.built))
+        if first:
+            for number in order:
+                self._add(number, self.outlines[number])
+            order = []
         # If no gap is allowed, the search itself keeps all cores busy.
         together = _TOGETHER if self.settings.allows_gap else 1
         done = 0

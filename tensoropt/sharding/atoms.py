@@ -1,9 +1,8 @@
 """Atoms: the common factorisation of every tensor dim, on which all views in the graph agree.
 
-A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms ``(3,
-h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 % off),
-whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise operators
-and contractions in both directions, in particular to the parameters, until nothing changes.
+A fused ``qkv`` output of size ``3*h*d``, split in three and viewed as heads, has the atoms ``(3, h, d)``: a
+contiguous cut goes through q, k and v (silently wrong), a cut of ``h`` is Megatron's. Atoms propagate through
+views, element-wise operators and contractions both ways until nothing changes.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tensoropt.sharding.zigzag import with_zigzag
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
-    """Return whether each boundary divides the next larger one, so that all belong to one factorisation."""
+    """Return whether each boundary divides the next larger one."""
     ordered = sorted(boundaries)
     return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
 
 class _Refinement:
-    """The propagation of boundaries through the graph, until no operator adds any.
+    """The propagation of boundaries through the graph.
 
     Attributes:
         boundaries: the boundaries of each (tensor, dim).
-        broken: for each operator, the loops whose factorisations are incompatible.
-        touching: for each (tensor, dim), the operators that index it.
-        known: the atoms of tensors that keep them, because operators beside these have been refined.
+        broken: operator -> loops with incompatible factorisations.
+        touching: (tensor, dim) -> operators that index it.
+        known: fixed atoms, of operators refined before.
     """
 
     def __init__(
@@ -230,12 +229,7 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 def _uneven_dims(
     graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
 ) -> set[tuple[str, int]]:
-    """Return the tensor dims that may be cut unevenly: whole parameter dims, and the dims derived
-    from them.
-
-    The seeds are parameter dims indexed by a loop that allows it (vocabularies, output features); they spread
-    through loops that also allow it.
-    """
+    """Return the (tensor, dim) pairs that may be cut unevenly."""
     marked: set[tuple[str, int]] = set()
 
     def whole(operand: Operand, loop: int) -> list[tuple[str, int]]:
@@ -273,22 +267,16 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Refine every operator's index space into atoms.
-
-    Args:
-        kept: earlier findings about operators without a rule; every process would arrive at the same ones by
-            itself.
-    """
+    """Refine operators' index spaces into atoms, with findings ``kept`` about those without a rule."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
-    """Refine the operators that a graph has in place of some operators of a refined graph. All others stay
-    as they are, and so do the atoms of all tensors that both graphs have.
+    """Refine a graph's new operators, and keep those of a refined graph, with all common tensors' atoms.
 
     Args:
-        graph: the graph with the new operators.
-        new: those of its operators that are new, or differ from those of the same name.
+        before: the refined graph.
+        new: the new or changed operators of ``graph``.
     """
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
     found = _Refinement(graph, None, new, known).refine()

@@ -1,7 +1,4 @@
-"""Gradient buckets: which gradients are reduced together, once per step.
-
-Both the cost tables and the executor use these buckets, so that the prediction matches what is issued.
-"""
+"""Gradient buckets, which are reduced once per step; cost tables and executor use the same."""
 
 from __future__ import annotations
 
@@ -23,9 +20,8 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters whose gradients share one flat buffer and are all-reduced over the same axes.
-
-    ``axes`` is empty for gradients that need no reduction. ``elements`` refers to one rank's largest shard.
+    """Parameters with one flat gradient buffer, all-reduced over ``axes``; ``elements`` of the largest
+    shard.
     """
 
     axes: tuple[int, ...]
@@ -35,18 +31,14 @@ class Bucket:
 
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the mesh's own axes over which the gradient of a parameter with this storage is a
-    partial sum."""
+    """Return the mesh's own axes over which a parameter's gradient is a partial sum."""
     # Axis 0 is the micro-batch axis: contributions along it are accumulated in place, one after another, and
     # never sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
-    """Return the trained parameters in the order in which backward completes their gradients.
-
-    One with several users (a tied embedding) is complete after the first user's backward, which comes last.
-    """
+    """Return the trained parameters in the order of backward; a tied one completes with its first user."""
     pairs = [(n, g.name) for g in graph.groups for n in (*g.parameters, *g.shared)]
     order = dict.fromkeys(name for name, group in pairs if graph.learns(name, group))
     tensors = graph.atoms.graph.tensors
@@ -56,7 +48,7 @@ def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Return the buckets of a strategy, in the order in which backward completes them."""
+    """Return the buckets of a strategy in the order of backward."""
     gradients = []
     for name in arrival_order(strategy.graph):
         stored = strategy.stored[name]
@@ -69,8 +61,7 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
 def _fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Return the buckets of gradients given in their order of arrival, as (parameter, axes, dtype,
-    elements)."""
+    """Return the buckets of (parameter, axes, dtype, elements) gradients in order of arrival."""
     given = tuple(gradients)
     # One all-reduce has one group and one type, so there is one open bucket for each pair of these.
     keys: dict[tuple[tuple[int, ...], str], int] = {}
@@ -88,16 +79,13 @@ def _fill_buckets(
 
 
 def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
-    """Return (n, gradients) the bucket in which each gradient is reduced, for n strategies. Buckets are
-    numbered in the order in which they are closed; those still open at the end follow in the order in which
-    they were opened.
+    """Return (n, gradients) bucket numbers for n strategies, in the order of closing, then of opening.
 
-    All ranks compute the same numbers, because they have to issue the same collectives in the same order. The
-    code consists of loops over numbers only, so that the simulator can compile it for many strategies.
+    Only loops over numbers, so that numba can compile it; equal on all ranks, which must issue the same
+    collectives.
 
     Args:
-        keys: (n, gradients) a key on which the gradients of one bucket agree, counted from 0; -1 if there is
-            no gradient, which is then in no bucket (-1).
+        keys: (n, gradients) equal within a bucket, from 0; -1 for no gradient, which has bucket -1.
         sizes: (n, gradients) bytes.
     """
     count = keys.shape[1]

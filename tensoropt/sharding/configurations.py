@@ -1,7 +1,7 @@
 """Configurations: one axis strategy per mesh axis, and the layouts that follow.
 
-A mesh here is ``(micro-batches, axis sizes...)``. The micro-batch axis is not a choice of the search: along
-it, every group follows the batch dim of the inputs (:func:`micro_batch_strategies`).
+A mesh is ``(micro-batches, axis sizes...)``. Along micro-batches every group follows the batch dim of the
+inputs (:func:`micro_batch_strategies`).
 """
 
 from __future__ import annotations
@@ -32,36 +32,34 @@ from tensoropt.sharding.groups import (
 )
 
 AxisSizes = tuple[int, ...]
-"""Number of parts of each axis that a configuration may split: micro-batches first, then the mesh axes."""
+"""Micro-batches, then the sizes of mesh axes."""
 UNEVEN_LEAST = 8
-"""The fewest elements per part with which a dim may be cut into unequal parts. The largest part, by which all
-are priced, is then at most an eighth larger than the mean; the number itself is an assumption."""
+"""The fewest elements per part of an uneven dim: the largest is 1/8 above the mean; an assumption."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a group: one strategy per axis of the mesh (micro-batch axis first)."""
+    """One strategy per mesh axis for a group, the micro-batch axis first."""
 
     group: Group = field(repr=False)
     strategies: tuple[AxisStrategy, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels on the mesh's own axes, as plans write them."""
+        """The labels on the mesh's own axes, as in plans."""
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
-        """Return the layout in which the group sees a tensor that it reads, uses or writes."""
+        """Return the layout of a tensor that the group reads, uses or writes."""
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Return the loop that an operator of the group splits on each axis, or a negative code."""
+        """Return the loop, or a negative code, by which each axis splits an operator."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
     def resolved(self) -> tuple[str, Layout, Layout] | None:
-        """(tensor, layout as the anchor makes it, layout that its followers see) of a resolved partial
-        sum."""
+        """(tensor, layout from the anchor, layout for its followers) of a resolved partial sum."""
         names = {s.resolve[0] for s in self.strategies if s.resolve}
         if not names:
             return None
@@ -81,11 +79,7 @@ class Configuration:
         *,
         zigzag: bool = False,
     ) -> OperatorShard:
-        """Return one rank's part of an operator of the group; the largest part without a coordinate.
-
-        Args:
-            zigzag: whether sequences are cut in zig-zag order.
-        """
+        """Return one rank's part of an operator, by default the largest, in zig-zag order if ``zigzag``."""
         op = atoms.graph.by_name[op_name]
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
@@ -98,12 +92,7 @@ def fits(
     *,
     small_parts: bool = True,
 ) -> bool:
-    """Return whether every loop is divisible by the axes that split it (or may be cut unevenly by one
-    axis).
-
-    Args:
-        small_parts: whether unequal parts may be small, where the loop allows it.
-    """
+    """Return whether loops divide by their axes, or one axis cuts unevenly, into small parts if allowed."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims
@@ -137,10 +126,10 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether an axis may cut a loop into unequal parts of which none is empty.
+    """Return whether an axis may cut a loop into uneven parts, none of them empty.
 
     Args:
-        sizes: those of the axes that cut it.
+        sizes: the axes that cut it.
         in_time: whether the first of them is that of the micro-batches, which are of one size.
     """
     micro_batches = sizes[0] if in_time else 1
@@ -153,10 +142,10 @@ def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
 def enumerate_configurations(
     atoms: AtomGraph, group: Group, mesh: AxisSizes, micro: AxisStrategy
 ) -> tuple[Configuration, ...]:
-    """Return all configurations of a group on a mesh; the unsplit one is always among them.
+    """Return all configurations of a group on a mesh, the unsplit one among them.
 
-    An atom inside another splittable atom of the same loop is left out if the outer one alone is divisible by
-    the whole mesh, as the inner one could only reduce locality, unless the loop combines batch and sequence.
+    An inner splittable atom is left out if the outer one divides by the whole mesh, as it could only reduce
+    locality, unless the loop combines batch and sequence.
     """
     total = prod(mesh[1:])
     by_loop: dict[str, int | None] = {}
@@ -190,22 +179,21 @@ def enumerate_configurations(
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
-    """A model cannot be run in micro-batches; the message says why."""
+    """A model cannot run in micro-batches; the message says why."""
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """Return the placement of each input on the micro-batch axis: its first dim if that is the batch, else
-    whole."""
+    """Return each input's placement on the micro-batch axis: its first dim if the batch, else whole."""
     batch = batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
 def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
-    """Return the strategy of each group that follows the batch dim, as on an axis that splits it in time.
+    """Return the strategy by which each group follows the batch dim in time.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples (or is not understood), keeps batch statistics, or is a
-            mean over targets that are made from parameters; or a buffer's new value depends on the batch.
+        MicroBatchRefused: an operator mixes samples, keeps batch statistics or is unknown; a mean's targets
+            depend on parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
     strategies = _BatchFollowing(graph).choose()
@@ -214,11 +202,7 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
 
 
 def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
-    """Refuse micro-batches unless all of them compute the same new values of buffers.
-
-    They do so for a value computed only from old values of buffers, parameters and constants (a counter, a
-    decay, a power iteration). If it depends on the batch, each micro-batch would compute a different one.
-    """
+    """Raise MicroBatchRefused if a buffer's new value depends on the batch."""
     source = graph.atoms.graph
     placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
@@ -259,22 +243,21 @@ def _check_targets(source: OperatorGraph) -> None:
 
 
 def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[str, AxisStrategy]:
-    """Return the strategy of each group that follows the batch dim over devices: data parallelism.
+    """Return the strategy by which each group follows the batch dim over devices: data parallelism.
 
-    The statistics of a batch norm are reduced over the devices, so it is not refused here.
+    Batch norms are allowed: their statistics are reduced over the devices.
 
     Args:
-        everywhere: False leaves groups unsplit that cannot follow, such as products of all pairs of a batch.
+        everywhere: False leaves groups unsplit that cannot follow, such as products of all pairs.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples, or is not understood.
+        MicroBatchRefused: an operator mixes samples or is unknown.
     """
     return _BatchFollowing(graph, in_time=False, everywhere=everywhere).choose()
 
 
 class _BatchFollowing:
-    """A pass that decides groups fed by the batch in order; groups that read only parameters and constants
-    (position embeddings, token types) wait until a reader says how it wants their result."""
+    """Decides groups fed by the batch in order; groups of parameters alone wait for a reader."""
 
     def __init__(self, graph: GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph

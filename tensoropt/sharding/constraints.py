@@ -1,9 +1,4 @@
-"""A person's constraints on configurations: what they require, and which operators they apply to.
-
-As in TensorFlow's Placer, an operator may be *pinned* to a configuration, operators may be kept *together*,
-and there may be a list of the *devices* that an operator can run on, by kind or by number, best first. A hard
-constraint holds or the search is refused; a soft one that cannot hold is dropped with a note.
-"""
+"""A person's constraints on configurations, and the operators they apply to."""
 
 from __future__ import annotations
 
@@ -44,17 +39,16 @@ class ConstraintError(TensorOptError, ValueError):
 
 
 class LackingDevicesError(ConstraintError):
-    """Constraints that no plan keeps to on this cluster's devices; another cluster may have others."""
+    """Constraints that no plan on this cluster's devices satisfies; another cluster may."""
 
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Patterns of mesh axis names, mapped to what is allowed there: dim labels, or stored placements."""
+"""Pattern of mesh axis names -> allowed dim labels, or stored placements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Operators split according to ``axes``: dim labels (``out_features``, ``none``) per mesh axis; other
-    axes are free."""
+    """Operators split by ``axes``: dim labels (``out_features``, ``none``) per mesh axis, others free."""
 
     name: str
     operators: str
@@ -67,7 +61,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class StoredPin:
-    """Parameters stored between steps according to ``axes``: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
+    """Parameters stored by ``axes``: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
 
     name: str
     parameters: str
@@ -80,8 +74,7 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A requirement that the groups of operators split the same dim on every mesh axis; see
-    :func:`common_words`."""
+    """Groups that split the same dim on every mesh axis; see :func:`common_words`."""
 
     name: str
     operators: tuple[str, ...]
@@ -93,8 +86,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DevicePin:
-    """The devices on which operators can run, best first: patterns of device kinds, or the numbers of devices
-    in the cluster."""
+    """The devices of operators, best first: patterns of kinds, or numbers in the cluster."""
 
     name: str
     operators: str
@@ -107,8 +99,7 @@ class DevicePin:
         return f"{self.name} ({self.operators}: {devices})"
 
     def allowed(self, cluster: Cluster) -> tuple[int, ...]:
-        """Return the numbers of the cluster's devices that it allows, best first; of one pattern GPUs before
-        CPU ranks, in their order."""
+        """Return the allowed devices, best first; of one pattern, GPUs before CPU ranks."""
         if self.numbers:
             return tuple(number for number in self.numbers if number < cluster.device_count)
         of_kinds = (
@@ -122,12 +113,11 @@ class DevicePin:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePin:
-    """A requirement that plans cut the model into this many stages, in sequence on as many parts of the
-    devices; with 1, that they have no pipeline.
+    """Plans with this many pipeline stages, one after another; 1 for no pipeline.
 
     Attributes:
-        schedule: the schedule in which micro-batches pass them; None for the search's own.
-        cuts: the operators or modules with which the later stages begin; empty for the search's own.
+        schedule: the pipeline schedule; None for the search's own.
+        cuts: the first operator or module of each later stage; empty for the search's own.
     """
 
     stages: int
@@ -141,14 +131,13 @@ class PipelinePin:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePin:
-    """What runs again in backward of repeated blocks.
+    """The recomputation of repeated blocks.
 
     Attributes:
-        blocks: a pattern of the blocks' names, which are module paths.
-        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, which leaves open whether inputs are
-            gathered again; ``gathered inputs``, which says that they are and leaves the rest open; ``none``
-            for neither.
-        every: it holds for each so-manieth of these blocks; in the others everything runs once.
+        blocks: a pattern of module paths.
+        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, with gathering of inputs left open;
+            ``gathered inputs``, with the rest left open; or ``none``.
+        every: it holds for every n-th of these blocks; the others are not recomputed.
     """
 
     name: str
@@ -164,7 +153,7 @@ class RecomputePin:
 
 @dataclass(frozen=True)
 class Constraints:
-    """All constraints of a file, in its order; ``data`` is its content, for settings and plans."""
+    """All constraints of a file, in order; ``data`` is its content."""
 
     pins: tuple[Pin, ...] = ()
     stored: tuple[StoredPin, ...] = ()
@@ -185,11 +174,7 @@ _SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 
 
 def constraints_from_dict(data: object) -> Constraints:
-    """Return the constraints in the parsed content of a file.
-
-    Raises:
-        ConstraintError: a field is unknown, missing or malformed; the message names the entry.
-    """
+    """Parse a constraint file; ConstraintError names an entry with an unknown or malformed field."""
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {_listed(_SECTIONS)}, not {_kind(data)}")
     _fields(data, "constraints", _SECTIONS)
@@ -357,15 +342,14 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Matched:
-    """Constraints together with what they apply to in one graph.
+    """Constraints with what they apply to in one graph.
 
     Attributes:
-        pins: for each pin its operators, each the one in its group that the pin refers to.
-        stored: for each pin its parameters, as names in the graph.
-        together: for each entry, the names of its groups.
-        batch: for each group, the dim that follows the batch, if samples do not mix.
-        again: whether a group runs again in backward, for those of pinned blocks.
-        gathered_again: whether what a group reads is gathered again, for those of pinned blocks.
+        pins: for each pin its operators, one per group.
+        stored: for each pin its parameters by graph name.
+        batch: group -> the dim that follows the batch, if samples do not mix.
+        again: group of a pinned block -> whether it is recomputed.
+        gathered_again: group of a pinned block -> whether its inputs are gathered again.
     """
 
     constraints: Constraints
@@ -382,8 +366,7 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     """Find what the constraints apply to.
 
     Raises:
-        ConstraintError: a pattern matches nothing (the message has the nearest names), an operator has no
-            such dim, or there is nothing to keep together.
+        ConstraintError: a pattern matches nothing, an operator lacks the dim, or nothing is to keep together.
     """
     notes: list[str] = []
     pins = []
@@ -461,11 +444,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
 
 
 def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:
-    """Return the groups that an entry without dims applies to.
-
-    Raises:
-        ConstraintError: a pattern matches nothing.
-    """
+    """Return the groups of an entry without dims; ConstraintError if a pattern matches nothing."""
     if isinstance(entry, Together):
         return _groups(entry, graph)
     operators = _leading(entry, entry.operators, graph, cheap=True)
@@ -475,11 +454,7 @@ def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]
 def _leading(
     constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
 ) -> tuple[Operator, ...]:
-    """Return the operators that a pattern applies to, one per group.
-
-    Args:
-        cheap: whether it applies to cheap anchors beside those that compute.
-    """
+    """Return the operators of a pattern, one per group; ``cheap``: also anchors that only move data."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -550,11 +525,9 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return the shared terms of groups that are kept together: per group the dim that all of them call
-    :data:`BATCH`.
+    """Return per group the dim that groups kept together all call :data:`BATCH`.
 
-    Nothing is renamed if dims with the same name suffice. Operators of different kinds (a projection and its
-    attention) have in common what follows the batch. None: they have nothing in common.
+    Empty if dims with the same name suffice; None if the groups have nothing in common.
     """
     if set.intersection(*map(_split_dims, groups)):
         return {}
@@ -570,8 +543,7 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name
-    (``rows``)."""
+    """Return whether a label is the requested one, or its dim (``rows.1``) or dim's name (``rows``) is."""
     return wanted in (str(label), label.dim, label.loop)
 
 
@@ -586,7 +558,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Return whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether a stored placement is the requested one: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

@@ -1,6 +1,4 @@
-"""The strategy by which a planned model is evaluated: for calls of another shape than the plan's, and with
-results that a training graph leaves out.
-"""
+"""The strategy of a planned model in eval mode, for calls of other shapes and with all results."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def results_by_rows(graph: GroupGraph) -> frozenset[str]:
-    """Return the results of a model that have a part for each row of the batch, in order."""
+    """Return the results with a batch dim, in order."""
     followed = batch_strategies(graph, everywhere=False)
     source = graph.atoms.graph
     found = set(source.outputs).intersection(batch_inputs(source))
@@ -36,7 +34,7 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
-    """Return whether no row of a result depends on other rows of the batch; losses may."""
+    """Return whether no result but losses mixes rows of the batch."""
     try:
         micro_batch_strategies(graph)
     except MicroBatchRefused:
@@ -51,18 +49,16 @@ def evaluating_strategy(
     along: tuple[int, ...],
     given: Mapping[str, Configuration] = MappingProxyType({}),
 ) -> Strategy:
-    """Return the strategy for a call's graph on the parameters as the plan stores them.
-
-    It has one micro-batch. Results with a part for each row leave with those of a rank's share of the batch.
+    """Return the strategy of a call's graph, on the parameters as the plan stores them, with one micro-batch.
 
     Args:
         graph: the graph of the call, for inference.
-        planned: the plan's name of each parameter that it stores; the others are whole on every rank.
+        planned: graph name -> plan's name of each parameter in the plan; others are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
         given: the configurations of some groups.
 
     Raises:
-        PlanError: a parameter is used in other parts than the plan splits it into.
+        PlanError: a parameter is used in other parts than the plan's.
     """
     mesh = (1, *plan.mesh[1:])
     followed = batch_strategies(graph, everywhere=False)

@@ -1,10 +1,8 @@
-"""Inputs gathered again in backward instead of kept.
+"""Inputs gathered again in backward instead of saved.
 
-A group reads a tensor in another layout than its maker left it in: the input of a column-parallel product is
-gathered from shards of the sequence, the keys and values of context-parallel attention from shards of theirs.
-If backward needs that copy, either the copy is kept, or what the maker left is kept and gathered a second
-time, right before the backward of the first reader that it comes to; the copy then stays until the last one
-(Korthikanti et al., arXiv 2205.05198, section 4.2.2: each rank keeps its part of the input only).
+A group may read a tensor in another layout than its maker's: a column-parallel product gathers shards of the
+sequence. Then either the copy is saved, or the maker's shard is, and gathered again for the backward of its
+readers (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from tensoropt.sharding.regions import left_as_views
 
 
 def gatherable(graph: GroupGraph) -> frozenset[str]:
-    """Return the activations of a training graph whose moved copies may be made again in backward: what stays
-    in the model and in the stage, and of which no reader leaves views to others."""
+    """Return the activations of a training graph whose moved copies may be made again in backward."""
     source = graph.atoms.graph
     if not source.training:
         return frozenset()
@@ -42,23 +39,18 @@ def gatherable(graph: GroupGraph) -> frozenset[str]:
 
 
 def is_gathered(atoms: Atoms, mesh: AxisSizes, source: Layout, target: Layout) -> bool:
-    """Return whether a move makes more of a tensor than there was, and adds nothing up."""
+    """Return whether a move enlarges a tensor's shard without a reduction."""
     larger = prod(local_shape(atoms, target, mesh)) > prod(local_shape(atoms, source, mesh))
     return larger and PARTIAL not in source
 
 
 def ends_of(graph: GroupGraph, name: str) -> tuple[str, ...]:
-    """Return the groups that make and read an activation, the maker first."""
     maker = graph.group_of[graph.atoms.graph.producer[name].name].name
     return (maker, *(group.name for group in graph.groups if name in group.reads))
 
 
 def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> NoReturn:
-    """Say why an activation cannot be gathered again, and what to change.
-
-    Args:
-        again: the groups that run again in backward.
-    """
+    """Raise why an activation cannot be gathered again, given the recomputed groups ``again``."""
     what = f"the plan gathers {name} again in backward"
     if name not in gatherable(graph):
         raise PlanError(

@@ -1,8 +1,7 @@
 """Colocation: which operators share one configuration, and which configurations they can have.
 
-Small operators must not decide anything (TensorFlow's Placer, heuristic B): an operator that only moves or
-rescales data joins the group of the operator that feeds it, as long as the group loses none of its ways to
-split. A parameter with one user belongs to that user (reference rule).
+An operator that only moves or rescales data joins its producer's group, if the group loses no way to split
+(TensorFlow's Placer, heuristic B); a parameter with one user belongs to that user (reference rule).
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from tensoropt.sharding.reshard.steps import ReshardingStep
 class Label:
     """The loop that an axis splits, and how the resulting partial sum is resolved.
 
-    Plans and explorations contain its text: ``loop``, ``loop.atom``, ``loop@placement``.
+    As text in plans: ``loop``, ``loop.atom``, ``loop@placement``.
 
     Attributes:
-        loop: a loop of the anchor's index space, as named by its rule, or ``none``, ``partial`` or
-            ``partial_grad``.
-        atom: the number of the atom in that loop, from the outermost on; None if the loop is a single atom.
-        resolve: the placement code into which the anchor's partial output is converted before its followers
-            read it; None if it stays unchanged.
+        loop: a loop of the anchor's rule, or ``none``, ``partial`` or ``partial_grad``.
+        atom: the number of the atom in that loop, outermost first; None if it has one.
+        resolve: the placement code to which the anchor's partial output is resolved, or None.
     """
 
     loop: str
@@ -48,34 +45,27 @@ class Label:
 
     @property
     def splits(self) -> bool:
-        """Whether any loop is split."""
         return self.loop not in _NO_LOOP
 
     def resolved(self, code: int) -> Label:
-        """Return the same split, with its partial sum converted to the placement ``code``."""
+        """Return the same split with its partial sum resolved to the placement ``code``."""
         return replace(self, resolve=code)
 
     @classmethod
     def parse(cls, text: str) -> Label:
-        """Inverse of ``str``.
-
-        Raises:
-            ValueError: the atom is not a number, or the text after ``@`` is not a placement.
-        """
+        """Parse :meth:`__str__`'s text; ValueError if the atom or the placement is malformed."""
         dim, _, resolve = text.partition("@")
         loop, _, atom = dim.partition(".")
         return cls(loop, int(atom) if atom else None, placement_code(resolve) if resolve else None)
 
 
 WHOLE, PASSED_ON, PARTIAL_GRADIENT = Label("none"), Label("partial"), Label("partial_grad")
-"""Nothing is split; a partial sum passes through; every rank computes everything, and the gradients add
-up."""
+"""Nothing is split; a partial sum passes through; all ranks compute everything and gradients are summed."""
 _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT))
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""The most atoms of one original loop that may be split: the outermost, and one inside it, so that two atoms
-together can fill a mesh axis that is larger than the number of key/value heads."""
+"""The most atoms of one loop that may be split, for meshes larger than the number of key/value heads."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +73,9 @@ class AxisStrategy:
     """The behaviour of a group on one mesh axis.
 
     Attributes:
-        label: the behaviour in terms of the anchor.
-        choices: for each operator of the group, its loop dim (or NONE, PARTIAL, PARTIAL_GRAD).
-        placements: for each tensor that the group touches, its placement code on this axis. The anchor's
-            output is listed as it leaves (after ``resolve``).
+        label: its name, in terms of the anchor.
+        choices: operator -> its loop dim, or NONE, PARTIAL, PARTIAL_GRAD.
+        placements: tensor -> its placement code, after ``resolve``.
         resolve: (tensor, code) if the anchor's partial output is reduced inside the group.
     """
 
@@ -111,10 +100,10 @@ class Group:
         name: its anchor's name.
         operators: in execution order, the anchor first.
         reads: activations made by other groups.
-        parameters: parameters that only this group uses.
-        shared: parameters that other groups use as well (tied weights).
-        free: inputs, constants and buffers; every rank has them whole, so slicing is free.
-        writes: tensors that other groups read or that leave the graph.
+        parameters: those that only this group uses.
+        shared: tied parameters.
+        free: inputs, constants and buffers, whole on every rank, so that slicing is free.
+        writes: tensors for other groups or results.
         strategies: the possible behaviours on one mesh axis.
     """
 
@@ -134,14 +123,12 @@ class Group:
 
     @cached_property
     def unsplit(self) -> AxisStrategy:
-        """The strategy that splits nothing."""
         # Every anchor's list begins with it, and a follower that could not follow it would not have joined.
         return next(s for s in self.strategies if s.label == WHOLE)
 
     @cached_property
     def short_names(self) -> Mapping[str, str]:
-        """Map the graph's names of its tensors to ``t0``, ``t1``, ... in order of first use; groups that look
-        alike give their tensors the same short names."""
+        """Graph name -> ``t0``, ``t1``, ... in order of first use; equal for isomorphic groups."""
         order: dict[str, str] = {}
         for op in self.operators:
             for name in (*op.inputs(), *op.outputs):
@@ -154,14 +141,11 @@ class GroupGraph:
     """The graph as the search sees it.
 
     Attributes:
-        atoms: the underlying atom graph.
         groups: in execution order of their anchors.
-        hubs: activations read by two groups or more; each is a variable: the placement in which it is
-            materialised.
-        shared: parameters used by two groups or more; each is a variable with one stored placement.
-        group_of: operator name -> group.
-        regions: for a part of a graph, the blocks of the whole graph that it contains, with the names of
-            their groups; None for a whole graph (:func:`tensoropt.sharding.regions.find_regions`).
+        hubs: activations with several readers; each is a variable, its materialised placement.
+        shared: tied parameters; each is a variable, its stored placement.
+        regions: for a part of a graph, its blocks; None for a whole
+            (:func:`tensoropt.sharding.regions.find_regions`).
     """
 
     atoms: AtomGraph
@@ -173,21 +157,17 @@ class GroupGraph:
 
     @cached_property
     def users(self) -> Mapping[str, int]:
-        """The number of groups that use each shared parameter."""
+        """The number of groups that use each tied parameter."""
         return Counter(name for group in self.groups for name in group.shared)
 
     def learns(self, name: str, group: str) -> bool:
-        """Return whether a group gives a gradient to a tensor that it reads.
-
-        A parameter that is trained elsewhere gets none from a use under ``torch.no_grad``, or from one that
-        does not lead to the loss.
-        """
+        """Return whether a group gives a gradient to a tensor that it reads."""
         tensor = self.atoms.graph.tensors[name]
         return tensor.requires_grad and (tensor.kind != "parameter" or (name, group) not in self.idle_uses)
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """The parameters, with groups, whose groups read them only for results without a gradient."""
+        """(parameter, group) uses only for results without a gradient."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
@@ -203,11 +183,11 @@ class GroupGraph:
 
 
 class _Grouping:
-    """A pass over the operators in which each joins a draft group or starts one.
+    """A pass in which each operator joins a draft group or starts one.
 
     Attributes:
-        known_hubs: tensors that several groups read, according to an earlier pass.
-        draft_of: the draft of each operator, by the operator's name.
+        known_hubs: tensors with several readers, from an earlier pass.
+        draft_of: operator -> its draft.
         independent: operators that read nothing of the batch.
     """
 
@@ -275,12 +255,7 @@ class _Grouping:
         return True
 
     def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
-        """Return whether a follower has a dim, or copies of its operand, that its group could never split.
-
-        These are a chain made from parameters only that meets the batch (a position bias), which would keep
-        the result whole forever, and copies of an operand that learns (the key heads that several query heads
-        read): where an axis splits the copies, each rank has the operand whole and adds to its gradient.
-        """
+        """Return whether a follower has a dim, or copies of its operand, that its group could never split."""
         made = {n for o in draft.operators for n in o.outputs}
         fed = {
             loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops
@@ -293,7 +268,7 @@ class _Grouping:
         return draft.operators[0].name in self.independent or (copies and learns)
 
     def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
-        """Return the strategy extended to ``op``, or None if ``op`` cannot follow it."""
+        """Return the strategy extended to ``op``, or None if it cannot follow."""
         space = self.atoms.spaces[op.name]
         choice = None
         for operand in space.reads:
@@ -330,8 +305,7 @@ class _Grouping:
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Return the placement of each tensor under a choice. None if one tensor would need two placements at
-        once, or if a tensor that no operator makes (a parameter, an input) would have to be a partial sum."""
+        """Return the placements under a choice; None if a tensor needs two, or an argument were partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
@@ -424,7 +398,7 @@ class _Grouping:
 
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
-    """Return the loop that an operand with placement ``code`` forces; None if it is not splittable."""
+    """Return the loop forced by an operand's placement; None if not splittable."""
     if code == PARTIAL_GRAD:
         return PARTIAL_GRAD
     if code < 0:
@@ -459,7 +433,7 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
 
 
 def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
-    """Return the inputs whose first dim has the length of the first input's: the batch."""
+    """Return the inputs whose first dim has the first input's length: the batch."""
     inputs = [graph.tensors[name] for name in graph.inputs]
     batch = next((t.shape[0] for t in inputs if t.shape), 0)
     # With a batch of one, every dim of size 1 would be mistaken for it, and there is nothing to split.
@@ -479,11 +453,7 @@ def _input_independent(atoms: AtomGraph) -> frozenset[str]:
 
 
 def group_operators(atoms: AtomGraph) -> GroupGraph:
-    """Colocate the operators of an atom graph.
-
-    It takes two passes: the first finds the tensors that several groups read, the second lets chains that
-    start on such a tensor form separate groups instead of being attached to its producer.
-    """
+    """Colocate the operators of an atom graph."""
     return _Grouping(atoms, frozenset(_Grouping(atoms).colocate().hubs)).colocate()
 
 
@@ -492,9 +462,9 @@ class LinearProduct:
     """A linear operator and its operands.
 
     Attributes:
-        operator, group: the names of the operator and of its group, whose anchor it is.
+        operator, group: the names of the operator and of its group.
         read, weight, bias: names of its operands; "" if there is no bias.
-        transposed: the weight is stored as (outputs, inputs); otherwise as (inputs, outputs).
+        transposed: the weight is (outputs, inputs), not (inputs, outputs).
     """
 
     operator: str
@@ -506,12 +476,7 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Return the linear operator of each activation whose backward gives both its gradient and that of a
-    weight.
-
-    Of several readers it is the first one, which backward reaches last, when the gradients of the others
-    already exist.
-    """
+    """Return, per activation, the linear operator whose backward makes both its gradient and a weight's."""
     source = graph.atoms.graph
     if not source.training:
         return {}
@@ -529,8 +494,7 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
-    """Return the linear operator of a group that is the only reader of a tensor there; None if there
-    is none."""
+    """Return a group's linear operator that alone reads a tensor there, or None."""
     product = _linear_product(source, group.anchor, group.name)
     if product is None or product.read != name:
         return None
@@ -538,8 +502,7 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 
 
 def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
-    """Return the operands of a linear operator whose weight is a trained parameter; None for any other
-    operator."""
+    """Return a linear operator's operands if its weight is a trained parameter, else None."""
     places = spec_of(op.target).linear
     # Other arguments scale its operands.
     if places is None or set(op.kwargs) - {"bias"}:
@@ -560,7 +523,7 @@ def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPr
 
 
 def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) -> bool:
-    """Return whether a gradient takes a single step on its way back, which sums it over several ranks."""
+    """Return whether a gradient's way back is a single reduction."""
     if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
         return False
     return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
@@ -569,8 +532,7 @@ def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) ->
 def takes_over_hub(
     own: tuple[Sequence[ReshardingStep], Sequence[ReshardingStep]], *, again: bool, inside: bool
 ) -> bool:
-    """Return whether the first reader of a hub can return the hub's whole gradient to where the hub
-    was made.
+    """Return whether the first reader of a hub can return the hub's whole gradient.
 
     Args:
         own: the (forward, backward) steps from the hub to this reader.

@@ -1,8 +1,4 @@
-"""The program of a strategy: what one rank's forward does, node by node, without PyTorch.
-
-It is made once, here, and read by everything that has to know in which order a rank computes, moves tensors
-and gathers parameters: the executor turns it into an fx graph, and the order of collectives follows from it.
-"""
+"""The program of a strategy: one rank's forward, node by node, without PyTorch."""
 
 from __future__ import annotations
 
@@ -27,14 +23,13 @@ class EdgeSteps:
     """An edge with its steps; equal only to itself.
 
     Attributes:
-        edge: for a parameter that is gathered ahead for several groups, the edge of the first one.
-        forward, backward: steps; backward is empty if no gradient flows.
-        casts: whether the tensor is cast before it moves (a parameter's master weights), and its gradient
-            afterwards.
-        readers: the groups that take what is gathered ahead, in their order; otherwise the edge's.
-        recomputed: whether what is gathered ahead is for groups whose forward runs again in backward.
-        zigzag: the positions of the atoms whose shards come in zig-zag order.
-        gathered_again: whether backward takes the forward steps again instead of keeping their result.
+        edge: the edge; of several prefetching groups, the first one's.
+        forward, backward: steps; backward is empty without gradient.
+        casts: whether a parameter is cast before it moves, and its gradient afterwards.
+        readers: the groups that take a prefetched parameter; otherwise the edge's.
+        recomputed: whether it is prefetched for recomputed groups.
+        zigzag: the atoms in zig-zag order.
+        gathered_again: whether backward repeats the forward steps.
     """
 
     edge: Edge
@@ -64,8 +59,8 @@ class Node:
     """One node of a program; equal only to itself.
 
     Attributes:
-        reads: for each tensor that it reads, the node that provides it, in the order in which it takes them.
-        region: the name of the recomputed region in which it runs.
+        reads: tensor -> the node that provides it, in order.
+        region: its recomputed region.
         again: the second forward of the region runs it, too.
     """
 
@@ -84,11 +79,7 @@ class Argument(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Node):
-    """The rank's shard of a tensor that every rank has whole.
-
-    Attributes:
-        zigzag: the positions of the atoms that are cut in zig-zag order.
-    """
+    """The rank's shard of a tensor that every rank has whole; ``zigzag`` as in :class:`EdgeSteps`."""
 
     layout: Layout
     mesh: AxisSizes
@@ -102,13 +93,11 @@ class Detach(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Move(Node):
-    """A tensor on its way along an edge: an activation to a group or to its hub, a parameter to its use, a
-    partial sum to its reduction inside a group, a result to the caller.
+    """A tensor moved along an edge.
 
     Attributes:
-        steps: those that readers gathered ahead for have in common.
-        product: whether the gradient is reduced by the linear operator that reads the result, during the
-            product for its weight's gradient.
+        steps: those common to all prefetching readers.
+        product: whether the linear reader reduces the gradient during its weight gradient's product.
     """
 
     edge: Edge
@@ -121,8 +110,8 @@ class Compute(Node):
     """A rank's part of an operator.
 
     Attributes:
-        product: the operands of a linear operator in whose backward the gradient of its operand is reduced.
-        passes_on: the hub that further readers use as this linear operator passes it on; "" for none.
+        product: a linear operator that reduces its operand's gradient in backward.
+        passes_on: the hub that this linear operator passes on to further readers; "" for none.
     """
 
     op: Operator
@@ -133,17 +122,12 @@ class Compute(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepViews(Node):
-    """From here on autograd keeps the views of a gathered parameter that it saves: other groups read them."""
+    """Lets autograd save views of a gathered parameter from here on, as other groups read them."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """Gathered copies are made again when backward comes to an operator that has read them.
-
-    Attributes:
-        op: the operator; its result comes first of what is read, then the copies.
-        group: the name of its group.
-    """
+    """Makes gathered copies again when backward reaches ``op``; reads its result, then the copies."""
 
     op: Operator
     group: str
@@ -151,11 +135,11 @@ class GatherAgain(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlock(Node):
-    """A block begins in forward.
+    """The start of a block in forward.
 
     Attributes:
-        own: the parameters of the first block, which are gathered as it begins.
-        following: the parameters of the next block, which are gathered while this one computes.
+        own: the first block's parameters, gathered now.
+        following: the next block's parameters, prefetched.
     """
 
     block: int
@@ -165,13 +149,13 @@ class BeginBlock(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlockBackward(Node):
-    """A block begins in backward, when that comes to what provides any of the tensors."""
+    """The start of a block in backward, which reaches the node of any of the tensors."""
 
     block: int
 
 
 class _Where(TypedDict, total=False):
-    """The fields of a node that say whether it runs in a recomputed region."""
+    """The fields of a node about its recomputed region."""
 
     region: str
     again: bool
@@ -182,12 +166,11 @@ class ForwardProgram:
     """One rank's forward.
 
     Attributes:
-        nodes: in the order in which they are made; each reads earlier ones only.
-        parameters, buffers: the names of its arguments after the model's inputs.
-        outputs: the names of the model's outputs, and of what departs for the next stage of a pipeline; of a
-            placed plan those of all results.
-        results: for each output, then each changed buffer, the tensor and the node that provides it.
-        ahead: for each block, its parameters that are gathered ahead, in its forward's order.
+        nodes: in topological order.
+        parameters, buffers: its arguments after the model's inputs.
+        outputs: the model's outputs, and tensors for the next pipeline stage; of placed plans, all results.
+        results: (tensor, node) of each output, then of each changed buffer.
+        ahead: block -> its prefetched parameters, in order.
     """
 
     nodes: tuple[Node, ...]
@@ -199,21 +182,18 @@ class ForwardProgram:
 
     @property
     def gathers(self) -> bool:
-        """Whether backward gathers anything again: parameters of groups whose forward runs once (others keep
-        nothing anyway), or copies of activations."""
+        """Whether backward gathers anything again: parameters of groups that run once, or activations."""
         moves = (node for node in self.nodes if isinstance(node, Move) and not node.again)
         return any(node.edge.kind == "parameter" or node.steps.gathered_again for node in moves)
 
     @property
     def counts(self) -> bool:
-        """Whether the targets of a mean loss are counted by several parts of it."""
+        """Whether the targets of a mean loss are counted in several parts."""
         calls = (node.call for node in self.nodes if isinstance(node, Compute))
         return any(collective.count for call in calls for collective in call.collectives)
 
     def units(self) -> Iterator[tuple[Node, ...]]:
-        """Yield each node, and those of each recomputed region together, after everything that any of them
-        reads; otherwise in the given order, but for marks of blocks in backward, which come as early as they
-        can: behind a region they would keep alive what only moves within it read."""
+        """Yield nodes in topological order, those of a recomputed region together."""
         regions: dict[str, list[Node]] = {}
         for node in self.nodes:
             if node.region is not None:
@@ -249,16 +229,15 @@ def lower_program(
     """Return the program of a rank.
 
     Args:
-        place: the rank's coordinate on the mesh, micro-batch first; by default that of the largest shards.
-        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
+        place: the rank's coordinate, micro-batch first; by default that of the largest shards.
+        evaluating: whether to lower a training graph in eval mode.
     """
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
 
 
 _OUTSIDE: _Where = {}
-"""The place of an operator outside of recomputed regions."""
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
-"""Placements of an axis along which every rank has the value whole; only their gradients differ."""
+"""Placements of an axis along which every rank has the whole value."""
 
 
 class Lowering:
@@ -266,10 +245,10 @@ class Lowering:
 
     Attributes:
         nodes: those added so far.
-        where: the recomputed region of the operator that is being lowered, and whether it runs again there.
-        arguments: what the rank has before the step, by tensor.
-        made: results as their operators return them, by tensor.
-        brought: what was brought to a group, by the group's name and the tensor.
+        where: the current operator's recomputed region.
+        arguments: tensor -> its node before the step.
+        made: tensor -> its operator's node.
+        brought: (group, tensor) -> the moved tensor's node.
     """
 
     def __init__(
@@ -296,7 +275,6 @@ class Lowering:
         self._begun = -1
 
     def program(self) -> ForwardProgram:
-        """Return the whole program."""
         source, strategy = self.source, self.strategy
         # All of them, used or not, as the signature does not depend on the strategy.
         parameters = tuple(t.name for t in source.parameters)
@@ -331,14 +309,14 @@ class Lowering:
         return node
 
     def add_arguments(self, parameters: tuple[str, ...]) -> tuple[str, ...]:
-        """Add the model's inputs, these parameters and all buffers; return the names of the buffers."""
+        """Add the model's inputs, these parameters and all buffers; return the buffers' names."""
         buffers = tuple(t.name for t in self.source.tensors.values() if t.kind == "buffer")
         for name in (*self.source.inputs, *parameters, *buffers):
             self.argument(name)
         return buffers
 
     def argument(self, name: str) -> Node:
-        """Return what provides an input, a parameter, a buffer or a constant."""
+        """Return the node of an input, a parameter, a buffer or a constant."""
         if name not in self.arguments:
             self.arguments[name] = self.add(Argument(name=name))
         return self.arguments[name]
@@ -346,7 +324,7 @@ class Lowering:
     # -- operators ----------------------------------------------------------------------------------
 
     def operator(self, op: Operator, group: Group) -> None:
-        """Add an operator, what brings its operands, and what becomes of its results."""
+        """Add an operator with its operands' moves and its results."""
         configuration = self.strategy.configurations[group.name]
         if op.target == ARRIVE:
             # It is received in its layout here, whatever the layout of the whole.
@@ -428,8 +406,7 @@ class Lowering:
         self._begun = max(self._begun, block)
 
     def _begin_backward(self, op: Operator, group: Group) -> None:
-        """Begin a block's backward when autograd reaches the last operator of the group by which backward
-        enters the block."""
+        """Begin a block's backward when autograd reaches the last operator of its last group."""
         block = self.strategy.blocks.of[group.name]
         if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
             return
@@ -489,7 +466,7 @@ class Lowering:
     # -- edges --------------------------------------------------------------------------------------
 
     def move(self, origin: Node, edge: Edge) -> Node:
-        """Return what provides a tensor behind an edge; an edge that does nothing is no node."""
+        """Return the node of a tensor moved along an edge; no new node if nothing moves."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
         steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
         does = steps.casts or edge.back is not None or steps.forward or steps.backward

@@ -32,7 +32,7 @@ _SOFTMAX = ("softmax", "_softmax")
 
 
 class _Does(Enum):
-    """What a group does, as recipes see it."""
+    """The work of a group, as recipes distinguish it."""
 
     PRODUCT = "a product with parameters"
     CORE = "attention itself"
@@ -46,7 +46,7 @@ class _Member(NamedTuple):
 
 
 _Recipe = Callable[[Sequence[_Member]], Sequence[str]]
-"""Maps the groups of a block to the names of those that run once."""
+"""Maps the groups of a block to those that run once."""
 
 
 def _full(_: Sequence[_Member]) -> list[str]:
@@ -88,7 +88,7 @@ def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[
 
 
 LIGHT = "norms and activations"
-"""The recipe by which no product runs again; it is also the name of any part of that."""
+"""The recipe that recomputes no product; also the name of any part of it."""
 FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
     FULL: _full,
@@ -99,16 +99,10 @@ RECIPES: Mapping[str, _Recipe] = {
     "query, key, value products": _products_before_attention,
     LIGHT: _norms_and_activations,
 }
-"""The recipes by name; each gives the groups of a block that run once."""
 
 
 def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset[str] | None:
-    """Return the groups of a block that run once by a recipe; None if the block has nothing that the recipe
-    lets run again, or nothing that it keeps.
-
-    Args:
-        recipe: one of :data:`RECIPES`.
-    """
+    """Return the groups of a block that run once by a recipe; None if it recomputes or keeps nothing."""
     once = fitting_once(graph, region, RECIPES[recipe](_members(graph, region)))
     if len(once) == len(region.groups) or (not once and recipe != FULL):
         return None
@@ -116,14 +110,13 @@ def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset
 
 
 def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
-    """Return the groups of a block that run once, by each recipe that says something of the block."""
+    """Return the groups that run once, by each recipe that applies to the block."""
     found = {recipe: groups_run_once(graph, region, recipe) for recipe in RECIPES}
     return {recipe: once for recipe, once in found.items() if once is not None}
 
 
 def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
-    """Return the recipe by which a recomputed block, whose groups in ``once`` run once, runs again; None
-    if there is none."""
+    """Return the recipe of a recomputed block whose groups ``once`` run once, or None."""
     # What would run again for nobody runs once or not, by whoever wrote the plan.
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):

@@ -1,9 +1,7 @@
-"""Recompute regions: repeated blocks whose intermediate results may be recomputed instead of kept.
+"""Recompute regions: repeated blocks, any groups of which may be recomputed in backward.
 
-Of each region any groups may run again in backward, and the others run once. If all run again, it keeps its
-inputs and none of its intermediate results: in backward its forward runs a second time, including
-reshardings, and what it would have kept is alive only while its own backward runs (Chen et al., arXiv
-1604.06174, section 4).
+If all are, the region saves only its inputs, and its second forward, reshardings included, runs before its
+own backward (Chen et al., arXiv 1604.06174, section 4).
 """
 
 from __future__ import annotations
@@ -22,19 +20,17 @@ from tensoropt.ops.overloads import resolve_overload
 from tensoropt.sharding.groups import Group, GroupGraph
 
 _MIN_GROUPS = 3
-"""The fewest groups of a block: a smaller one keeps little besides its input, which is kept anyway. The
-number is an assumption."""
+"""The fewest groups of a block, as smaller ones save little besides their input; an assumption."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A block of which all or a part may be recomputed.
+    """A block that may be recomputed wholly or in part.
 
     Attributes:
-        name: the block's module path (``transformer.h.0``); a block that runs several times gets ``#2``, ...
-        groups: names of its groups, in execution order.
-        rest: the names of those behind the last one whose backward needs something. If they ran again, it
-            would be for nobody; they do only where everything does, as in plans that say nothing of parts.
+        name: the module path (``transformer.h.0``); ``#2``, ... if it runs several times.
+        groups: in execution order.
+        rest: the groups behind the last one whose backward needs anything; recomputed only with everything.
     """
 
     name: str
@@ -43,12 +39,11 @@ class Region:
 
 
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
-    """Return the blocks of a training graph that can be recomputed, in execution order.
+    """Return the blocks of a training graph that can be recomputed, in execution order; none for inference.
 
-    Blocks are submodules with a number in their path (the items of a ``ModuleList``), at least two. If lists
-    are nested (stages of blocks), the level is chosen at which recomputing everything needs the least memory:
-    the inputs of the blocks, everything outside them, and the largest block's inside. Empty for inference. A
-    part of a graph has those blocks of the whole that it contains.
+    Blocks are two or more submodules with a number in their path. Of nested lists the level is chosen at
+    which recomputing everything needs the least memory: block inputs, everything outside, and the largest
+    block.
     """
     if not graph.atoms.graph.training:
         return ()
@@ -58,9 +53,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def repeated_blocks(graph: GroupGraph) -> tuple[Region, ...]:
-    """Return the blocks of a whole training graph, in execution order, with those before the first trained
-    parameter, which no gradient reaches and nothing recomputes. Empty for inference.
-    """
+    """Return the blocks of a training graph, with those before the first trained parameter."""
     return _best_level(graph, lambda _: True) if graph.atoms.graph.training else ()
 
 
@@ -76,15 +69,13 @@ def _region(graph: GroupGraph, name: str, groups: tuple[str, ...]) -> Region:
 
 
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
-    """Return the region of each group, by group name."""
     return {name: region for region in regions for name in region.groups}
 
 
 def left_as_views(group: Group) -> frozenset[str]:
-    """Return the tensors that a group reads and in whose storage one of its results may lie.
+    """Return the tensors read by a group of which its results may be views.
 
-    Such a group runs again where the maker of the tensor does: it takes no time, and its result would keep
-    the storage that is not to be kept.
+    Such a group is recomputed with the tensor's maker; its saved result would keep the storage.
     """
     views = {name: frozenset((name,)) for name in group.reads}
     for op in group.operators:
@@ -95,8 +86,7 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return the groups of a region that run once if these shall, if any: without those that leave views of
-    what is made again, and with those whose results nobody needs again."""
+    """Return the groups of ``once`` that can run once: no views of recomputed tensors, no unneeded ones."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -110,7 +100,7 @@ def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> fr
 
 
 _SOMETIMES_VIEWS = frozenset(("reshape", "contiguous", "flatten", "to", "_to_copy", "dropout"))
-"""Operators that return their input, or a view of it, for some arguments."""
+"""Operators that return their input, or a view, for some arguments."""
 
 
 def _may_return_a_view(target: str) -> bool:
@@ -195,12 +185,11 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
 
 
 class Neighbours(NamedTuple):
-    """The neighbours of a block, with which its gathering and scattering can overlap.
+    """The neighbours of a block that can overlap its gathering and scattering.
 
     Attributes:
-        before: another block precedes it in forward; otherwise its parameters are gathered together when it
-            begins.
-        behind: backward begins another block before it; otherwise they are gathered together when it begins.
+        before: another block precedes it in forward; otherwise it gathers as it begins.
+        behind: another block precedes it in backward; otherwise the same.
     """
 
     before: bool
@@ -212,9 +201,9 @@ class Blocks:
     """The blocks of a graph, numbered in execution order.
 
     Attributes:
-        of: the block of each group, by group name.
-        first: for each block, the group with which its forward begins.
-        last: for each block, the group with which its backward begins; None if it has no backward.
+        of: group -> block.
+        first: block -> the first group of forward.
+        last: block -> the first group of backward, or None.
     """
 
     of: Mapping[str, int]
@@ -222,7 +211,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """Return the neighbours of a group's block; None for a block that backward does not begin."""
+        """Return the neighbours of a group's block; None if it has no backward."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -230,18 +219,13 @@ class Blocks:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """Map each block that backward begins to the one that it begins next; the last one is not
-        included."""
+        """Block -> its successor in backward, if any."""
         begun = [block for block, last in enumerate(self.last) if last is not None]
         return dict(pairwise(reversed(begun)))
 
 
 def find_blocks(graph: GroupGraph) -> Blocks:
-    """Return the blocks of a graph: its repeated blocks, and between them one for every group with
-    parameters.
-
-    Groups without parameters belong to the block before them.
-    """
+    """Return the repeated blocks of a graph, and between them one block per group with parameters."""
     regions, of, runs = region_of(find_regions(graph)), dict[str, int](), list[list[Group]]()
     region = None
     for group in graph.groups:
@@ -257,8 +241,7 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Return whether a group's backward reads anything but the gradient: not so for sums and moves, nor for
-    one that never runs, such as that of a counter."""
+    """Return whether a group's backward reads anything but the gradient, unlike sums and moves."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False
@@ -270,18 +253,13 @@ _Run = Callable[..., Any]
 
 
 def recomputed(run: _Run, *inputs: Any) -> Any:
-    """Return ``run(*inputs)``; autograd keeps only ``inputs``, which a user's hooks on saved tensors see, and
-    no other tensor.
-
-    ``run`` runs a second time when backward first needs one of its tensors, and from then on those that
-    backward still needs are alive.
+    """Return ``run(*inputs)``, of which autograd saves only ``inputs``; backward runs it again when needed.
 
     Args:
-        run: creates the same tensors each time it is called. It runs in the precision of the autocast, if
-            any, in which ``recomputed`` was called.
+        run: deterministic; it runs in the caller's autocast precision.
 
     Raises:
-        RuntimeError: raised from backward by PyTorch itself if an input has since been changed in place.
+        RuntimeError: in backward, if an input has been changed in place.
     """
     inside = _Inside(run, inputs)
     with saved_tensors_hooks(inside.leave, inside.take):
@@ -289,7 +267,7 @@ def recomputed(run: _Run, *inputs: Any) -> Any:
 
 
 class _Given(torch.autograd.Function):
-    """A function that makes autograd save tensors; no gradient flows back through it."""
+    """Makes autograd save tensors; it has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
@@ -304,8 +282,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Inside:
-    """The tensors that autograd wanted to save in one run. It lives as long as autograd may ask for one of
-    them."""
+    """The tensors that autograd saved in one run."""
 
     def __init__(self, run: _Run, inputs: tuple[Any, ...]):
         self._run = run
@@ -321,7 +298,7 @@ class _Inside:
         self._made: dict[int, torch.Tensor] = {}
 
     def leave(self, tensor: torch.Tensor) -> int:
-        """Give autograd a number in place of the tensor."""
+        """Return a number that autograd saves in place of the tensor."""
         self._count += 1
         return self._count - 1
 
@@ -356,12 +333,12 @@ class _Inside:
 
 
 def no_backward(_: object) -> torch.Tensor:
-    """Refuse to give a saved tensor back: a second forward is for what it saves, and has no backward."""
+    """Raise the error of a backward through a second forward."""
     raise RuntimeError("a recomputed region ran backward inside itself")
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a factory for the current autocast context in which the devices of ``inputs`` compute."""
+    """Return a factory for the current autocast context of the devices of ``inputs``."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext

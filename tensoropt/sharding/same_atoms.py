@@ -1,4 +1,4 @@
-"""Atoms of different tensors over which one loop runs: what is said of one of them holds for all."""
+"""Atoms of different tensors over which one loop runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ Atom = tuple[str, int]
 
 
 def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
-    """Return the atoms over which each loop of an operator runs."""
     atoms: dict[int, list[Atom]] = {}
     for operand in (*space.reads, *space.writes):
         for position, loop in enumerate(loop for dim in operand.dims for loop in dim):
@@ -22,11 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Return the sets of atoms that loops have in common; ``sets[atom]`` stands for the set of an atom.
-
-    Args:
-        loops: the atoms of each loop.
-    """
+    """Return the sets of atoms that loops have in common; ``sets[atom]`` stands for its set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

@@ -1,9 +1,8 @@
 """Following the sequence: the strategy of each group that splits the second dim of the inputs.
 
-This is context parallelism on one mesh axis: norms, products and element-wise operators compute the rank's
-part of each sequence, and parameters are used whole. Attention computes the rank's queries against keys and
-values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or that go around a ring (Liu et al.,
-arXiv 2310.01889).
+Context parallelism on one mesh axis, with parameters whole. Attention computes the rank's queries against
+keys and values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2) or circulate (Liu et al., arXiv
+2310.01889).
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ from tensoropt.sharding.groups import (
 )
 
 QUERIES = "queries"
-"""The loop of attention along which context parallelism splits it; :data:`~tensoropt.ops.ring_attention.RING`
-if keys and values are split, too."""
+"""The loop of attention that context parallelism splits, or ``RING`` if keys and values split too."""
 
 
 def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str, AxisStrategy]:
-    """Return the strategy of each group that follows the sequence, the second dim of the inputs with a batch.
+    """Return the strategy by which each group follows the sequence, the second dim of inputs with a batch.
+
+    A group that cannot follow stays whole; of several strategies it has the one that moves the fewest
+    elements.
 
     Args:
-        ring: keys and values go around a ring, where attention can do that; otherwise they are gathered.
-
-    A group that cannot follow stays whole. Of several strategies a group has the one that moves the fewest
-    elements of what it reads: whole tensors are cut without sending anything.
+        ring: whether keys and values go around a ring, where attention can.
     """
     atoms, known = graph.atoms, dict[str, int]()
     tensors = atoms.graph.tensors

@@ -1,8 +1,4 @@
-"""Which loops may be cut into small unequal parts: those over samples, positions and heads.
-
-An axis of three ranks cuts a batch of 32 into 11, 11 and 10 samples, and an axis of four cuts 25 heads into
-7, 7, 7 and 4. The search prices the largest part, so whether that is worth it is not decided here.
-"""
+"""Loops that may be cut into small uneven parts: those over samples, positions and heads."""
 
 from __future__ import annotations
 
@@ -15,11 +11,7 @@ from tensoropt.sharding.same_atoms import atoms_of_loops, same_atoms
 
 
 def with_small_parts(atoms: AtomGraph) -> AtomGraph:
-    """Return the graph with all loops over samples, positions and heads marked (``small_parts``).
-
-    These are the loops that rules mark (heads), those over the batch of the inputs and over the positions of
-    their tokens, and all loops over the same atoms, in operators whose calls do not need equal shards.
-    """
+    """Return the graph with loops over samples, positions and heads marked (``small_parts``)."""
     graph, spaces = atoms.graph, atoms.spaces
     places = {
         name: {loop: found for loop, found in atoms_of_loops(space).items() if loop in _cut(space)}
@@ -56,4 +48,4 @@ def _cut(space: IndexSpace) -> set[int]:
 
 
 _TOKENS = ("int64", "int32")
-"""The types of inputs that hold a number of a token at each position."""
+"""The dtypes of token inputs."""

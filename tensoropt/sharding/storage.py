@@ -1,9 +1,7 @@
 """The storage of parameters between steps, and the way from there to a use.
 
-A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step after the
-optimizer has changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient
-is reduced in every micro-batch (reduce-scattered, stage 2), or stays whole with the copy until the last one
-(stage 1).
+A sharded parameter is gathered for each use (ZeRO-3), or once per step as an unsharded copy for all
+micro-batches, with its gradient reduced in every micro-batch (ZeRO-2) or in the last one (ZeRO-1).
 """
 
 from __future__ import annotations
@@ -34,12 +32,11 @@ class UsePlace(NamedTuple):
     """One use of a parameter, as the other uses see it.
 
     Attributes:
-        block: the block that contains it.
         layout: the layout that the group reads.
-        again: the group is recomputed, with the rest of its region.
+        again: the group is recomputed.
         wanted: backward needs the parameter.
-        ahead: it is gathered ahead.
-        behind: its gradient is scattered behind.
+        ahead: it is prefetched.
+        behind: its gradient is scattered one block later.
         learns: it has a gradient.
     """
 
@@ -53,14 +50,12 @@ class UsePlace(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The part that falls to one use of what several uses share.
+    """Which use of a tied parameter gathers it, frees it and sums its gradient.
 
     Attributes:
-        gathers, frees: it is the first, or the last, of its block in forward.
-        frees_again: it is the last in the second forward of a recomputed block, which keeps nothing for
-            backward.
-        gathers_back, frees_back: it is the first, or the last, that needs the parameter in the block's
-            backward.
+        gathers, frees: it is its block's first, or last, in forward.
+        frees_again: it is the last in a recomputed block's second forward, without need in backward.
+        gathers_back, frees_back: it is the first, or last, in the block's backward.
         before: the number of gradients in the sum when its own arrives.
         scatters: its own is the last.
     """
@@ -75,16 +70,12 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Return the turn of a use that is the only one."""
+    """Return the turn of a single use."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return the part that falls to each of a parameter's uses.
-
-    Args:
-        uses: in execution order; backward reaches them in reverse.
-    """
+    """Return the part of each of a parameter's uses, given in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
@@ -110,11 +101,10 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
 
 
 _Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
-"""(forward, backward) steps."""
 
 
 class Gather(Enum):
-    """The times at which a parameter that is stored sharded is gathered."""
+    """When a sharded parameter is gathered."""
 
     EACH_USE = "each use"
     AHEAD = "ahead of each use"
@@ -122,7 +112,7 @@ class Gather(Enum):
 
 
 class Reduce(Enum):
-    """The times at which a gradient is brought to where its parameter is stored."""
+    """When a gradient is reduced to its parameter's storage."""
 
     EACH_MICRO_BATCH = "each micro-batch"
     LAST_MICRO_BATCH = "last micro-batch"
@@ -132,16 +122,14 @@ class Reduce(Enum):
 class Storage:
     """The storage of a parameter.
 
-    Strategies, plans and cost tables keep it as one :data:`Layout` (:attr:`stored`), in which the micro-batch
-    axis says how often it is gathered and reduced. No parameter is split on that axis, so its code is free
-    for this purpose. Only this module reads and writes that code.
+    Elsewhere it is one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no parameter is
+    split, encodes how often it is gathered and reduced.
 
     Attributes:
-        layout: the placement of its shards. If it is gathered once per step or ahead, the micro-batch axis is
-            ``REPLICATE``: whether gradients add up over that axis depends on the unsharded copy, or on the
-            use.
+        layout: the placement of its shards; the micro-batch axis is ``REPLICATE`` if gathered once or
+            prefetched.
         gather: how often it is gathered.
-        reduce: how often its gradient is reduced; in each micro-batch, unless an unsharded copy waits for it.
+        reduce: how often its gradient is reduced.
     """
 
     layout: Layout
@@ -154,12 +142,11 @@ class Storage:
 
     @classmethod
     def of(cls, stored: Layout) -> Storage:
-        """Inverse of :attr:`stored`."""
         return _storage(stored)
 
     @property
     def stored(self) -> Layout:
-        """The layout under which strategies, plans and cost tables keep it."""
+        """The layout under which strategies, plans and cost tables store it."""
         if self.gather is Gather.EACH_USE:
             return self.layout
         if self.gather is Gather.AHEAD:
@@ -169,17 +156,16 @@ class Storage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is gathered for each use, at the use itself."""
+        """Whether it is gathered for each use, without prefetching."""
         return self.gather is Gather.EACH_USE
 
     @property
     def gathered_once(self) -> bool:
-        """Whether an unsharded copy serves the whole step."""
         return self.gather is Gather.ONCE
 
     @property
     def gathered_ahead(self) -> bool:
-        """Whether it is gathered for each use while the block before computes."""
+        """Whether it is prefetched for each use."""
         return self.gather is Gather.AHEAD
 
     @property
@@ -206,13 +192,11 @@ class Way:
     """The way from a parameter's storage to one use of it, and the way back of its gradient.
 
     Attributes:
-        shard: the layout of the shard that the optimizer changes.
-        source: the layout from which a use starts: that of the shard, or of the unsharded copy.
+        shard: the layout of the optimizer's shard.
+        source: the layout from which a use starts: the shard's or the unsharded copy's.
         use: the layout that the group reads.
-        back: the destination of a use's gradient in every micro-batch: the shard, or the unsharded copy.
-        ahead: the parameter, or the unsharded copy, is meant to be gathered ahead of the use, if
-            :meth:`goes_ahead` or :meth:`copy_goes_ahead` says so; its gradient is scattered behind if
-            :meth:`goes_behind` says so.
+        back: the gradient's destination in every micro-batch: the same two.
+        ahead: prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`, :meth:`goes_behind`).
     """
 
     shard: Layout
@@ -223,12 +207,11 @@ class Way:
 
     @property
     def unsharded(self) -> bool:
-        """Whether a use starts from an unsharded copy, for which nothing has to be gathered or cast."""
+        """Whether a use starts from an unsharded copy, without gather or cast."""
         return self.source != self.shard
 
     @property
     def reduced_last(self) -> bool:
-        """Whether the gradient stays with the unsharded copy until the last micro-batch."""
         return self.unsharded and self.back == self.source
 
     def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
@@ -240,9 +223,7 @@ class Way:
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Return whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
-        gradient back, and both can be combined with those of other parameters. All other ways stay unchanged.
-        """
+        """Return whether a use is prefetched: one all-gather, and one reduce-scatter of its gradient."""
         if not self.ahead or self.unsharded:
             return False
         forward, backward = self.steps(atoms, mesh, learns=learns)
@@ -250,8 +231,7 @@ class Way:
         return back and _is_one("all_gather", forward, atoms, mesh)
 
     def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Return whether an unsharded copy is gathered ahead of its first use in the first micro-batch, under
-        the same conditions; a gradient that waits with it is then scattered behind in the last one."""
+        """Return whether an unsharded copy is prefetched for its first use, under the same conditions."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(atoms, mesh, learns=learns)
@@ -259,7 +239,7 @@ class Way:
         return back and _is_one("all_gather", forward, atoms, mesh)
 
     def goes_behind(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Return whether the gradient of a use is scattered behind in every micro-batch."""
+        """Return whether the gradient of a use is scattered one block later in every micro-batch."""
         if not learns or self.reduced_last:
             return False
         if not self.unsharded:
@@ -268,8 +248,7 @@ class Way:
         return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
-        """Return the steps of an unsharded copy that run once per step: its gathering, and the reduction of a
-        gradient that stayed with it."""
+        """Return the steps of an unsharded copy once per step: gathering, and reducing its gradient."""
         if not self.unsharded:
             return (), ()
         forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
@@ -279,8 +258,7 @@ class Way:
 def _is_one(
     kind: StepKind, steps: Sequence[ReshardingStep], atoms: tuple[int, ...], mesh: tuple[int, ...]
 ) -> bool:
-    """Return whether a single collective of this kind is the whole way. Shards are even, or a single axis has
-    cut them, so that only the last ones are smaller: these are sent with padding."""
+    """Return whether a single collective of this kind is the whole way; uneven shards must be of one axis."""
     if [step.kind for step in steps] != [kind]:
         return False
     (step,) = steps
@@ -292,15 +270,13 @@ def _is_one(
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that people see for a stored layout, given by its names: one per mesh axis, followed
-    by ``held`` or ``held/P`` if an unsharded copy serves the whole step, or ``ahead`` if it is gathered ahead
-    of its uses."""
+    """Return a stored layout in words: mesh axes, then ``held``, ``held/P`` (unsharded copy) or ``ahead``."""
     shown = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """Return the stored layout of a parameter for which nothing is gathered: that of its use.
+    """Return the stored layout of a parameter without gathering: that of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """
@@ -308,16 +284,15 @@ def stored_layout(tensor: Tensor, use: Layout) -> Layout:
 
 
 def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> Layout:
-    """Return the layout of a parameter that is whole on every device, with its gradient a sum over all: that
-    of a copy that several groups share."""
+    """Return the layout of a parameter whole on every device, with its gradient a sum over all."""
     return stored_layout(tensor, tuple(PARTIAL_GRAD if size > 1 else REPLICATE for size in mesh))
 
 
 def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, shared: bool) -> Way:
     """Return the way of a parameter with this storage to a use.
 
-    An unsharded copy has the layout in which its only reader would have the parameter stored, or is whole if
-    it has several. A parameter that already has that layout needs no copy.
+    An unsharded copy has its only reader's layout, or is whole if it has several; a parameter with that
+    layout needs none.
     """
     storage = Storage.of(stored)
     if storage.gathered_ahead:

@@ -1,8 +1,4 @@
-"""A strategy: one configuration for every variable of the graph, and everything that follows from it.
-
-This is where search and executor meet: the search picks a strategy, the cost tables price its
-:meth:`Strategy.edges`, and the executor issues them.
-"""
+"""A strategy: one configuration for every variable of the graph, and everything that follows from it."""
 
 from __future__ import annotations
 
@@ -46,41 +42,35 @@ from tensoropt.sharding.storage import Gather, Storage, Way, way
 
 
 class ParallelStrategy(Protocol):
-    """What strategies of every kind answer: a training step is stages, and the schedule in which
-    micro-batches pass through them.
+    """The interface of strategies of every kind: stages, and their schedule of micro-batches.
 
-    A place is an equal part of the devices, and runs the stages that the schedule assigns to it. A stage on a
-    mesh is a :class:`Strategy`; one on a single device may instead say in which orders it runs its operators.
+    A place is an equal part of the devices and runs the stages that the schedule assigns to it.
 
     Attributes:
-        kind: the name of this kind of strategies in plain data.
+        kind: its name in plain data.
     """
 
     kind: ClassVar[str]
 
     @property
-    def graph(self) -> GroupGraph:
-        """The grouped graph of the model that the strategy is for."""
+    def graph(self) -> GroupGraph: ...
 
     @property
-    def stages(self) -> Sequence[Any]:
-        """The stages, in the order in which a micro-batch passes through them."""
+    def stages(self) -> Sequence[Any]: ...
 
     @property
     def schedule(self) -> str:
-        """The order in which stages run micro-batches; "" if each follows from the stages themselves."""
+        """The schedule of stages; "" if it follows from the stages."""
 
     @property
-    def places(self) -> int:
-        """The number of parts of the devices."""
+    def places(self) -> int: ...
 
     @property
     def devices(self) -> int:
-        """The number of ranks that it takes."""
+        """The number of ranks."""
 
     @property
-    def micro_batches(self) -> int:
-        """The number of pieces in which the global batch is run, one after another."""
+    def micro_batches(self) -> int: ...
 
     @property
     def mesh_text(self) -> str:
@@ -88,61 +78,48 @@ class ParallelStrategy(Protocol):
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """The buffers that a step changes at one place and other places read, each with the place that makes
-        its new value, which the step sends to all."""
+        """Buffer that a step changes and other places read -> the place that makes and broadcasts it."""
 
-    def place_of(self, stage: int) -> int:
-        """Return the place that has a stage."""
+    def place_of(self, stage: int) -> int: ...
 
     def maker(self, name: str) -> int | None:
-        """Return the stage that makes a result of the model, or a buffer's new value; None if no stage makes
-        all of it."""
+        """Return the stage of a result or a buffer's new value; None if no stage makes all of it."""
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the stages that hold a parameter."""
+        """Return the stages that store a parameter."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as plain data, for other processes; :meth:`from_data` reads it."""
+        """Return the strategy as plain data for :meth:`from_data`."""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Self:
-        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
+        """Return the strategy of this model that :meth:`to_data` wrote.
 
         Raises:
-            PlanError: the data do not describe a strategy of this graph; the message names the first
-                difference.
+            PlanError: the data do not fit this graph; the message names the first difference.
         """
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The ranks of which what they send and keep stands for all: those whose programs or whose places at
-        the ends of dims differ."""
+        """The ranks that represent all: those with different programs or places at the ends of dims."""
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:
-        """Return :attr:`devices` from plain data alone.
-
-        Raises:
-            PlanError: the data do not say.
-        """
+        """Return :attr:`devices` from plain data; PlanError if they lack it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One resharding: a tensor moves from one layout to another.
+    """One resharding of a tensor between two layouts.
 
     Attributes:
-        tensor: the name of the tensor.
         source, target: layouts; equal for an edge that costs nothing.
         reader: the group that reads the result; "" for a hub or an output.
-        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or ``unsharded``: a
-            parameter's copy that serves the whole step, made and released once.
-        back: for a parameter read from an unsharded copy, the destination of its gradient, if that is not
-            ``source``.
-        block: for a parameter that is gathered ahead, or whose gradient is scattered behind, the block that
-            uses it; for an unsharded copy, the first such block.
-        behind: the block behind whose backward the gradient is scattered, together with those of other uses
-            that read the parameter in the same way: the first block of these uses.
+        kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
+            step).
+        back: the destination of an unsharded parameter's gradient, if not ``source``.
+        block: the block that prefetches the parameter or scatters its gradient; of a copy, the first one.
+        behind: the first block of uses in this layout, after whose backward their gradients are scattered.
     """
 
     tensor: str
@@ -156,17 +133,16 @@ class Edge:
 
     @property
     def moves(self) -> bool:
-        """Whether it requires anything to be sent, cut or masked."""
+        """Whether anything is sent, cut or masked."""
         return self.source != self.target or self.back is not None
 
 
 class Scattered(NamedTuple):
-    """The way in which the gradient of a parameter comes to its shard in the backward of a call.
+    """How a parameter's gradient reaches its shard in the backward of a call.
 
     Attributes:
-        sums: the number of sums that are scattered behind, each over the uses that read the parameter in the
-            same way.
-        others: whether other uses bring their gradients along their own edges.
+        sums: the number of sums scattered one block later, one per layout of uses.
+        others: whether other uses return gradients along their own edges.
     """
 
     sums: int
@@ -178,18 +154,15 @@ class Strategy:
     """The configurations of all groups, placements of all hubs, and stored placements of all parameters.
 
     Attributes:
-        graph: the grouped graph.
         mesh: (micro-batches, axis sizes...).
         configurations: by group name.
-        hubs: for each hub tensor, the placement in which it is materialised for its readers.
-        stored: for each parameter, the placement in which it is kept between steps.
-        recomputed: the regions whose forward, or a part of it, runs a second time in backward.
-        once: the groups of these regions whose forward runs once; what backward needs of their results is
-            kept, or made again where it is made by a group that runs again.
-        gathered_again: the activations whose gathered copies are not kept for backward, but gathered again
-            from what their makers left (:mod:`tensoropt.sharding.gathered_again`).
-        zigzag_beside: whether another stage of the same pipeline cuts sequences in zig-zag order.
-        leaving: the layouts of those results that do not leave whole on every rank.
+        hubs: tensor with several readers -> the placement in which it is materialised.
+        stored: parameter -> its placement between steps.
+        recomputed: the regions recomputed wholly or in part.
+        once: the groups of these regions that run once; their results are saved if backward needs them.
+        gathered_again: activations gathered again in backward (:mod:`tensoropt.sharding.gathered_again`).
+        zigzag_beside: whether another stage of the pipeline cuts sequences in zig-zag order.
+        leaving: the layouts of results that do not leave whole on every rank.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -207,7 +180,6 @@ class Strategy:
 
     @property
     def stages(self) -> tuple[Strategy, ...]:
-        """The strategy itself, as the only stage."""
         return (self,)
 
     schedule = ""
@@ -227,11 +199,9 @@ class Strategy:
 
     @property
     def mesh_text(self) -> str:
-        """The sizes of the mesh's axes."""
         return "x".join(map(str, self.mesh[1:])) or "1"
 
     def place_of(self, stage: int) -> int:
-        """Return 0: all devices are one place."""
         return 0
 
     def maker(self, name: str) -> int:
@@ -253,8 +223,9 @@ class Strategy:
 
     @cached_property
     def zigzag(self) -> bool:
-        """Whether sequences are cut in zig-zag order: they can be, and causal attention is split along its
-        queries."""
+        """Whether sequences are in zig-zag order: possible, and causal attention is split along its
+        queries.
+        """
         atoms = self.graph.atoms
         if not atoms.may_zigzag(self.mesh):
             return False
@@ -266,7 +237,7 @@ class Strategy:
         )
 
     def zigzag_atoms(self, name: str) -> frozenset[int]:
-        """Return the positions of a tensor's atoms whose shards come in zig-zag order."""
+        """Return the positions of a tensor's atoms in zig-zag order."""
         if not self.zigzag:
             return frozenset()
         return frozenset(position for tensor, position in self.graph.atoms.zigzag if tensor == name)
@@ -282,12 +253,11 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Return the layout that a reader starts from: that of the materialised hub, or as the producer
-        leaves it."""
+        """Return the layout that a reader starts from: the hub's, or the producer's."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
-        """Yield every resharding of the forward pass, in no particular order; identities are included."""
+        """Yield every resharding of forward, identities included, in no particular order."""
         for name, materialised in self.hubs.items():
             yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
@@ -309,14 +279,13 @@ class Strategy:
                 yield self.output_edge(name)
 
     def output_edge(self, name: str) -> Edge:
-        """Return the edge that brings a result of the model, or a buffer's new value, to the caller."""
+        """Return the edge of a result of the model, or a buffer's new value."""
         source = self.source_layout(name)
         return Edge(name, source, self.leaving.get(name) or output_layout(source), "", "output")
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """The linear operator, and the edge to it or to the hub, for each activation whose gradient is
-        reduced while the product of a weight's gradient is computed."""
+        """Activation whose gradient is reduced during a weight gradient's product -> (operator, edge)."""
         pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
 
@@ -339,12 +308,11 @@ class Strategy:
         return edge if is_one_reduction(self.steps(edge)[1], self.mesh) else None
 
     def way(self, name: str, group: Group) -> Way:
-        """Return the way from a parameter's storage to its use in a group."""
         use = self.configurations[group.name].layout(name)
         return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """Return the edge that brings a parameter to a group that uses it."""
+        """Return the edge that brings a parameter to a group."""
         route = self.way(name, group)
         back = route.back if route.back != route.source else None
         behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
@@ -365,8 +333,7 @@ class Strategy:
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
-        """The way in which the gradient comes to its shard, for each parameter with a gradient, or a part of
-        one, that is scattered behind."""
+        """Parameter with a gradient scattered one block later -> how it reaches the shard."""
         arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
             arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)
@@ -380,7 +347,7 @@ class Strategy:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are gathered together if they are gathered ahead."""
+        """The blocks whose parameters are prefetched together."""
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
@@ -409,8 +376,7 @@ class Strategy:
 
     @cached_property
     def unsharded(self) -> Mapping[str, Edge]:
-        """The edge that makes each unsharded copy, by the name of its parameter; such a copy serves the whole
-        step."""
+        """Parameter -> the edge of its unsharded copy for the whole step."""
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
@@ -430,7 +396,6 @@ class Strategy:
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
-        """The recomputed region of each group, by group name."""
         return region_of(self.recomputed)
 
     def forwards(self, group: str) -> int:
@@ -438,22 +403,21 @@ class Strategy:
         return 2 if group in self.region_of and group not in self.once else 1
 
     def gathers_again(self, edge: Edge) -> bool:
-        """Return whether backward gathers what comes along an edge again instead of keeping it."""
+        """Return whether backward gathers an edge's result again."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
 
     def times(self, edge: Edge) -> int:
-        """Return the number of micro-batches of a step that pass an edge: one for an unsharded copy."""
+        """Return the number of micro-batches in a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def forwards_of(self, edge: Edge, *, needed: bool = False) -> int:
         """Return how often an edge's forward steps run in one micro-batch of training.
 
-        An edge runs where its result is used; that of a hub runs where the tensor is produced.
+        An edge runs with its reader; that of a hub with the producer.
 
         Args:
-            needed: whether the reader's backward needs the tensor. If it is made again, that is from where a
-                reader that runs once takes it.
+            needed: whether the reader's backward needs the tensor.
         """
         if edge.kind in ("output", "unsharded"):
             return 1
@@ -487,14 +451,13 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Return the shape of a tensor's shard in a layout; that of the largest shard without a
-        coordinate."""
+        """Return the shape of a tensor's shard in a layout; by default of the largest."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first),
-        one placement name per axis for each hub and parameter, the names of the recomputed regions, those of
-        their groups that run once, and of the tensors gathered again."""
+        """Return the strategy as data: mesh, labels, placements, recomputed regions, tensors gathered
+        again.
+        """
         return {
             "mesh": list(self.mesh),
             "groups": {
@@ -511,11 +474,10 @@ class Strategy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
-        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
+        """Return the strategy of this model that :meth:`to_data` wrote.
 
         Raises:
-            PlanError: the data do not describe a strategy of this graph; the message names the first
-                difference.
+            PlanError: the data do not fit this graph; the message names the first difference.
         """
         mesh = _mesh(data.get("mesh"))
         groups = _section(data, "groups", (g.name for g in graph.groups))
@@ -550,7 +512,6 @@ class Strategy:
 
     @cached_property
     def gatherable(self) -> frozenset[str]:
-        """The activations that backward may gather again."""
         again, found = self.region_of.keys() - self.once, set[str]()
         for name in gatherable(self.graph):
             maker, *readers = ends_of(self.graph, name)
@@ -562,12 +523,7 @@ class Strategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The first rank, and those that one comes to from it by going to the end of one axis after the
-        other.
-
-        All ranks run one program. Shards are uneven at the ends of axes, and each of these ranks is in a
-        group with the one before it.
-        """
+        """The first rank, and those reached by going to the end of one axis after the other."""
         ranks, stride = [0], prod(self.mesh[1:])
         for size in self.mesh[1:]:
             stride //= size
@@ -576,11 +532,7 @@ class Strategy:
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:
-        """Return the number of ranks of a strategy in plain data.
-
-        Raises:
-            PlanError: the data have no mesh.
-        """
+        """Return the number of ranks from plain data; PlanError if they have no mesh."""
         mesh = data.get("mesh")
         if not isinstance(mesh, Sequence) or not mesh:
             raise PlanError("the plan has no mesh")
@@ -589,15 +541,13 @@ class Strategy:
 
 
 def output_layout(source: Layout) -> Layout:
-    """Return the layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis
-    unchanged."""
+    """Return the layout of a tensor that leaves the model: whole, with the micro-batch axis unchanged."""
     # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
 def made_again(tensor: Tensor, steps: Iterable[ReshardingStep], *, unsharded: bool = False) -> bool:
-    """Return whether backward rebuilds a used parameter from its stored shard instead of keeping it: so for
-    one that had to be gathered, or cast, for the use itself."""
+    """Return whether backward makes a parameter's copy again: one gathered or cast for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)

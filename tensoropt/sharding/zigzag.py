@@ -1,8 +1,7 @@
-"""The zig-zag order of sequences: shards of equal work under a causal flag.
+"""The zig-zag order of sequences: shards of equal work in causal attention.
 
-A query of causal attention sees the keys up to its own position, so that later queries take more work. A
-sequence that ``n`` ranks share is therefore cut into ``2n`` chunks, of which rank ``r`` has the chunks ``r``
-and ``2n - 1 - r`` (Llama 3, arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``).
+``n`` ranks cut a sequence into ``2n`` chunks; rank ``r`` has the chunks ``r`` and ``2n - 1 - r`` (Llama 3,
+arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``).
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _ORDERLESS_KERNELS = frozenset(
         EXPERTS, RING_FORM,
     }
 )  # fmt: skip
-"""The kernels that do not take a shard's elements for neighbours: they know which ones a shard has, or treat
-each by itself. The losses do so except along classes."""
+"""Kernels that do not treat a shard's elements as neighbours; losses do so along classes."""
 
 
 def with_zigzag(atoms: AtomGraph) -> AtomGraph:
-    """Return the graph with the atoms whose shards come in zig-zag order, if causal attention is split along
-    its queries; without any if something else takes a shard for a contiguous part of the sequence."""
+    """Return the graph with its atoms in zig-zag order, if causal attention is split along queries.
+
+    No atoms are marked if an operator requires shards to be contiguous parts of the sequence.
+    """
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
 
 
 def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
-    """Return why queries of causal attention that a mesh can split are not cut in zig-zag order on it, in
-    words; empty if they are, or cannot be split at all.
+    """Return a note on why splittable queries of causal attention are not cut in zig-zag order, or nothing.
 
     Args:
         mesh: micro-batches, then axis sizes.
@@ -77,7 +76,7 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
 
 
 def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
-    """Yield the atoms of loops that are cut together at the same positions, in every order of them."""
+    """Yield the atoms of loops that are cut together at the same positions, in every order."""
     for space in atoms.spaces.values():
         of_loops = atoms_of_loops(space)
         for dim in space.dims:

@@ -1,10 +1,4 @@
-"""Storages with several users: views and their readers, gradients in one storage, new values of buffers.
-
-A group that only takes a part of its input (one step of a sequence, one of three projections) gives a view:
-its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
-results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
-reader of one finds it there depends on where it is put, so both are looked up for each strategy.
-"""
+"""Storages with several users: views and readers, gradients in one storage, new values of buffers."""
 
 from __future__ import annotations
 
@@ -28,12 +22,11 @@ from tensoropt.types import Flags, Indices
 
 _Placed = Column[Reading] | Column[Layout]
 _Relation = tuple[str, tuple[str, ...]]
-"""A result in whose gradient the gradients of these reads lie; "" if they lie in a storage made for them."""
+"""A result in whose gradient the gradients of these reads lie; "" for a storage of their own."""
 
 
 class GradientAliases:
-    """The shared storages of gradients, for all strategies at once. Ends are positions in the step schedule;
-    -1 if there is none."""
+    """The shared storages of gradients, for all strategies at once; ends are step positions, -1 for none."""
 
     def __init__(
         self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
@@ -52,14 +45,12 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
-        backward."""
+        """Return 1 for each strategy in which the gradient of a result outlives the group's backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
     def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
-        """Return (the ends of storages that a tensor's gradients share, by number; for each strategy, the
-        storage of the gradients of the tensor, which ``group`` writes)."""
+        """Return (ends of shared storages of a tensor's gradients; per strategy, its gradients' storage)."""
         self._find()
         readers = self.schedule.readers.get(name, ())
         shared = [self._end_of.get((reader.name, name)) for reader in readers]
@@ -155,8 +146,7 @@ class GradientAliases:
     # -- lives ------------------------------------------------------------------------------------
 
     def _find(self) -> None:
-        """Visit the groups in backward order: a group that gets a gradient comes after the one that gives
-        it."""
+        """Visit the groups in backward order, givers of a gradient first."""
         if self._found or not self._relations:
             return
         self._found = True
@@ -206,11 +196,10 @@ class GradientAliases:
         self._outlasting[group.name] = outlasts.astype(np.int64)
 
     def _end(self, group: Group, name: str, size: int) -> Indices:
-        """Return the position at which a tensor that gets its gradient from a group releases the storage.
+        """Return the position at which a tensor that gets its gradient from a group frees the storage.
 
         Args:
-            size: elements of the tensor whose gradient the storage was made for; 0 if it was made for
-                several.
+            size: elements of the tensor for which the storage was made; 0 for several.
         """
         at = group.name, name, size
         if at not in self._ends:
@@ -252,9 +241,9 @@ class _Taken:
 
     Attributes:
         ends: the positions of the backwards that may need the old value.
-        which: for each strategy, the number of the last of these that does; -1 if none does.
-        always: the moment, if it is the same in all strategies; None if it depends on ``which``.
-        never: the tensor is not a buffer's new value, or its memory is counted elsewhere.
+        which: per strategy, the last of these that does; -1 if none.
+        always: the moment, if equal in all strategies.
+        never: it is not a buffer's new value, or is counted elsewhere.
     """
 
     ends: tuple[int, ...]
@@ -263,11 +252,7 @@ class _Taken:
     never: bool = False
 
     def until(self, row: int, first: int) -> When | None:
-        """Return the moment in one strategy; None if it never happens.
-
-        Args:
-            first: the number of the first of ``ends`` among the tensor's.
-        """
+        """Return the moment in one strategy, or None; ``first`` is the number of the first of ``ends``."""
         if self.never or self.always is not None:
             return self.always
         number = int(self.which[row])
@@ -289,7 +274,6 @@ class NewBuffers:
         return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
 
     def taken(self, name: str) -> _Taken:
-        """Return the moment at which a tensor replaces a buffer."""
         none = np.full(self.readings.count, -1, dtype=np.int64)
         if name not in self._buffers or self._in_stage or not self.graph.atoms.graph.training:
             return _Taken((), none, never=True)
@@ -327,11 +311,10 @@ class ViewAlias:
 
     Attributes:
         maker: the group that writes it.
-        through: the reader of the other tensor that makes it; :data:`SOURCE` if one group writes both.
+        through: the reader that makes it; :data:`SOURCE` if one group writes both.
         of: the other tensor's short name in that group.
-        first: its own number among the tensor's readers, from which its readers are numbered onwards.
+        first: its number among the tensor's readers; its own readers follow.
         leaves: whether it leaves the model.
-        inner: the views of it.
     """
 
     name: str
@@ -344,15 +327,13 @@ class ViewAlias:
     inner: tuple[ViewAlias, ...]
 
     def with_inner(self) -> Iterator[ViewAlias]:
-        """Yield the view, the views of it, and so on, depth first."""
+        """Yield the view and its views, depth first."""
         yield self
         for inner in self.inner:
             yield from inner.with_inner()
 
 
 class ViewAliases:
-    """The views of every tensor, and their readers."""
-
     def __init__(
         self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
     ):
@@ -376,8 +357,7 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return the views of a tensor; readers are numbered from ``first``, or after the tensor's own
-        readers."""
+        """Return the views of a tensor; readers are numbered from ``first``, or after its own."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -404,8 +384,7 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Yield the readers of views, in the order of their numbers; for each view, the hub in which it is
-        put comes first."""
+        """Yield the readers of views by number; a view's hub comes first."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield Reader(alias.maker.name, alias.name, materialises=True)
             for group in alias.readers:
@@ -414,11 +393,11 @@ class ViewAliases:
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
     ) -> Iterator[StorageUser]:
-        """Yield the readers of the views in a strategy, if the views lie in place there.
+        """Yield the readers of views that lie in place in a strategy.
 
         Args:
-            orders: for each reader's number, its position in forward.
-            through: for the views of a view: the reader of the outermost tensor.
+            orders: reader -> its position in forward.
+            through: for the views of a view, the reader of the outermost tensor.
         """
         for alias in views:
             writing = self.readings.written(alias.maker.name, alias.name).at(row)

@@ -1,6 +1,4 @@
-"""Many strategies of the same candidates, decomposed into the owners of effects that the simulator steps
-through.
-"""
+"""Strategies of the same candidates, decomposed into the owners of effects that the simulator adds up."""
 
 from __future__ import annotations
 
@@ -46,11 +44,11 @@ from tensoropt.types import Floats, Indices
 
 
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), one owner
-    after another.
+    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner by
+    owner.
 
     Args:
-        positions: (owners,) rows; -1, for an owner without such an effect, is the last row.
+        positions: (owners,) rows; -1, for no such effect, is the last row.
         table: (choices,) figures.
         which: (owners, strategies) numbers of choices.
     """
@@ -72,7 +70,7 @@ def _add_rows(target: Floats, positions: Indices, table: Floats, which: Indices)
 
 
 def add_all(target: Floats, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), one owner after another.
+    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner by owner.
 
     Args:
         table: (choices, figures).
@@ -93,20 +91,14 @@ def _add_all(target: Floats, table: Floats, which: Indices) -> None:
 
 @njit(cache=True, nogil=True)
 def sum_up(rows: Floats) -> None:
-    """Replace each of ``rows`` (moments, strategies) with the sum of all rows up to it."""
+    """Replace ``rows`` (moments, strategies) with their cumulative sums."""
     for moment in range(1, rows.shape[0]):
         for n in range(rows.shape[1]):
             rows[moment, n] += rows[moment - 1, n]
 
 
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """Return (strategies, 2) what is kept, and what else is alive, at the peak; the first of several
-    peaks.
-
-    Args:
-        kept, transient: (moments, strategies) bytes that are alive.
-        workspace: (moments, strategies) bytes that are alive only at that moment.
-    """
+    """Return (strategies, 2) saved and other bytes at the first peak, from (moments, strategies) bytes."""
     shapes = kept.shape, transient.shape, workspace.shape
     assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"
     totals = np.zeros((kept.shape[1], 2))
@@ -129,16 +121,15 @@ def _peaks(kept: Floats, transient: Floats, workspace: Floats, totals: Floats) -
 
 
 _Where = tuple[str, str]
-"""The kind and name of an owner."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A group, a tensor or a parameter: its effects, and where they take place in a step.
+    """A group, a tensor or a parameter, with its effects and their places in a step.
 
     Attributes:
         kind: ``group``, ``tensor`` or ``parameter``.
-        position: maps the moment of one of its effects to the position in the step schedule.
+        position: moment -> position in the step schedule.
         effects: one per strategy.
     """
 
@@ -158,10 +149,8 @@ class _Chosen:
     """One owner as the strategies of a batch choose it.
 
     Attributes:
-        columns: everything that its effects depend on besides its kind, as one number per strategy each.
-        make: returns the effects in one strategy.
-        position: as in :class:`Owner`.
-        ends: by number, the positions at which storages of a tensor's gradients are freed.
+        columns: what its effects depend on besides its kind, one number per strategy.
+        ends: the positions that free storages of a tensor's gradients.
     """
 
     where: _Where
@@ -176,9 +165,9 @@ class Stack:
     """The owners of one kind.
 
     Attributes:
-        used: (k,) the numbers of the effects that occur in this batch.
+        used: (k,) the numbers of this batch's effects.
         which: (owners, strategies) indices into these.
-        positions_of: for each moment, its positions for exactly these owners, kept for later batches.
+        positions_of: moment -> its positions for these owners, cached.
     """
 
     kind: Kind
@@ -188,8 +177,7 @@ class Stack:
     positions_of: dict[When, Indices]
 
     def positions(self, place: MomentPlace) -> Indices:
-        """Return (owners,) the position of a place in the step schedule; -1 for an owner that has no such
-        place."""
+        """Return (owners,) positions in the step schedule; -1 for none."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when.what == "end" and when != FORWARD_END:
@@ -202,14 +190,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """The facts about a tensor that do not depend on any choice.
+    """A tensor's facts that do not depend on any choice.
 
     Attributes:
         places: its readers and those of its views, by number.
-        orders: for each place, its position in forward.
-        inside: for each reader, whether it is in its producer's region.
-        kind: everything that its effects depend on besides its readings. Two tensors with the same kind have
-            equal effects for equal readings, whatever their names.
+        orders: place -> its position in forward.
+        inside: reader -> whether it is in the producer's region.
+        kind: tensors of one kind have equal effects for equal readings.
     """
 
     group: Group
@@ -223,18 +210,15 @@ class _TensorPlan:
 
 
 class Batch:
-    """Strategies ready to be simulated together.
+    """Strategies to be simulated together.
 
     Args:
-        choices, options: for each variable and each group, the index that every strategy chose.
-        prices: :func:`~tensoropt.costs.prices.free_prices` to track only bytes and collectives.
-        memo: results derived earlier for the same candidates and prices; this batch adds to it.
-        schedule: the step schedule of the candidates' graph and regions.
+        choices, options: variable or group -> every strategy's index.
+        prices: those of :func:`~tensoropt.costs.prices.free_prices` track bytes and collectives only.
+        memo: cached results of the same candidates and prices.
 
     Attributes:
-        tied: for each shared parameter, what its uses have in common; None for one whose uses have nothing in
-            common.
-        stacks: all owners, by kind.
+        tied: tied parameter -> what its uses share, or None.
     """
 
     def __init__(
@@ -295,8 +279,7 @@ class Batch:
         return Stack(kind, owners, np.array(numbers), which, kind.positions(tuple(o.where for o in owners)))
 
     def part(self, rows: slice) -> Batch:
-        """Return some of the strategies, to be simulated by themselves; its readings and owners are not
-        cut."""
+        """Return some of the strategies as a batch."""
         part = copy(self)
         for name in ("owners", "_owner_of"):  # those of all strategies
             part.__dict__.pop(name, None)
@@ -321,8 +304,7 @@ class Batch:
         return tuple(self._owner_of[where] for where in self._order)
 
     def outlasting(self, group: Group) -> Indices:
-        """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
-        backward."""
+        """Return 1 for each strategy in which the gradient of a result outlives the group's backward."""
         return self._gradients.outlasting(group)[self._rows]
 
     def owner(self, kind: str, name: str) -> Owner:
@@ -464,8 +446,7 @@ class Batch:
         return tied_parameter(name, self.stored[name], chosen, *context)
 
     def _complete(self, name: str) -> Indices:
-        """Return the number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
-        strategy."""
+        """Return, per strategy, the index in ``COMPLETE`` of a gradient's moment of completion."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
             return np.zeros(self.count, dtype=np.int64)

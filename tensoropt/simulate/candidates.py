@@ -1,6 +1,4 @@
-"""Candidates: all possible choices, by index. They are the configurations of cost tables, or the single ones
-of one strategy.
-"""
+"""Candidates: all choices by index, of cost tables or of a single strategy."""
 
 from __future__ import annotations
 
@@ -33,11 +31,10 @@ class Overlap:
     """The overlap behaviour of a device kind.
 
     Attributes:
-        beside: whether a collective that nothing waits for leaves the device free to compute. NCCL runs on
-            its own stream; gloo's threads run on the same cores that compute, so nothing is gained.
-        words: the assumption, for people.
-        by_axes: the link levels that collectives over some mesh axes occupy.
-        slower: how much longer computing takes in the meantime, as a share.
+        beside: whether asynchronous collectives overlap with computation (NCCL, not gloo).
+        words: the assumption in words.
+        by_axes: mesh axes -> the link levels that collectives use.
+        slower: the share by which they slow down computing.
     """
 
     beside: bool
@@ -46,7 +43,6 @@ class Overlap:
     slower: float = 0.0
 
     def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
-        """Return the names of the links that a collective over mesh ``axes`` occupies."""
         # Without a cluster nothing is known about levels: each axis then has its own links.
         return self.by_axes.get(axes) or _axis_links(axes)
 
@@ -55,11 +51,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """Return the overlap of the executor on this cluster's devices.
-
-    Args:
-        beside: whether anything overlaps with computation (:func:`~tensoropt.costs.prices.runs_beside`).
-    """
+    """Return the overlap on this cluster's devices, if anything runs ``beside`` computation."""
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
@@ -81,7 +73,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
 
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the names of the link levels that groups along ``axes`` cross, outermost first."""
+    """Return the link levels that groups along ``axes`` cross, outermost first."""
     # Neighbours are sufficient: the ranks of a group ascend, so any level between two of them lies between
     # neighbours.
     crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
@@ -111,7 +103,7 @@ class Candidates(Protocol):
         ...
 
     def again(self, group: Group) -> Sequence[bool]:
-        """Return whether the group is recomputed in backward, per configuration."""
+        """Return whether the group is recomputed, per configuration."""
         ...
 
     def configurations(self, group: Group) -> Sequence[Configuration]: ...
@@ -129,13 +121,11 @@ class Candidates(Protocol):
     def shared(self, name: str) -> Sequence[Layout]: ...
 
     def signature(self, group: Group) -> Hashable:
-        """Return a key that is equal for groups with the same configurations, facts and works."""
+        """Return a key equal for groups with the same configurations, facts and works."""
         ...
 
 
 class TableCandidates:
-    """The candidates of cost tables."""
-
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
@@ -176,8 +166,7 @@ class TableCandidates:
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """Return the points of the search, (choice, options) each, as one array per variable: (choices,
-        options); the latter also of tensors that may be gathered again."""
+        """Return points of the search, (choice, options) each, as arrays per variable."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
@@ -193,11 +182,7 @@ class TableCandidates:
 
 
 class StrategyCandidates:
-    """One strategy as the only candidate; it need not be in any table.
-
-    Args:
-        works, facts: by group name, those of its configuration; works are created if they are not given.
-    """
+    """One strategy as the only candidate, with works and facts by group."""
 
     def __init__(
         self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None

@@ -1,8 +1,6 @@
-"""The plain interpreter of a step in time: it runs the instructions of one strategy's step one by one.
+"""The plain interpreter of one strategy's step, with the time of everything that happens.
 
-What overlaps and what is waited for is said in :mod:`tensoropt.simulate.simulator`, which does the same for
-many strategies with arrays, and only for their figures. Here all that happens gets its time: work and
-collectives, the memory that is alive, and the moments of the step.
+:mod:`tensoropt.simulate.simulator` is its vectorised twin and documents overlap and waiting.
 """
 
 from __future__ import annotations
@@ -19,15 +17,14 @@ from tensoropt.simulate.step import AliveBytes, Sends, Step
 
 REDUCTION = "reduction of gradients"
 AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
-"""The names of collectives that overlap with the computation of a block."""
+"""The names of collectives that overlap with a block."""
 
 _Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Something that takes time: work on the device, or a collective over mesh ``axes``; ``kind`` is that of
-    its moment."""
+    """Work on the device, or a collective over mesh ``axes``; ``kind`` is that of its moment."""
 
     name: str
     phase: str
@@ -39,13 +36,11 @@ class StepEvent:
 
     @property
     def end_s(self) -> float:
-        """Seconds from the start of the step to the end of the event."""
         return self.start_s + self.duration_s
 
 
 class _MemoryCurve:
-    """The points of a memory curve; all that ends at one time is one point, which is written when the time
-    moves on or something begins."""
+    """A memory curve; all that ends at one time is one point."""
 
     def __init__(self) -> None:
         self.points, self.states = list[tuple[float, float, float]](), list[tuple[int, int, int]]()
@@ -58,7 +53,7 @@ class _MemoryCurve:
             self._alive, self._state = self._alive._replace(workspace=0.0), (*self._state[:2], -1)
 
     def begin(self, now_s: float, number: int, before: AliveBytes, alive: AliveBytes) -> None:
-        """Record that moment ``number`` begins, given the bytes before it and during it."""
+        """Record the bytes before and during moment ``number``."""
         self._free_workspace(now_s)
         kept, transient = alive.kept - before.kept, alive.transient - before.transient
         if kept < 0 or transient < 0:
@@ -97,27 +92,24 @@ class _MemoryCurve:
 
 
 class TimedStep:
-    """One strategy's step, run on a device, with the time of everything that happens in it.
+    """One strategy's step with the time of everything in it.
 
     Args:
-        communication: the extra seconds of coming from work to collectives and going back.
+        communication: additional seconds between work and collectives.
 
     Attributes:
-        events: in the order in which they were issued.
-        curve: (time, kept, transient) after every change of memory, in time order.
-        states: for each point of the curve, the numbers of the moments whose kept, transient and workspace
-            bytes it contains, counted through all micro-batches; -1 if there are none.
-        moment_times: the time at which each moment begins, through all micro-batches and to the step's end.
-        end_s: the time at which the last event is over.
-        waits: numbers of events before which everything that was sent ahead is waited for.
-        together: numbers of collectives that overlap with work which begins with them, mapped to the number
-            of that work.
-        device_s, host_s: seconds that the step takes on the device alone, and on the host alone.
+        events: in the order of issue.
+        curve: (time, kept, transient) after every change.
+        states: for each point of the curve, the moments of its kept, transient and workspace bytes; -1 for
+            none.
+        moment_times: the start of each moment, through all micro-batches, and the step's end.
+        end_s: the end of the last event.
+        waits: events before which all asynchronous collectives complete.
+        together: collective -> the work that starts with it.
+        device_s, host_s: seconds of the device alone, and of the host alone.
         compute_s, communication_s: seconds of computing, and of all collectives.
-        turns: (number of the first event, time on the device alone) when the forward and the backward of each
-            micro-batch begin, and after these when the end of the step begins, and when it is over.
-        scattering: seconds that the backward of each micro-batch waits at its very end for gradients on their
-            way to their shards.
+        turns: (first event, device time) of each micro-batch's forward and backward, the step's tail and end.
+        scattering: seconds that each backward waits at its end for reduce-scatters.
         reducing_s: seconds that the end of the step waits for buckets.
     """
 
@@ -150,20 +142,16 @@ class TimedStep:
 
     @property
     def exposed_s(self) -> float:
-        """The seconds of collectives for which the device waits."""
+        """The seconds of exposed collectives."""
         return min(max(self.device_s - self.compute_s, 0.0), self.communication_s)
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step: the slower of device and host."""
+        """Seconds of the step, the slower of device and host."""
         return max(self.device_s, self.host_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) after every change, beginning with what is alive before the step.
-
-        Args:
-            lasting: bytes by kind that are alive during the whole step.
-        """
+        """Return (time, bytes by kind) from before the step, after every change, with ``lasting`` bytes."""
         points = (0.0, 0.0, 0.0), *self.curve
         return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
 
@@ -254,7 +242,7 @@ class TimedStep:
         self._compute(seconds)
 
     def _slow_down_work(self) -> float:
-        """Count, and return, the extra time that the last collectives have caused in the work since then."""
+        """Add, and return, the last collectives' slow-down of the work since."""
         extra_s = 0.0
         if self._worked_s > 0.0:
             sent = self._sent.items()
@@ -265,11 +253,7 @@ class TimedStep:
         return extra_s
 
     def _slow_down_beside(self) -> None:
-        """Count the extra time that computing has taken during collectives until now.
-
-        In s seconds of overlap, s / (1 + slower) of computing are done; until now all of it was counted as
-        done.
-        """
+        """Add the slow-down of computing: s seconds of overlap do s / (1 + slower) of work."""
         slower = self._overlap.slower
         if slower and self._flying_s:
             computed_s = (self.compute_s - self._since_computed_s) * (1.0 + slower)
@@ -295,11 +279,7 @@ class TimedStep:
         self.reducing_s = self._now_s - before_s
 
     def _send(self, sends: Sends, product: int | None) -> None:
-        """Send collectives.
-
-        Args:
-            product: the number of the event of work that begins together with them.
-        """
+        """Send collectives; ``product`` is the event of work that starts with them."""
         axes, seconds, since_s = sends.axes, sends.seconds, sends.product_s
         self.host_s += sends.host_s
         beside = self._overlap.beside and sends.until != ""
@@ -334,11 +314,7 @@ class TimedStep:
         self._busy |= dict.fromkeys(self._busy.keys() & links, self._now_s)
 
     def _wait_for_host(self) -> None:
-        """Make the device wait wherever the host has not yet issued what comes next.
-
-        Step follows step: the host's lead at the beginning of a step on the device is the smallest one with
-        which no step is longer than the slower of the two.
-        """
+        """Delay the device until the host has launched what comes next."""
         begun, takes = np.array(self.moment_times), np.array(self._host)
         issued = np.cumsum(takes) - takes  # the time at which the host reaches a moment
         host_s = float(takes.sum())

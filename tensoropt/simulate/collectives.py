@@ -1,7 +1,4 @@
-"""Collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects simulated.
-
-``verify`` compares them with what the executor really issues; nothing here queries the executor.
-"""
+"""Collectives of a strategy in a step, predicted; ``verify`` compares them with the executor's."""
 
 from __future__ import annotations
 
@@ -30,17 +27,14 @@ _Key = tuple[int, bool, str, str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class _Coalesced:
-    """One collective per strategy at one moment.
+    """One coalesced collective per strategy at one moment.
 
     Attributes:
-        at_once: whether it is waited for at once.
-        only: ``first`` or ``last``, the only micro-batch in which it is issued; "" if every micro-batch
-            issues it.
-        position: the position of the moment in the step schedule.
-        dtype: the dtype of what is sent.
-        bytes: (strategies,) the bytes of all parameters in it; 0 if a strategy has none.
-        members: (strategies,) the number of these parameters.
-        staying: (strategies,) the bytes of those whose gradients stay where they are.
+        at_once: whether it blocks.
+        only: its only micro-batch, ``first`` or ``last``; "" for all.
+        bytes: (strategies,) bytes of all its parameters; 0 for none.
+        members: (strategies,) their number.
+        staying: (strategies,) bytes of gradients that stay in place.
     """
 
     position: int
@@ -55,8 +49,7 @@ class _Coalesced:
 
 
 def coalesced(batch: Batch) -> list[_Coalesced]:
-    """Return all coalesced collectives of a batch in issue order: at one moment, first those that are waited
-    for at once, then gathers before scatters, and those of every micro-batch before those of a single one."""
+    """Return all coalesced collectives of a batch in issue order."""
     totals: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
@@ -79,12 +72,11 @@ def _issued(item: tuple[_Key, object]) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Reductions:
-    """Reductions of gradients that are issued at one position of the step schedule.
+    """Reductions of gradients at one position of the step schedule.
 
     Attributes:
-        position: the position after which they are issued; with several micro-batches, in the last one.
-        rows: the strategies that issue one here.
-        sends: the distinct reductions.
+        position: after it, in the last micro-batch.
+        rows: the strategies that issue one.
         which: for each row, the index of its reduction in ``sends``.
     """
 
@@ -95,12 +87,10 @@ class Reductions:
 
 
 class _Arriving(NamedTuple):
-    """Parameters whose gradients are reduced with others in some strategy, in the order in which backward
-    completes them.
+    """Parameters whose gradients are reduced in buckets, in order of completion.
 
     Attributes:
-        positions: (kinds of ``COMPLETE``, parameters) after which each one's gradient is complete.
-        shares: the distinct shares, and None.
+        positions: (kinds of ``COMPLETE``, parameters) of completion.
         which: (parameters, strategies) the index of each one's share.
     """
 
@@ -110,13 +100,12 @@ class _Arriving(NamedTuple):
 
 
 class _Issued(NamedTuple):
-    """All reductions of a batch; for each strategy, in the order in which they are issued.
+    """All reductions of a batch, by strategy, in issue order.
 
     Attributes:
-        sends: the distinct reductions.
         which: (k,) the index of each reduction in ``sends``.
         rows: (k,) the strategy of each, ascending.
-        positions: (k,) the position after which each is issued.
+        positions: (k,) the position before each.
     """
 
     sends: list[Send]
@@ -126,8 +115,7 @@ class _Issued(NamedTuple):
 
 
 def reductions(batch: Batch) -> list[Reductions]:
-    """Return all reductions of a batch in the order in which they are issued."""
-    issued = all_reductions(batch)
+    issued = _all_reductions(batch)
     count = len(issued.rows)
     if not count:
         return []
@@ -147,13 +135,12 @@ def reductions(batch: Batch) -> list[Reductions]:
 
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
-    """Return the reductions of one strategy, in the order in which they are issued."""
-    issued = all_reductions(batch.part(slice(row, row + 1)))
+    """Return the reductions of one strategy in issue order."""
+    issued = _all_reductions(batch.part(slice(row, row + 1)))
     return [issued.sends[number] for number in issued.which.tolist()]
 
 
-def all_reductions(batch: Batch) -> _Issued:
-    """Return the reductions of every strategy of a batch."""
+def _all_reductions(batch: Batch) -> _Issued:
     arriving = _arriving(batch)
     if arriving is None:
         none = np.zeros(0, dtype=np.int64)
@@ -195,7 +182,7 @@ def all_reductions(batch: Batch) -> _Issued:
 
 
 def _arriving(batch: Batch) -> _Arriving | None:
-    """Return the gradients that are reduced with others; None if there are none."""
+    """Return the gradients that are reduced in buckets, or None."""
     if not batch.prices.training:
         return None
     numbers: dict[GradientShare | None, int] = {None: 0}
@@ -239,14 +226,13 @@ def turns(
     work: Floats,
     size: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return (arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of
-    the preceding work after the collectives before it.
+    """Return the additional seconds (k, n) of each collective, and (k, n) of the work before it, after
+    earlier ones.
 
     Args:
-        axes: those of k collectives in the order in which they are issued; None only counts the extra time of
-            the work until then.
+        axes: those of k collectives in issue order; None counts work only.
         sending: (k, n) the strategies that issue it.
-        work: (k, n) the seconds of work until then.
+        work: (k, n) the seconds of work before it.
         size: (k, n) bytes.
     """
     # Work only grows, so the maximum is what was done by the last collective.
@@ -273,13 +259,12 @@ def turns(
 
 
 class Collective(NamedTuple):
-    """A collective, or a message, of one rank, either predicted or actually issued.
+    """A rank's collective or message, predicted or issued.
 
     Attributes:
-        kind: ``all_reduce``, ``all_gather``, ..., or ``send``; ``ring_send``: to the next rank of its group.
-        axes: the mesh's own axes of its group, numbered from 0; for a message, the sender and the receiver.
-        bytes: those of the reduced tensor, the gathered output, the scattered input, the exchanged input, or
-            the message.
+        kind: ``all_reduce``, ``all_gather``,..., ``send``, or ``ring_send`` to the next rank.
+        axes: the mesh's own axes of its group, from 0; for a message, sender and receiver.
+        bytes: those of the reduced tensor, gathered output, scattered or exchanged input, or message.
     """
 
     kind: str
@@ -288,7 +273,7 @@ class Collective(NamedTuple):
 
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
-    """Return the collectives of each strategy of a batch, with their counts in one step."""
+    """Return the collectives of each strategy, with their counts in one step."""
     times: dict[Collective, Indices] = {}
 
     def add(send: Send, count: Indices | int) -> None:
@@ -311,7 +296,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
             times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
             times[sent] += (shared.bytes == size) * (1 if shared.only else batch.mesh[0])
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
-    issued = all_reductions(batch)
+    issued = _all_reductions(batch)
     for number, send in enumerate(issued.sends):
         add(send, np.bincount(issued.rows[issued.which == number], minlength=batch.count))
     return [
@@ -321,13 +306,9 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 
 
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
-    """Return the bytes that leave a rank for its collectives, by the algorithms of
-    :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
-    other collectives, those meant for the other ranks of its group, twice for a sum. Messages in a ring leave
-    a rank whole, too.
+    """Return the bytes that leave a rank, by the ring algorithms of :mod:`tensoropt.costs.communication`.
 
-    Args:
-        sizes: the sizes of the mesh's axes.
+    All of a message, broadcast or ring message; of other collectives the other ranks' parts, twice for a sum.
     """
     total = 0.0
     for collective, times in issued.items():
@@ -339,11 +320,7 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """Return the collectives of one training step (or inference call) of a strategy, with their counts.
-
-    Args:
-        facts: by group name, the facts of its configuration (which gathered parameters backward needs).
-    """
+    """Return the collectives of one step or inference call, with counts, from the facts by group."""
     candidates = StrategyCandidates(strategy, facts)
     # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")

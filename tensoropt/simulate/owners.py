@@ -1,9 +1,4 @@
-"""The owners of a memory curve's bytes: at every change of it, the tensors that are alive, and until when.
-
-The simulator adds up effects; the step of a single strategy (:mod:`tensoropt.simulate.step`) has the same
-effects under the names of their allocations, which at every moment add up to the bytes that the simulator
-counts. None of this is done unless it is requested.
-"""
+"""The owners of a memory curve's bytes: the tensors alive at every change, and until when."""
 
 from __future__ import annotations
 
@@ -22,8 +17,6 @@ from tensoropt.simulate.step import lower, operator_of
 
 @dataclass(frozen=True)
 class _MemoryPoint:
-    """Bytes alive at one moment, by kind."""
-
     moment: str
     parameters: int
     gradients: int
@@ -44,17 +37,12 @@ class MemoryCurve:
 
     @property
     def peak(self) -> _MemoryPoint:
-        """The point with the most bytes; the first of several."""
+        """The first point with the most bytes."""
         return max(self.points, key=lambda p: p.total)
 
 
 def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """Return the memory curve of one strategy: one point for every moment at which something is computed or
-    needed.
-
-    Args:
-        facts: by group name, the facts of its configuration.
-    """
+    """Return the memory curve of one strategy, one point per moment, from the facts by group."""
     candidates = StrategyCandidates(strategy, facts)
     batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))
     step, curve = lower(batch), list[_MemoryPoint]()
@@ -75,12 +63,7 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
 
 
 class StepOwners:
-    """The owners at every point of a timed strategy's memory curve.
-
-    Args:
-        batch: a batch of one strategy.
-        timed: its step.
-    """
+    """The owners at every point of a timed strategy's memory curve. ``batch``: a batch of one strategy."""
 
     def __init__(self, batch: Batch, timed: TimedStep):
         assert batch.count == 1, "one strategy is timed"
@@ -89,12 +72,7 @@ class StepOwners:
         self._lifetimes = tuple(self.step.lifetimes())
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """Return the owners at one point of the curve, those with the most bytes first; together they give
-        its height.
-
-        Args:
-            point: counted as in :meth:`TimedStep.memory_at`: 0 is before anything happens.
-        """
+        """Return the owners at one point of the curve, the largest first; 0 is before the step."""
         if not 0 <= point <= len(self.timed.curve):
             raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
         rows = list(self._lasting)
@@ -128,8 +106,7 @@ class StepOwners:
         return moment % self.step.last if moment < in_all else moment - in_all + self.step.last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
-        """Return the time at which another position begins in the micro-batch of ``moment``; the step's end
-        comes after all."""
+        """Return the start of another position in the micro-batch of ``moment``."""
         in_all, times = self.step.last * self.step.micro_batches, self.timed.moment_times
         if moment < in_all:
             begins = moment - position

@@ -1,8 +1,4 @@
-"""Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them.
-
-Effects are kept as arrays: for owners that look alike, the effects of each choice at each moment. The
-simulator looks up the figures of many strategies in such a table at once, by the numbers of their choices.
-"""
+"""The choices of many strategies from the tensors' point of view, and effects as tables by choice number."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class MomentPlace(NamedTuple):
 
 
 class Cells:
-    """One figure per effect number; 0 for numbers without a figure."""
+    """One figure per effect number, by default 0."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -45,7 +41,7 @@ class Cells:
         self._table: Floats = np.zeros(0)
 
     def add(self, number: int, value: float) -> None:
-        """Add to the figure of ``number``, which is the last number that was begun or a later one."""
+        """Add to the figure of ``number``, the last one or a later one."""
         if self._numbers and self._numbers[-1] == number:
             self._values[-1] += value
         else:
@@ -53,14 +49,14 @@ class Cells:
             self._values.append(value)
 
     def most(self, number: int, value: float) -> None:
-        """Raise the figure of ``number`` to ``value``, with the same condition on ``number``."""
+        """Raise the figure of ``number``, the last one or a later one, to ``value``."""
         if self._numbers and self._numbers[-1] == number:
             self._values[-1] = max(self._values[-1], value)
         else:
             self.add(number, value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """Return (k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
+        """Return (k,) the figures of some numbers, out of ``count``."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
@@ -69,20 +65,17 @@ class Cells:
 
 
 class _EffectTables:
-    """The effects of one kind of owners by number, in the order in which they occur.
+    """The effects of one kind of owners by number.
 
     Attributes:
         kept, transient, workspace: bytes by place.
-        local, host: seconds on the device, and of issuing work to it, by place.
-        sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
-            begins together with them).
-        beside: by place, kind, axes and dtype: the bytes that are sent together with those of others, the
-            number of parameters, and the bytes that stay where they are.
-        kinds: by axes and kind of collective: 1 if it is sent.
-        lasting: for each number, the bytes that are alive during the whole step: (parameters, gradients,
-            optimizer).
-        seconds: for each number, the seconds of a step by source, as in ``SOURCES``.
-        shares: for each number, the gradient that is reduced with others, or None.
+        local, host: seconds of the device, and of launching, by place.
+        sends: (place, axes) -> (seconds, bytes of the largest, seconds of overlapped work).
+        beside: (place, kind, axes, dtype) -> (bytes, parameters, bytes that stay in place), coalesced.
+        kinds: (axes, collective) -> 1 if sent.
+        lasting: bytes alive during the whole step: (parameters, gradients, optimizer).
+        seconds: seconds by source, as in ``SOURCES``.
+        shares: the gradient that is reduced in a bucket, or None.
     """
 
     def __init__(self, micro: int):
@@ -141,17 +134,17 @@ class _EffectTables:
         self.shares.append(shared)
 
 
-Derived = TypeVar("Derived", bound=Hashable)
+_Derived = TypeVar("_Derived", bound=Hashable)
 
 
-class _Numbering(Generic[Derived]):
-    """A numbering that gives equal values equal numbers; ``values`` are in the order of first occurrence."""
+class _Numbering(Generic[_Derived]):
+    """Equal numbers for equal values; ``values`` are in order of first occurrence."""
 
     def __init__(self) -> None:
-        self.values: list[Derived] = []
-        self._numbers: dict[Derived, int] = {}
+        self.values: list[_Derived] = []
+        self._numbers: dict[_Derived, int] = {}
 
-    def of(self, value: Derived) -> int:
+    def of(self, value: _Derived) -> int:
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -159,12 +152,7 @@ class _Numbering(Generic[Derived]):
 
 
 class Kind:
-    """Owners that look alike, such as one tensor in every layer: equal choices have equal effects.
-
-    Attributes:
-        effects: the distinct effects so far, by number.
-        tables: the same as arrays.
-    """
+    """Isomorphic owners, such as one tensor in every layer: equal choices have equal effects."""
 
     def __init__(self, micro: int):
         self.effects: list[Effects] = []
@@ -173,22 +161,15 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """Return the positions of each moment in the step schedule, one per owner; the caller fills the
-        mapping.
+        """Return the positions of each moment, one per owner; the caller fills the mapping.
 
         Args:
-            owners: the owners, in order. They are part of the lookup key, because a batch may have other
-                owners of the kind than the previous one: whether a parameter's readers are alike depends on
-                how it is stored in the strategies of that batch.
+            owners: part of the key, as the kind's owners depend on the batch's strategies.
         """
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """Return the number of a choice's effects.
-
-        Args:
-            key: everything that they depend on besides the kind.
-        """
+        """Return the number of a choice's effects. ``key``: what they depend on besides the kind."""
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
             self.effects.append(make())
@@ -197,7 +178,7 @@ class Kind:
 
 
 class Memo:
-    """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
+    """Results shared by batches of the same candidates, schedule and prices."""
 
     def __init__(self) -> None:
         self.readings: _Numbering[Reading] = _Numbering()
@@ -209,13 +190,12 @@ class Memo:
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of ``make``, which is called for the first of all batches only."""
+        """Return ``make()``, cached for all batches."""
         if key not in self._found:
             self._found[key] = make()
         return self._found[key]
 
     def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
-        """Return the kind of the owners that agree in ``key``."""
         if key not in self.kinds:
             self.kinds[key] = Kind(mesh[0])
         return self.kinds[key]
@@ -227,18 +207,17 @@ _LARGEST_CODE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Value]):
-    """One value per strategy: the distinct ``values``, and per strategy the index ``which`` of its value."""
+    """One value per strategy: ``values[which]``."""
 
     which: Indices
     values: list[Value]
 
     def at(self, row: int) -> Value:
-        """Return the value of one strategy."""
         return self.values[self.which[row]]
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return (a row with each distinct combination; for each row, the number of its combination)."""
+    """Return (the distinct combinations as rows; per row, the number of its combination)."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
@@ -255,12 +234,9 @@ class Readings:
     """The choices of many strategies, from the tensors' point of view.
 
     Args:
-        choices, options: for each variable and each group (and each tensor that may be gathered again), the
-            index that every strategy chose.
-        product: for a group's configuration that reads a tensor, the product with which the gradient's
-            reduction may overlap.
-        memo: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
-            in all of them, which keeps the combinations of readers few.
+        choices, options: variable, group or gatherable tensor -> every strategy's index.
+        product: returns the product that may overlap with reducing a read tensor's gradient.
+        memo: shared, so that equal readings have equal numbers in all batches.
     """
 
     def __init__(
@@ -280,11 +256,11 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """Return the way in which a group leaves a tensor that it makes."""
+        """Return how a group leaves a tensor that it makes."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """Return the way in which a group reads a tensor."""
+        """Return how a group reads a tensor."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
@@ -327,12 +303,7 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Return whether a group's backward, or its second forward, needs a buffer that it reads, per
-        strategy.
-
-        Args:
-            view: if given, whether this result of the group is a view of the buffer, instead.
-        """
+        """Return, per strategy, whether backward needs a buffer, or whether ``view`` is a view of it."""
         group, candidates = self.graph.group_of[group_name], self.candidates
         short, result = group.short_names[buffer], group.short_names[view] if view else ""
 
@@ -346,7 +317,6 @@ class Readings:
         return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
-        """Return the layout in which a group uses a parameter."""
         group, memo = self.graph.group_of[group_name], self.memo
         layouts = memo.once(
             ("use", self.candidates.signature(group), group.short_names[name]),
@@ -358,15 +328,13 @@ class Readings:
         return Column(layouts[self.choices[group_name]], memo.layouts.values)
 
     def hub(self, name: str) -> Column[Layout] | None:
-        """Return the placement in which a tensor with several readers is materialised; None for other
-        tensors."""
+        """Return the materialised placement of a tensor with several readers; None for others."""
         if name not in self.graph.hubs:
             return None
         return self._layouts(name, self.candidates.hubs, Variable.of_hub)
 
     def gathered_again(self, name: str) -> Indices | None:
-        """Return 1 for each strategy in which backward gathers a tensor again, else 0; None if that is no
-        choice."""
+        """Return 1 for each strategy in which backward gathers a tensor again; None if that is no choice."""
         return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
     def _layouts(
@@ -408,12 +376,11 @@ _Choose = Callable[[Group, int, Mapping[str, Layout]], Choice]
 
 @dataclass(frozen=True)
 class TiedParameter:
-    """A parameter that several groups use, some of which gather it ahead or hand its gradient over.
+    """A tied parameter some of whose uses are prefetched or sum their gradients.
 
     Attributes:
-        turns: for each group and strategy, what falls to its use.
-        joins: (strategies,) how gradients of its uses come to the parameter by themselves: 0 if none waits
-            for another use, 1 if one does, 2 if several do and are added up there.
+        turns: for each group and strategy, its use's part (:class:`~tensoropt.sharding.storage.Turn`).
+        joins: (strategies,) 0 if no use's gradient waits for another, 1 if one does, 2 if several are summed.
     """
 
     turns: Mapping[str, Column[Turn]]
@@ -428,12 +395,11 @@ def tied_parameter(
     effects: GroupEffects,
     memo: Memo,
 ) -> TiedParameter | None:
-    """Return the part that falls to each use of a shared parameter; None if each use is independent in all
-    strategies.
+    """Return what a tied parameter's uses share; None if they are independent in all strategies.
 
     Args:
-        chosen: for each group that uses it, in execution order, the index of its configuration.
-        choose: maps such an index to what is chosen for the group.
+        chosen: group -> the index of its configuration, in execution order.
+        choose: maps such an index to the group's choice.
     """
     if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
         return None

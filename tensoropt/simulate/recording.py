@@ -1,7 +1,4 @@
-"""Recordings of a simulated step: rows of operators and reshardings, a timeline, a memory curve.
-
-All of it is plain data, in bytes of one rank and seconds of one step.
-"""
+"""Recordings of a simulated step as plain data: rows of operators, timeline, memory curve."""
 
 from __future__ import annotations
 
@@ -15,13 +12,12 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """A group of operators; bytes of one rank, seconds of one step (all micro-batches).
+    """A group of operators; bytes of one rank, seconds of one step (all micro-batches), without
+    recomputation.
 
-    ``transient_bytes`` is the larger of forward's and backward's own peak. ``copies_s`` is the time of copies
-    and additions that bring tensors, gradients and parameters to where the group uses them;
-    ``communication_s`` that of the collectives that do so, and of its kernels' collectives. None of them
-    includes recomputation. ``source`` is that of its compute seconds. ``recomputed``: its forward runs twice,
-    and what it keeps is alive only while its region's backward runs.
+    ``transient_bytes`` is the larger peak of forward and backward; ``copies_s`` and ``communication_s`` those
+    of its inputs, gradients and parameters, and of its kernels; ``source`` that of its compute seconds; if
+    ``recomputed``, it runs twice and its saved tensors live during its region's backward.
     """
 
     group: str
@@ -43,35 +39,19 @@ class OperatorRow:
 
     @property
     def compute_s(self) -> float:
-        """The device's time for the group's operators, without copies."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)
-class EdgeRow:
-    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, including
-    copies."""
-
-    tensor: str
-    kind: str
-    producer: str
-    consumer: str
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    collectives: tuple[str, ...]
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class TimelineEvent:
-    """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
-    placed plan, ``device`` and its number, or ``link`` and the links that a message occupies. In a pipeline
-    ``stage`` and its number has its actions, with their waits; ``device`` and the number of a place has the
-    work within them, ``link`` and that number its messages, or with axes behind it its collectives, or with
-    ``gathered parameters`` or ``gradients`` what goes to and from their shards beside the actions, and
-    ``link`` and the axis of stages what is sent when all are done.
-    ``copies``: it brings something to where it is used, and is not an operator of the model."""
+    """An event of a timeline; ``copies`` if it moves data and is no operator of the model.
+
+    ``lane``: ``compute``, or ``link`` and a collective's mesh axes; in placed plans ``device`` and its
+    number, or ``link`` and those of a message; in pipelines ``stage`` and its number for actions, ``device``
+    and a place for the work in them, and ``link`` with a place for messages, with axes for collectives, with
+    ``gathered parameters`` or ``gradients`` for asynchronous ones, or with the stage axis for sends after the
+    step.
+    """
 
     name: str
     lane: str
@@ -83,7 +63,7 @@ class TimelineEvent:
 
     @property
     def is_computing(self) -> bool:
-        """Whether it is computation on a device, rather than use of a link."""
+        """Whether it is computation, not communication."""
         return self.lane == COMPUTE or self.lane.startswith(("device ", "devices "))
 
 
@@ -100,23 +80,20 @@ class MemoryAt:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds."""
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """Bytes that are alive at one moment of a step, and their owner.
+    """Bytes alive at one moment of a step, and their owner.
 
     Attributes:
-        operator: the group of operators (in a pipeline, the stage) that they belong to; "" if they belong to
-            none.
+        operator: their group of operators, or stage of a pipeline; "" for none.
         tensor: the tensor, parameter or group.
-        what: ``parameter``, ``activation``, ``gradient``, ``workspace``, ...
+        what: ``parameter``, ``activation``, ``gradient``, ``workspace``,...
         kind: one of :data:`MEMORY_KINDS`.
-        since_s, until_s: the seconds of the step at which they become alive and cease to be; None for memory
-            that stays.
-        since, until: what happens at these times, in words.
+        since_s, until_s: when they become alive, and cease to be; None for permanent memory.
+        since, until: these moments in words.
     """
 
     operator: str
@@ -131,12 +108,11 @@ class OwnerRow:
 
 
 Owned = tuple[str, str, str, str, float, int, int, str, str]
-"""(operator, tensor, what, kind, bytes, the first point of the curve with them, the first later point without
-them, since, until): what an :class:`OwnerRow` says at one of these points."""
+"""(operator, tensor, what, kind, bytes, first point, end point, since, until) of :class:`OwnerRow`."""
 
 
 class TwoQueues(Protocol):
-    """An interface to the seconds of a step on a device, and on its host."""
+    """The seconds of a step on a device, and on its host."""
 
     @property
     def compute_s(self) -> float: ...
@@ -152,7 +128,7 @@ class TwoQueues(Protocol):
 
 
 def is_host_bound(step: TwoQueues) -> bool:
-    """Return whether issuing a step takes the host longer than the device takes to execute it."""
+    """Return whether a step is launch-bound."""
     # A place of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 
@@ -162,6 +138,5 @@ def _busy_s(step: TwoQueues) -> float:
 
 
 def host_wait_s(step: TwoQueues) -> float:
-    """Return the seconds in which the device waits for the host that issues its work; 0 unless it is
-    host-bound."""
+    """Return the seconds in which the device waits for launches; 0 unless launch-bound."""
     return min(step.idle_s, step.host_s - _busy_s(step)) if is_host_bound(step) else 0.0

@@ -1,6 +1,4 @@
-"""The step simulator: it steps many strategies at once through the moments of a step, with arrays over all of
-them.
-"""
+"""The step simulator: many strategies at once through the moments of a step, with arrays over all of them."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from tensoropt.simulate.readings import Axes, Cells, MomentPlace
 from tensoropt.types import SOURCES, Flags, Floats
 
 _CELLS = 2**22
-"""The figures laid out at once, one per moment and strategy: enough for numpy, and few enough for memory (32
-MiB in each of about ten arrays)."""
+"""Figures per array, one per moment and strategy: 32 MiB in each of about ten arrays."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +25,16 @@ class StepMetrics:
     """The figures of one step, for each strategy; bytes and seconds of one rank.
 
     Attributes:
-        memory: (n, 5) the peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: (n, 6) what a process uses in addition to tensors, and constants, as in
-            :data:`~tensoropt.costs.process_memory.TERMS`.
+        memory: (n, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: (n, 6) bytes by :data:`~tensoropt.costs.process_memory.TERMS`.
         time_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
-        exposed_s: the part of these for which the device waits.
-        host_s: the host's time to issue all of it; 0 if the host is the device.
-        idle_s: the device's waiting time for the host; ``time_s - compute_s - exposed_s``.
+        exposed_s: exposed communication.
+        host_s: the host's seconds to launch; 0 on CPUs.
+        idle_s: waiting for launches; ``time_s - compute_s - exposed_s``.
         sources: (n, 3) seconds by source, as in ``SOURCES``.
-        parts: the device's seconds, and tensors, micro-batch by micro-batch.
+        parts: seconds and bytes by micro-batch.
     """
 
     memory: Floats
@@ -54,36 +50,29 @@ class StepMetrics:
 
     @property
     def memory_bytes(self) -> Floats:
-        """(n,) the total: tensors and what a process uses in addition to them."""
+        """(n,) bytes of tensors and of the process."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
 
     @property
     def hidden_s(self) -> Floats:
-        """(n,) the part of communication that runs beside something else."""
+        """(n,) seconds of overlapped communication."""
         return np.maximum(self.communication_s - self.exposed_s, 0.0)
 
 
 @dataclass(frozen=True)
 class _StepParts:
-    """The parts of a step, as the stage of a pipeline runs it: forward and backward of single micro-batches.
-
-    If a device waits for its host in the step, each part is longer by the same share.
+    """The parts of a step as a pipeline's stage runs it; if launch-bound, all are longer by the same share.
 
     Attributes:
-        forward_s, backward_s: (n, 3) those of the first, of each one between, and of the last micro-batch; in
-            a step with fewer, those of the last.
-        scattering_s: (n, 3) the time that a backward waits at its very end, when everything is computed, for
-            gradients on their way to their shards.
-        end_s: (n,) the time from the end of the last backward to the end of the step.
-        reducing_s: (n,) the part of it spent waiting for buckets of gradients.
+        forward_s, backward_s: (n, 3) of the first, each middle, and the last micro-batch.
+        scattering_s: (n, 3) waiting for reduce-scatters at the end of a backward.
+        end_s: (n,) from the last backward to the end of the step.
+        reducing_s: (n,) the part of it spent waiting for buckets.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
-        between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
-            begins.
-        forward_bytes, backward_bytes: (n,) the most that a micro-batch has alive in forward, and in backward,
-            including workspace.
-        end_bytes: (n,) the most that is alive after the last backward.
-        trailing_bytes: (n, 2) after a backward is over, what is alive of gradients until they have come to
-            their shards, for any micro-batch and for the last one.
+        between_bytes: (n,) a micro-batch's between forward and backward.
+        forward_bytes, backward_bytes: (n,) a micro-batch's peaks, with workspace.
+        end_bytes: (n,) the peak after the last backward.
+        trailing_bytes: (n, 2) of gradients in flight after a backward, of any and of the last micro-batch.
     """
 
     forward_s: Floats
@@ -105,20 +94,17 @@ class _StepParts:
 
 @dataclass
 class _Sends:
-    """The collectives of one moment over one set of axes, or a bucket of gradients (in some strategies).
+    """The collectives of one moment over one set of axes, or a bucket of gradients.
 
     Attributes:
-        seconds: per strategy, the total; with their extra time after work, once that is known.
+        seconds: per strategy, the total; with the additional time after work once known.
         bytes: per strategy, those of the largest.
-        sending: the strategies that have any.
         bucket: whether gradients are reduced.
-        ahead: whether nothing waits for it until the next block begins.
-        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
-        slowed: per strategy, the extra seconds of the preceding work after earlier collectives; None if that
-            is 0 for all.
-        arriving: per strategy, the part of ``seconds`` that is due to the preceding work.
-        beside_work: per strategy, the seconds of the moment's last work, which begins together with them;
-            None if there is none.
+        ahead: whether it overlaps until the next block.
+        only: its only micro-batch, ``first`` or ``last``; "" for all.
+        slowed: per strategy, additional seconds of the work before it; None for 0.
+        arriving: per strategy, the part of ``seconds`` due to the work before it.
+        beside_work: per strategy, the seconds of overlapped work at the moment's end, or None.
     """
 
     axes: Axes | None
@@ -134,7 +120,6 @@ class _Sends:
 
 
 def simulate(batch: Batch) -> StepMetrics:
-    """Simulate one step of every strategy of a batch."""
     size = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
     if batch.count <= size:
         return StepSimulator(batch).simulate()
@@ -149,12 +134,7 @@ def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
 
 
 class StepSimulator:
-    """The state of a simulation: the current time and memory of every strategy.
-
-    What happens at the moments is laid out first, for all strategies at once. Live bytes and seconds of work
-    are then sums along the moments. Only collectives are processed one after another, because the start of
-    each depends on those before it.
-    """
+    """The current time and memory of every strategy."""
 
     def __init__(self, batch: Batch):
         self.batch = batch
@@ -301,7 +281,7 @@ class StepSimulator:
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
     def simulate(self) -> StepMetrics:
-        """Go through all moments; call it only once."""
+        """Go through all moments; call it once."""
         batch, schedule = self.batch, self.batch.schedule
         micro, moments, memory = batch.mesh[0], len(schedule.moments), self._memory()
         for issue in reductions(batch):
@@ -377,8 +357,7 @@ class StepSimulator:
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
-        """Return the parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if
-        the device waits for the host."""
+        """Return the parts of the step; ``host_bound`` (n,) is the factor of launches on everything."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
@@ -414,7 +393,7 @@ class StepSimulator:
         return _Sends(None, none, none, none.astype(bool))
 
     def _micro_batches(self, count: int, issued: dict[int, list[_Sends]]) -> None:
-        """Go through one of ``count`` alike micro-batches, and count it for all of them."""
+        """Go through one of ``count`` equal micro-batches, and count it for all."""
         micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
         standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
@@ -427,8 +406,7 @@ class StepSimulator:
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """Return the collectives of every moment in order: those of every micro-batch and, for the ``first``
-        and the ``last`` one, their own and the buckets that are complete."""
+        """Return the collectives of every moment in issue order, with the first or last micro-batch's."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         order = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
@@ -450,10 +428,10 @@ class StepSimulator:
                 yield position + 1, sends
 
     def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
-        """Determine the extra time of coming from work to collectives and going back to it.
+        """Compute the additional time between work and collectives.
 
         Args:
-            issued: all collectives, in order, each with the number of moments whose work is done by then.
+            issued: (number of moments whose work is done by then, collective) in order.
         """
         # A bucket that is reduced during the work is not part of the sequence that ranks execute.
         issued = [(done, sends) for done, sends in issued if not self._beside(sends)]
@@ -475,8 +453,7 @@ class StepSimulator:
         return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
-        """Return (n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live
-        bytes."""
+        """Return (n, 5) the first peak by kind; turns ``kept`` and ``transient`` into live bytes."""
         for changes in (self.kept, self.transient):
             sum_up(changes)
         # Transient bytes at the peak include the workspace, as on the memory curve.
@@ -511,16 +488,10 @@ class StepSimulator:
 
     @property
     def time(self) -> Floats:
-        """The seconds since the step began."""
         return self.worked + self.waited
 
     def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
-        """Account for ``count`` micro-batches that each take as long as the one that is over; then the next
-        one begins.
-
-        Args:
-            begun: the state when that one began.
-        """
+        """Account for ``count`` micro-batches like the last one. ``begun``: the state at its beginning."""
         # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
         over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
         self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
@@ -552,13 +523,11 @@ class StepSimulator:
         self._pass()
 
     def _count_slower_beside(self, of: Flags | None = None) -> None:
-        """Count the extra time that computing has taken during collectives until now.
-
-        In s seconds of overlap, s / (1 + slower) of computing are done; until now all of it was counted as
-        done.
+        """Add the slow-down of computing during collectives: s seconds of overlap do s / (1 + slower) of
+        work.
 
         Args:
-            of: the strategies for which to count it; all by default.
+            of: the strategies; by default all.
         """
         slower = self.batch.overlap.slower
         if not slower or not self.flying.any():
@@ -571,11 +540,7 @@ class StepSimulator:
         self._pass(done)
 
     def _pass(self, of: Flags | None = None) -> None:
-        """Let what is under way run on until now, once its slow-down is counted, or if nothing was computed.
-
-        Args:
-            of: the strategies in which it does; all by default.
-        """
+        """Advance asynchronous collectives to now, once slow-downs are counted."""
         if not self.batch.overlap.slower:
             return
         of = np.ones(self.batch.count, dtype=bool) if of is None else of
@@ -584,7 +549,7 @@ class StepSimulator:
         self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
     def _count_slower_work(self, sends: _Sends) -> None:
-        """Count the extra time that the last collectives have caused in the work since then."""
+        """Add the last collectives' slow-down of the work since."""
         if sends.slowed is None:
             return
         self.waited += sends.slowed
@@ -631,7 +596,7 @@ class StepSimulator:
             self.busy[link] = np.where(sending, self.time, self.busy[link])
 
     def _slower_beside_product(self, sends: _Sends, since: Floats) -> Floats:
-        """Count the extra time of a product while collectives run that began ``since`` seconds of it ago."""
+        """Return a product's slow-down by collectives that began ``since`` seconds into it."""
         slower = self.batch.overlap.slower
         if sends.beside_work is None or not slower:
             return np.zeros(self.batch.count)

@@ -1,9 +1,4 @@
-"""A rank's step as a list of instructions over named allocations.
-
-It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
-schedule, with the work and the collectives that take place there, and each allocation with its name. The
-batched simulator adds the same effects up for many strategies at once.
-"""
+"""A rank's step as a list of instructions over named allocations, for a single strategy."""
 
 from __future__ import annotations
 
@@ -20,15 +15,14 @@ from tensoropt.simulate.collectives import coalesced, reductions
 from tensoropt.simulate.step_schedule import Moment
 
 PACKED = "gradients that are scattered together"
-"""The owner of packed gradients, which belong to no single operator."""
+"""The owner of packed gradients, of no single operator."""
 
 
 class NamedBytes(NamedTuple):
-    """An allocation of a step, under a name that no other one has at the same time.
+    """An allocation of a step, under a name unique at any time.
 
     Attributes:
-        operator: the group of operators that begins it; "" if it belongs to none.
-        tensor: the tensor, parameter or group that it belongs to.
+        operator: the group that begins it; "" for none.
         what, key: as in :class:`~tensoropt.costs.effects.Allocation`.
         kind: ``kept``, ``transient`` or ``workspace``.
     """
@@ -42,22 +36,21 @@ class NamedBytes(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """The name: the same before and after it is kept, and whichever operator begins or ends it."""
+        """The name, independent of its kind and of the operators that begin and end it."""
         return self.tensor, self.what, self.key
 
 
 @dataclass
 class Sends:
-    """Collectives over one set of mesh axes that a rank issues one after another at one moment.
+    """Collectives over one set of mesh axes issued at one moment, one after another.
 
     Attributes:
         bytes: those of the largest.
-        product_s: the last seconds of the moment's work, which begin together with them.
-        kind: of a collective that sends data of several parameters; "" for others.
-        until: what waits for such a collective where it overlaps with computation: the next ``block``, or the
-            optimizer's ``step``; "" if it is always waited for at once.
-        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
-        host_s: the seconds in which the host issues it.
+        product_s: the last seconds of the moment's work, which overlap.
+        kind: that of a coalesced collective; "" for others.
+        until: the end of its overlap: the next ``block``, or the optimizer's ``step``; "" if it blocks.
+        only: its only micro-batch, ``first`` or ``last``; "" for all.
+        host_s: the host's seconds to launch it.
     """
 
     axes: tuple[int, ...]
@@ -71,11 +64,7 @@ class Sends:
 
 
 class AliveBytes(NamedTuple):
-    """Bytes alive at one instruction, besides those that last through the step.
-
-    Attributes:
-        workspace: those that are alive only while it runs.
-    """
+    """Bytes alive at one instruction, without permanent ones; ``workspace`` during it only."""
 
     kept: float = 0.0
     transient: float = 0.0
@@ -84,14 +73,14 @@ class AliveBytes(NamedTuple):
 
 @dataclass
 class Instruction:
-    """What a rank does at one moment of its step.
+    """A rank's work at one moment of its step.
 
     Attributes:
-        begins, ends: the allocations that begin, and those that end, when it starts.
-        workspace: those that are alive while it runs.
-        leaves, releases: those that begin, and those that end, when it is done.
-        work_s, host_s: the seconds of work on the device, and of the host that issues it.
-        sends: the collectives after the work, in the order in which they are issued.
+        begins, ends: the allocations that begin and end with its start.
+        workspace: those alive while it runs.
+        leaves, releases: those that begin and end with its end.
+        work_s, host_s: the seconds of the device, and of launching.
+        sends: the collectives after the work, in order.
     """
 
     moment: Moment
@@ -105,13 +94,11 @@ class Instruction:
     sends: list[Sends] = field(default_factory=list)
 
     def allocate(self, effect: Effect, names: Names) -> None:
-        """Add the allocations that begin and end with an effect of this moment."""
         begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
         begins += map(names.of, effect.begins)
         ends += map(names.of, effect.ends)
 
     def run(self, effect: Effect, names: Names) -> None:
-        """Add what an effect does while this instruction runs."""
         self.work_s += effect.local_s + effect.passing.device_s
         self.host_s += effect.host_s + effect.passing.host_s
         if effect.workspace_bytes:
@@ -126,12 +113,12 @@ class Instruction:
             sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
-class Lifetime(NamedTuple):
-    """An allocation, and how long it is alive.
+class _Lifetime(NamedTuple):
+    """An allocation with its lifetime.
 
     Attributes:
-        first, end: the positions in the step from which, and until which, it is alive.
-        since, until: what happens then, in words.
+        first, end: positions in the step.
+        since, until: these in words.
     """
 
     named: NamedBytes
@@ -146,9 +133,8 @@ class Step:
     """The step of one rank.
 
     Attributes:
-        instructions: those of a micro-batch, then those of the step's end.
+        instructions: a micro-batch's, then the step's end.
         last: the number of instructions of a micro-batch.
-        micro_batches: the number of micro-batches.
     """
 
     instructions: tuple[Instruction, ...]
@@ -157,7 +143,7 @@ class Step:
 
     @cached_property
     def memory(self) -> tuple[AliveBytes, ...]:
-        """The bytes alive at every instruction, in a micro-batch and at the step's end."""
+        """The bytes alive at every instruction."""
         points, alive, over = list[AliveBytes](), Counter[str](), Instruction(self.instructions[0].moment)
         for now in self.instructions:
             for sign, changed in ((1, (*over.leaves, *now.begins)), (-1, (*over.releases, *now.ends))):
@@ -168,11 +154,8 @@ class Step:
             over = now
         return tuple(points)
 
-    def lifetimes(self) -> Iterator[Lifetime]:
-        """Yield all allocations of a micro-batch and of the step's end, in the order in which they end; a
-        workspace is alive while its instruction runs. What is done when an instruction is over belongs to the
-        position of the next one.
-        """
+    def lifetimes(self) -> Iterator[_Lifetime]:
+        """Yield all allocations in the order of their end; ends belong to the next instruction's position."""
         alive: dict[tuple[tuple[str, str, str], str], list[tuple[NamedBytes, int, str]]] = defaultdict(list)
         over: tuple[Sequence[NamedBytes], Sequence[NamedBytes]] = (), ()
         end = words = ""
@@ -185,17 +168,15 @@ class Step:
                 for named in ends:
                     begun, first, since = alive[named.name, named.kind].pop(0)
                     if first < position:
-                        yield Lifetime(begun, first, position, since, words)
+                        yield _Lifetime(begun, first, position, since, words)
             words, end = now.moment.words, f"the end of {now.moment.words}"
-            yield from (Lifetime(named, position, position + 1, words, end) for named in now.workspace)
+            yield from (_Lifetime(named, position, position + 1, words, end) for named in now.workspace)
             over = now.leaves, now.releases
         for begun, first, since in (left for of_name in alive.values() for left in of_name):
-            yield Lifetime(begun, first, len(self.instructions), since, "the end of the step")
+            yield _Lifetime(begun, first, len(self.instructions), since, "the end of the step")
 
 
 class Names:
-    """The names of one owner's allocations in a step."""
-
     def __init__(self, batch: Batch, owner: Owner):
         graph = batch.graph
         self.owner, self.operator = owner, operator_of(batch, owner)
@@ -204,7 +185,6 @@ class Names:
         self.parameters = {} if group is None else {short: name for name, short in group.short_names.items()}
 
     def of(self, allocation: Allocation) -> NamedBytes:
-        """Return an allocation under its name in the step."""
         tensor = self.parameters[allocation.parameter] if allocation.parameter else self.owner.name
         what = allocation.what
         if self.changes and what == "activation":
@@ -213,13 +193,11 @@ class Names:
         return NamedBytes(self.operator, tensor, what, allocation.key, kind, allocation.bytes)
 
     def workspace(self, effect: Effect) -> NamedBytes:
-        """Return the bytes that an effect has alive during its moment."""
         what = "optimizer's temporaries" if effect.when.what == "step" else "workspace"
         return NamedBytes(self.operator, self.owner.name, what, "", "workspace", effect.workspace_bytes)
 
 
 def lower(batch: Batch, row: int = 0) -> Step:
-    """Return the step of strategy ``row`` of a batch."""
     moments = batch.schedule.moments
     instructions = [Instruction(moment) for moment in moments]
     for owner in batch.owners:
@@ -265,8 +243,7 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:
-    """Return the group of operators that an owner belongs to; for a parameter, the first group that
-    uses it."""
+    """Return an owner's group of operators; for a parameter, the first that uses it."""
     if owner.kind == "group":
         return owner.name
     if owner.kind == "parameter":

@@ -1,6 +1,4 @@
-"""The schedule of a step: the moments that a rank goes through, in order; the list is the same for every
-strategy.
-"""
+"""The schedule of a step: the moments of a rank in order, the same for every strategy."""
 
 from __future__ import annotations
 
@@ -23,15 +21,12 @@ _Kind = Literal[
 class Moment(NamedTuple):
     """One moment of a step.
 
-    ``kind``: ``begin``: a block begins (at the end of backward: no further block does); ``read``: a tensor is
-    brought to a reader (its gradient back); ``gather``: parameters come to their use, and what backward
-    gathers again to its reader; ``compute``: the
-    operators run; ``inner``: collectives inside the group; ``hub``: a tensor with several readers is put
-    where they find it; ``output``: a result is made whole; ``parameters``: gradients go to where parameters
-    are stored; ``reduce``: they go there once, after the last micro-batch; ``step``: the optimizer;
-    ``unshard``: sharded parameters are gathered for the whole next step.
-
-    ``part``: in forward, the part of the group's operators (:func:`parts_of`) that runs or is read for.
+    ``kind``: ``begin`` of a block, or the end of backward; ``read``: a tensor moves to a reader; ``gather``:
+    parameters, and tensors gathered again, move to their use; ``compute``; ``inner``: collectives inside the
+    group; ``hub``: a tensor with several readers is materialised; ``output``: a result is made whole;
+    ``parameters``: gradients move to their storage; ``reduce``: the same after the last micro-batch;
+    ``step``: the optimizer; ``unshard``: parameters are gathered for the next step. ``part``: the part of the
+    group's forward (:func:`parts_of`).
     """
 
     phase: Phase
@@ -42,7 +37,7 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The moment in words, as in recordings and memory curves."""
+        """The moment in words, for recordings."""
         forward = self.phase != "backward"
         words = self._words(forward)
         return f"again: {words}" if self.phase == "again" else words
@@ -80,8 +75,7 @@ class Moment(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A reader of a tensor or of a view of it: a group, or (``materialises``) the hub in which a view is put
-    for its own readers."""
+    """A reader of a tensor or its view: a group, or the hub that ``materialises`` a view."""
 
     group: str
     tensor: str
@@ -89,7 +83,7 @@ class Reader(NamedTuple):
 
 
 Resolver = Callable[[When], int]
-"""Maps the moment of an effect, as its owner names it, to its position in the schedule."""
+"""Maps an effect's moment to its position in the schedule."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +91,9 @@ class StepSchedule:
     """All moments of a step in order; ``index`` looks them up.
 
     Attributes:
-        forward_end: the number of moments that belong to forward.
-        last: the position after the last one of backward.
-        blocks: the blocks whose parameters are gathered together if they are gathered ahead.
+        forward_end: the number of forward moments.
+        last: the position after backward.
+        blocks: the blocks whose parameters are prefetched together.
     """
 
     graph: GroupGraph
@@ -111,12 +105,11 @@ class StepSchedule:
 
     @cached_property
     def parts(self) -> Mapping[str, Parts]:
-        """The parts of each group's forward, by group name."""
         return {group.name: parts_of(group) for group in self.graph.groups}
 
     @cached_property
     def run_again_from(self) -> Mapping[str, int]:
-        """The position at which the second forward of each group's region begins, by group name."""
+        """Group -> the position at which its region's second forward begins."""
         found: dict[str, int] = {}
         start = 0
         for at, moment in enumerate(self.moments):
@@ -126,11 +119,11 @@ class StepSchedule:
         return found
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
-        """Return the position of a moment; -1 for one that this step does not have."""
+        """Return the position of a moment; -1 if this step has none."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
-        """Return the position at which a group's operators are done, or those that read a tensor."""
+        """Return the position at which a group's operators, or those that read a tensor, are done."""
         if phase == "backward":
             return self.position(phase, "compute", group)
         parts = self.parts[group]
@@ -140,8 +133,6 @@ class StepSchedule:
     # -- where owners' effects take place -----------------------------------------------------------
 
     def of_group(self, group: str) -> Resolver:
-        """Return the resolver of a group's effects to positions."""
-
         def resolve(when: When) -> int:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(group, when)
@@ -172,7 +163,6 @@ class StepSchedule:
         return tuple(at for at, moment in enumerate(self.moments) if moment.kind == "begin")
 
     def of_parameter(self, name: str) -> Resolver:
-        """Return the resolver of a parameter's effects to positions."""
         (first, last), copied_for = self.users[name], self.first_users[name]
 
         def resolve(when: When) -> int:
@@ -194,11 +184,11 @@ class StepSchedule:
         return resolve
 
     def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], ends: Sequence[int]) -> Resolver:
-        """Return the resolver of a tensor's effects to positions.
+        """Return the resolver of a tensor's effects.
 
         Args:
-            readers: by number, those of its views after its own.
-            ends: by number, the positions at which storages of gradients are freed.
+            readers: its own, then those of its views.
+            ends: the positions that free storages of gradients.
         """
 
         def resolve(when: When) -> int:
@@ -241,9 +231,7 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """The first and the last group that give each parameter a gradient, which begins to arrive with the
-        last one's backward and is complete after the first one's; if no group does, the first and the last
-        that use it."""
+        """Parameter -> (first, last) group that gives it a gradient, or that uses it if none does."""
         users: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
@@ -256,7 +244,7 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """The first group that uses each parameter, for which copies are made."""
+        """Parameter -> the first group that uses it, for which copies are made."""
         names = (
             (n, group.name)
             for group in reversed(self.graph.groups)
@@ -266,11 +254,7 @@ class StepSchedule:
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """Return the schedule of a step (in inference, of a call) of this graph.
-
-    Args:
-        regions: the blocks that some strategy recomputes.
-    """
+    """Return the schedule of a step or inference call, with the regions that some strategy recomputes."""
     training = graph.atoms.graph.training
     blocks = find_blocks(graph)
     forward = list(_forwards(graph, blocks if training else None))
@@ -303,10 +287,7 @@ def _end(graph: GroupGraph) -> Iterator[Moment]:
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> Iterator[Moment]:
-    """Yield the moments of backward; a region runs again when the first of its kept tensors would be needed.
-
-    Its last groups may need none (a residual sum's backward only passes its gradient on).
-    """
+    """Yield the moments of backward; a region runs again before its first saved tensor is needed."""
     due = {}
     for region in regions:
         needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]

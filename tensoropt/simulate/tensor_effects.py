@@ -1,9 +1,4 @@
-"""The life of an activation in a step: it is made, materialised, copied for readers, kept, released.
-
-Its moves are the effects that the search's tables add up edge by edge
-(:class:`~tensoropt.costs.effects.MoveEffects`). The lifetimes of its storages depend on all its readers
-together, which no table of pairs can express; they are derived here, once per distinct choice of all readers.
-"""
+"""The life of an activation in a step: made, materialised, copied for readers, saved, freed."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ from tensoropt.sharding.reshard.steps import ReshardingStep
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
-"""Stands for the tensor's own group in place of a reader's number."""
+"""The tensor's own group, in place of a reader's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +52,15 @@ class StorageUser:
     """A user of a storage.
 
     Attributes:
-        number: its number among the tensor's readers and those of its views.
+        number: among the readers of the tensor and its views.
         kept: its backward needs what it reads.
         again: it is recomputed.
-        remade: what it reads is made again in the second forward of its region.
-        moved: it reads its own copy, made when it is read.
-        order: its position in forward, compared with other users.
-        stays: it is not a group: the storage is released when forward is over.
-        through: for a reader of a view: the reader that made the view, whose copy contains the view if it has
-            one; :data:`SOURCE` if the tensor's own group made it.
-        anew: its own copy is made again in backward instead of kept.
+        remade: what it reads is recomputed too.
+        moved: it reads its own copy.
+        order: its position in forward.
+        stays: it is no group; it releases the storage at the end of forward.
+        through: for a reader of a view, the reader that made the view, or :data:`SOURCE`.
+        anew: its copy is made again in backward.
     """
 
     number: int
@@ -81,13 +75,12 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether it takes part in the second forward: it runs again, or its backward needs what is made
-        again there."""
+        """Whether it takes part in the second forward: recomputed, or its backward needs what is."""
         return self.again or (self.remade and self.kept)
 
 
 class _Pass(NamedTuple):
-    """One of the two forwards of a region, or the only one: the moments that a tensor passes in it."""
+    """The moments of a tensor in a region's first or second forward, or the only one."""
 
     again: bool
     made: When
@@ -101,16 +94,13 @@ _SECOND = _Pass(True, MADE_AGAIN, HUB_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
 class GradientStorage(NamedTuple):
-    """The storages of a tensor's gradients, and their lifetimes (:mod:`tensoropt.simulate.aliases`).
+    """The storages of a tensor's gradients (:mod:`tensoropt.simulate.aliases`).
 
     Attributes:
-        elsewhere: for each reader, whether the gradient that it gives lies in a storage that is counted
-            elsewhere, or in ``common``.
-        common: (reader whose gradient shares one storage with others that it makes, number of the end at
-            which that storage is released).
-        end: number of the end at which those to whom the tensor's group passes the whole gradient release its
-            storage; -1 if nobody gets it.
-        outlasts: it is alive during the whole backward of its group.
+        elsewhere: for each reader, whether its gradient's storage is counted elsewhere or in ``common``.
+        common: (reader whose gradient shares a storage with others, number of its end).
+        end: number of the end of the tensor's own gradient if its group passes it on; -1 if not.
+        outlasts: it outlives its group's backward.
     """
 
     elsewhere: tuple[bool, ...] = ()
@@ -138,11 +128,7 @@ def _replaced(when: When, before: Sequence[Allocation | None], made: Allocation)
 
 
 class TensorEffects:
-    """Derives the effects of activations on one mesh.
-
-    Args:
-        moves: the sizes and moves of tensors on the mesh.
-    """
+    """Derives the effects of activations on one mesh."""
 
     def __init__(self, moves: MoveEffects):
         self.moves, self.graph, self.training = moves, moves.graph, moves.training
@@ -162,17 +148,14 @@ class TensorEffects:
         *,
         gathered_again: bool = False,
     ) -> Effects:
-        """Return the effects of an activation that is written, found by its readers in its ``hub`` (or as
-        written), and read in these ways.
+        """Return the effects of an activation that is written, materialised in its ``hub`` (if any), and
+        read.
 
         Args:
-            inside: for each reader, whether it is in its producer's region.
-            gradients: the storages of its gradients.
-            view_users: the readers of its views.
-            orders: for each reader, its position in forward, compared with users of views.
-            needed: for a buffer's new value: until when the step needs the old value, which it then replaces;
-                None if that is counted elsewhere.
-            gathered_again: its copy, in its hub or at its only reader, is made again in backward.
+            inside: for each reader, whether it is in the producer's region.
+            orders: for each reader, its position in forward.
+            needed: when a buffer's new value replaces the old one; None if counted elsewhere.
+            gathered_again: its copy, in the hub or at the only reader, is made again in backward.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
@@ -201,7 +184,7 @@ class TensorEffects:
         return Effects(tuple(effects))
 
     def _gathering(self, users: Sequence[StorageUser], *, in_hub: bool) -> list[StorageUser]:
-        """Return the readers for which a copy is made again in backward, in the order of forward."""
+        """Return the readers whose copies are made again in backward, in forward's order."""
         if in_hub:
             needing = [user for user in users if self._keeps(user, _FIRST)]
         else:
@@ -235,15 +218,7 @@ class TensorEffects:
         *,
         gathered_again: bool = False,
     ) -> list[Effect]:
-        """Return the effects of a tensor in the first forward, or in the second one of recomputed regions.
-
-        In the first, what runs again keeps only what it reads of the rest, in its source's layout; in the
-        second, it is made again, and what backward needs of it is kept. A tensor that lies in another one's
-        storage has no storage of its own before it moves.
-
-        Args:
-            gathered_again: its copy in its hub is made again in backward.
-        """
+        """Return the effects of a tensor in one forward of its region."""
         effects: list[Effect] = []
         # The second forward makes only what runs again; other views still exist.
         view_users = [user for user in view_users if not at.again or (user.twice and user.remade)]
@@ -332,13 +307,12 @@ class TensorEffects:
         until: When | None = None,
         later: bool = False,
     ) -> list[Effect]:
-        """Return the memory of a storage that has users: alive until the last one, or kept from the first
-        that needs it.
+        """Return the memory of a storage: alive until its last user, or saved from the first that needs it.
 
         Args:
-            stays: nothing releases it before forward is over.
-            until: the moment when it replaces a buffer, whoever else has it.
-            later: a buffer's new value is made from it when everything is computed.
+            stays: nothing frees it before forward ends.
+            until: the moment when it replaces a buffer.
+            later: a buffer's new value is made from it at the end.
         """
         storage = Allocation(_ACTIVATION, f"{begin.phase} {begin.what} {begin.number}", size)
         alive = allocations(storage)
@@ -370,8 +344,7 @@ class TensorEffects:
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Return whether a storage is kept for a user: as the input of a region, or because backward needs it
-        unchanged."""
+        """Return whether a storage is saved for a user: as a region's input, or for backward unchanged."""
         kept = user.kept and self.training
         # What is made again is kept for nobody in the first forward: what backward needs of it is kept now.
         if at.again:
@@ -388,11 +361,9 @@ class TensorEffects:
         inside: Sequence[bool],
         gradients: GradientStorage,
     ) -> list[Effect]:
-        """Return the effects in backward: readers' gradients go to where the tensor was found, are added up
-        there, and go to its writer.
+        """Return the effects in backward: readers' gradients are moved, summed, and moved to the writer.
 
-        Each sum is a new tensor, in addition to the two that are added: while any dispatch mode watches,
-        autograd adds nothing in place.
+        Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place.
         """
         overlapped = self._reduced_beside(name, write, source, reads, inside)
         effects, size = [], self.moves.bytes(name, source)

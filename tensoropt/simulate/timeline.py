@@ -1,8 +1,4 @@
-"""A schedule of tasks on devices and links: when each task runs, and what is alive meanwhile.
-
-This is the clock of placed plans, in which devices run different operators and send data to each other. It
-knows nothing about models.
-"""
+"""A schedule of tasks on devices and links, and the memory alive meanwhile: the clock of placed plans."""
 
 from __future__ import annotations
 
@@ -23,15 +19,12 @@ class Task(NamedTuple):
     """One piece of work.
 
     Attributes:
-        name: for people.
-        duration_s: at least 0.
-        resources: the resources that it occupies from start to end: ``device 0``, ``link node``, ...; may be
-            none.
-        after: positions of its predecessors in the list of tasks.
+        resources: those it occupies throughout: ``device 0``, ``link node``,...
+        after: the indices of its predecessors.
         allocates: memory taken when it starts.
         frees: memory given back when it ends.
-        phase, group: for people: ``forward``, ``backward``, ...; the operators it belongs to.
-        ends: for a message, the devices at its ends, whose work it slows down.
+        phase, group: for people: ``forward``, ``backward``,...; the operators it belongs to.
+        ends: the devices that a message slows down.
     """
 
     name: str
@@ -46,16 +39,15 @@ class Task(NamedTuple):
 
 
 @dataclass
-class MessagesUnderWay:
-    """The messages that are under way at a device while it works.
+class _MessagesUnderWay:
+    """The messages in flight at a device while it works.
 
-    Each end does one half of what a collective's kernel does on a rank, which both sends and receives, so a
-    message counts there with half of its seconds. As in the simulator of sharded plans, s seconds in which
-    both go on do s / (1 + slower) seconds of work.
+    An end is half of what a collective's kernel does on a rank, so it counts with half its seconds: s seconds
+    of overlap do s / (1 + slower) seconds of work.
 
     Attributes:
-        slower: how much longer, as a share, work takes meanwhile; infinite if nothing is computed.
-        flying_s: the remaining seconds of messages, at ``since_s``.
+        slower: infinite if messages block.
+        flying_s: the remaining seconds of messages at ``since_s``.
     """
 
     slower: float
@@ -63,12 +55,11 @@ class MessagesUnderWay:
     since_s: float = 0.0
 
     def begin(self, start_s: float, seconds: float) -> None:
-        """Count a message that begins."""
         self._wait_until(start_s)
         self.flying_s += 0.5 * seconds
 
     def work_s(self, start_s: float, seconds: float) -> float:
-        """Return how long work takes that begins at a time and takes ``seconds`` by itself."""
+        """Return the duration of work that takes ``seconds`` by itself."""
         self._wait_until(start_s)
         if seconds > 0.0 and self.flying_s > 0.0:
             lost = self.slower / (1.0 + self.slower) if self.slower < inf else 1.0
@@ -84,8 +75,6 @@ class MessagesUnderWay:
 
 
 class _Event(NamedTuple):
-    """A task with its time."""
-
     task: Task
     start_s: float
 
@@ -99,9 +88,9 @@ class Timeline:
     """Scheduled tasks.
 
     Attributes:
-        starts, ends: the seconds at which each task starts and ends.
-        order: positions in the order in which they were started.
-        initial: the memory that is alive before the first task.
+        starts, ends: seconds.
+        order: indices by start.
+        initial: memory alive before the first task.
     """
 
     tasks: Sequence[Task]
@@ -112,17 +101,14 @@ class Timeline:
 
     @cached_property
     def events(self) -> tuple[_Event, ...]:
-        """The tasks with their times."""
         return tuple(map(_Event, self.tasks, self.starts))
 
     @cached_property
     def total_s(self) -> float:
-        """Seconds until the last task has ended."""
         return max(self.ends, default=0.0)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
-        """Return the spans (start, end) in which at least one of the resources works, joined where they
-        touch."""
+        """Return the spans (start, end) in which any of the resources works, joined where they touch."""
         wanted = set(resources)
         return joined(
             (e.start_s, e.end_s)
@@ -131,16 +117,11 @@ class Timeline:
         )
 
     def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
-        """Return (time, bytes by kind) after every change on a device, in time order; the first is the
-        initial state.
-
-        Memory that ends at a time is given back before anything that starts then takes some.
-        """
+        """Return (time, bytes by kind) after every change on a device, from the initial state on."""
         return tuple(self._curves.get(device, [(0.0, {})]))
 
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
-        """Return the (kind, bytes) of each point of a device's memory curve, negative for memory that is
-        given back; the first point is the initial state."""
+        """Return the changes (kind, bytes) at each point of a device's memory curve."""
         points = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
@@ -149,7 +130,7 @@ class Timeline:
         return points
 
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
-        """Return (time, bytes by kind) when the most is alive; the first of several such times."""
+        """Return (time, bytes by kind) at the first peak."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))
 
     @cached_property
@@ -187,7 +168,6 @@ class Timeline:
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the union of spans, as disjoint spans in time order."""
     result: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -198,7 +178,7 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
+    """Return the total seconds of all spans; overlaps count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)
 
 
@@ -211,11 +191,10 @@ def schedule(
     """Assign times to tasks.
 
     Args:
-        slower: how much longer, as a share, a device works beside messages that name it as an end.
+        slower: the share by which messages slow down the devices at their ends.
 
     Raises:
-        PlanError: a duration is negative or not a number, a predecessor does not exist, or tasks wait for
-            each other; the message names the tasks.
+        PlanError: a duration is negative or NaN, a predecessor is missing, or tasks deadlock.
     """
     waiting, successors = _links(tasks)
     # The heap orders by (time at which it became ready, position): ties keep the given order.
@@ -224,7 +203,7 @@ def schedule(
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
     timed = list(tasks)
-    beside = {end: MessagesUnderWay(slower) for task in tasks for end in task.ends} if slower else {}
+    beside = {end: _MessagesUnderWay(slower) for task in tasks for end in task.ends} if slower else {}
     starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)

@@ -1,4 +1,4 @@
-"""What a plan's steps say of prices: a factor for each kind of work."""
+"""A factor for each kind of work, learned from a plan's steps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from tensoropt.tuning.steps import seconds_of, work_seconds
 from tensoropt.verify.predict import predict_placed
 
 _LEAST_S = 1e-3
-"""Parts of a step shorter than this say nothing of their kind."""
+"""Shorter parts of a step are ignored."""
 _BOUNDS = 0.25, 4.0
-"""The factors that are believed."""
+"""The range of plausible factors."""
 
 
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return the predicted seconds of a step and of its collectives; a placed plan has none. Work that is not
-    known is timed."""
+    """Return the predicted seconds of a step, and of its collectives; new work is timed."""
     if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():
@@ -53,11 +52,11 @@ def priced(
 
 @dataclass
 class Learned:
-    """What the steps of several plans showed.
+    """The observations of several plans' steps.
 
     Attributes:
-        costs: prices as they were measured, without residuals.
-        known: what was learned before.
+        costs: measured prices, without residuals.
+        known: earlier residuals.
     """
 
     costs: CostSource
@@ -66,12 +65,11 @@ class Learned:
 
     @property
     def residuals(self) -> Residuals:
-        """The factors, medians over runs."""
         factors = {kind: statistics.median(found) for kind, found in self._factors.items()}
         return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare what ranks measured of a strategy with what prices say of it."""
+        """Compare the ranks' measurements of a strategy with prices."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
         works = work_seconds(strategy, ranks) if isinstance(strategy, Strategy) else {}

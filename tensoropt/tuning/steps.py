@@ -1,4 +1,4 @@
-"""What ranks measure of a plan: seconds of its steps, their collectives, and every operator and edge."""
+"""Ranks' measurements of a plan: seconds of steps, collectives, operators and edges."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import RunStep
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
-"""Those that the executor calls."""
 Stamps = list[tuple[str, float, float]]
-"""Name, start and end of collectives; ranks of a machine read one clock."""
+"""Name, start and end of collectives on the ranks' common clock."""
 
 
 def run_steps(
@@ -34,12 +33,11 @@ def run_steps(
     steps: int,
     stamped_steps: int = 0,
 ) -> dict[str, Any]:
-    """Return what one rank measures of a strategy (runs in the pool).
+    """Measure a strategy on one rank (runs in the pool).
 
     Args:
-        steps: how many are timed, after one that warms up and makes the optimizer's state.
-        stamped_steps: how many more are run with the seconds of each operator and edge, if the strategy is
-            sharded and ranks are CPU ranks.
+        steps: timed steps, after a warm-up.
+        stamped_steps: further steps with stamps, for sharded strategies on CPU ranks.
 
     Returns:
         ``steps``: start and end of each; ``collectives``: of each step; ``forward_s``, ``backward_s``:
@@ -73,11 +71,9 @@ def run_steps(
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the seconds of each step, and of these the seconds of its collectives.
+    """Return the seconds of each step, and those of its collectives.
 
-    A collective counts from the call of the rank that comes last to the return of the one that is done last:
-    it is what the collective takes, without the waiting for a rank that computes. The rest of the step is
-    computing, and waiting for it.
+    A collective counts from the last rank's call to the last rank's return, without waiting for computation.
     """
     whole = [_span(each) for each in zip(*(rank["steps"] for rank in ranks), strict=True)]
     network = [
@@ -88,8 +84,7 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[fl
 
 
 def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return the (forward, backward) seconds in a step of each of a strategy's workloads, by key, of one
-    micro-batch on the slowest rank; without those of recomputed blocks, which run as one."""
+    """Return workload key -> (forward, backward) seconds of a micro-batch on the slowest rank."""
     if not all("forward_s" in rank for rank in ranks):
         return {}
     (works,) = stage_works(strategy)
@@ -115,11 +110,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[Stamps]:
-    """Collectives issued meanwhile, in the order in which they are issued.
-
-    Asynchronous ones are waited for at once: gloo's threads run on the cores that compute, and nothing else
-    tells how long one takes by itself.
-    """
+    """Stamp collectives in the context, waiting for each at once as gloo shares the cores."""
     stamps: Stamps = []
     originals = {name: getattr(dist, name) for name in COLLECTIVES}
 

@@ -1,8 +1,7 @@
-"""``tensoropt tune``: run a plan, learn what it really takes, plan again, keep what is faster as measured.
+"""``tensoropt tune``: run a plan, learn its real costs, plan again, keep the faster as measured.
 
 The loop of FastT (Yi et al., Fast Training of Deep Learning Models over Multiple GPUs, Middleware 2020,
-section 4): measure, plan, run, keep the better, roll back the worse, plan again when measurements drift from
-what the plan rests on.
+section 4).
 """
 
 from __future__ import annotations
@@ -42,13 +41,11 @@ from tensoropt.units import format_seconds
 FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
 ROUNDS = 4
-"""Candidates that are tried at most."""
-DRIFT = 0.03
-"""The share of a step that predictions may be off by, and that a plan has to be faster by to be tried then:
-less could not be measured."""
+"""The most candidates."""
+_DRIFT = 0.03
+"""The relative error of predictions, and the least predicted gain of a candidate, worth another round."""
 _LAPS, _STEPS, _STAMPED = 5, 9, 3
-"""How often two plans take turns, as the machine's speed changes within seconds; the timed steps of a turn,
-and those in which operators are stamped."""
+"""Turns of two plans, as the machine's speed changes; timed steps per turn; stamped steps."""
 _STDERR = 2
 
 
@@ -57,12 +54,12 @@ class Tuning:
     """The state of a tuning, and its result; saved after every decision.
 
     Attributes:
-        plan: the fastest plan so far, as measured.
-        measured_s, predicted_s: seconds of its step: the median that was measured, and what prices say now.
-        begun_s, begun_predicted_s: the same of the plan that it began with.
-        decisions: what was tried and why it was kept or not, in order.
-        tried: keys of the plans that were run.
-        done: why it ended; empty while it goes on.
+        plan: the fastest measured plan.
+        measured_s, predicted_s: seconds of its step: the median, and by current prices.
+        begun_s, begun_predicted_s: the same of the first plan.
+        decisions: candidates and reasons, in order.
+        tried: keys of measured plans.
+        done: why it ended; "" before.
     """
 
     plan: Plan
@@ -75,13 +72,13 @@ class Tuning:
     done: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data with the plan, so that one file is the whole state."""
+        """Return plain data with the plan."""
         others = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
         return {"schema": _SCHEMA, **others, "plan": self.plan.to_data()}
 
     @property
     def drift(self) -> float:
-        """How far the prediction for the plan is from what was measured, relative to it."""
+        """The relative error of the plan's prediction."""
         return abs(self.predicted_s / self.measured_s - 1.0)
 
 
@@ -97,22 +94,19 @@ def tune(
     progress: ProgressChoice = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
-    """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
+    """Run a plan on this machine and improve it by what its steps show; return the fastest measured plan.
 
-    Everything is saved beside the exploration after every decision, so that what was learned outlives an
-    interruption.
+    State is saved beside the exploration after every decision.
 
     Args:
-        target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
-        point: the number, from 1, of the point to begin with; by default the fastest within ``memory_bytes``.
-        memory_bytes: the most memory per device that a plan may take; by default a device's, or for a plan
-            file what that plan takes.
-        rounds: how many candidates are tried at most.
-        job: the words of a command that trains with the plan in the file ``{plan}`` for some steps, in which
-            ``parallelize(..., tune=True)`` times them; by default steps of the model alone are run.
-        store: the store of measurements; by default the user's own.
-        progress: as in :func:`tensoropt.explore`.
-        say: called with each decision in words.
+        target: an exploration's folder, or a plan file beside one.
+        point: the first point, from 1; by default the fastest within ``memory_bytes``.
+        memory_bytes: the most memory per device; by default a device's, or a plan file's own.
+        rounds: the most candidates.
+        job: a command that trains with the plan in ``{plan}`` and ``parallelize(..., tune=True)``; by default
+            the model's steps alone run.
+        store: by default the user's own.
+        say: called with each decision.
 
     Raises:
         TensorOptError: the plan is not for CPU ranks of this machine, or its exploration is not there.
@@ -155,8 +149,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return the tuning's own store, which begins as a copy of the user's: factors of one model are not the
-    machine's."""
+    """Return the tuning's own store, a copy of the user's, as factors are one model's."""
     new = not (folder / STORE).exists()
     own = ProfileStore(folder / STORE)
     if new:
@@ -166,12 +159,16 @@ def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
 
 
 def end_of(gain: float, drift: float) -> str:
-    """Return why a tuning ends, with the best other plan predicted to be faster by a gain (slower if it is
-    negative), and predictions off by a drift; "" if it goes on with that plan."""
+    """Return why a tuning ends, or "" if it tries the best other plan.
+
+    Args:
+        gain: that plan's predicted relative gain.
+        drift: the predictions' relative error.
+    """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
-    if drift < DRIFT:
-        within = f"predictions are within {DRIFT:.0%} (off by {drift:.1%})"
-        return f"{within}, and {other}" if gain < DRIFT else ""
+    if drift < _DRIFT:
+        within = f"predictions are within {_DRIFT:.0%} (off by {drift:.1%})"
+        return f"{within}, and {other}" if gain < _DRIFT else ""
     # Where predictions are off by more, what they call a little slower may be faster.
     return f"no candidate is left: predictions are off by {drift:.1%}, and {other}" if gain <= -drift else ""
 
@@ -200,7 +197,6 @@ class _Tuner:
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self, plan: Plan, memory_bytes: float | None, rounds: int) -> Tuning:
-        """Return the tuning when it has ended."""
         self.progress("tune", 0, rounds, "running the chosen plan")
         (measured_s,) = self._measured([plan])
         predicted_s = plan.predicted.time_s
@@ -235,8 +231,7 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest plan by current prices that was not tried; None, with the reason, if it need not
-        be."""
+        """Return the fastest untried plan by current prices; None, with the reason, if none is worth it."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index
@@ -244,7 +239,7 @@ class _Tuner:
             if memory_bytes is None or one.memory_bytes <= memory_bytes
         ]
         state.predicted_s = self._predicted(state.plan)
-        fresh = [index for index in fitting if found.keys[index] not in state.tried]
+        fresh = [index for index in fitting if plan_key(found.plan(index)) not in state.tried]
         if not fitting:
             found.index(memory_bytes=memory_bytes)  # raises, and says what would fit
         if not fresh:
@@ -300,7 +295,7 @@ class _Tuner:
     def _decided(
         self, state: Tuning, what: str, plan: Plan, predicted_s: float, measured_s: float, why: str
     ) -> None:
-        """Save a decision: the state with the plan in it, then the plan in a file of its own."""
+        """Save a decision: the state with the plan, then the plan's own file."""
         one = {
             "decision": what,
             "plan": plan_key(plan),

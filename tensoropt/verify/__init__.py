@@ -1,9 +1,7 @@
-"""Comparison of predictions with reality: plans are run beside the unsplit model on the same data.
+"""Comparison of predictions with reality: plans run beside the unsplit model on the same data.
 
-Predictions come from the cost side (facts, measurements, link fits), measurements from the executor; here the
-two meet and decide ``ok``: the numbers agree up to rounding, replicas agree, each rank issues the collectives
-predicted, ranks issue what they share in the same order, and none has over 3 % more memory in tensors than
-predicted. Time is shown and decides nothing.
+``ok`` if numbers agree up to rounding, replicas agree, each rank issues the predicted collectives, ranks
+issue common ones in the same order, and none needs over 3 % more memory than predicted. Time decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _MODULE_OF = {
     "verify_plan": "run",
     "verify_random": "random_plans",
 }
-"""The module that each name is imported from when it is first used: ranks need none of the predictions."""
+"""Lazily imported names, as ranks need no predictions."""
 
 __all__ = [
     "verify_plan",

@@ -1,8 +1,4 @@
-"""Comparison of ranks with each other: what several ranks take part in, each issues in the same order.
-
-A rank that issues another collective than the others of its group, or in another order, waits for them
-forever, or they for it. Nothing is predicted here: what each rank really issued is compared.
-"""
+"""Comparison of ranks with each other: common collectives must come in the same order, or ranks deadlock."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ class JointCall(NamedTuple):
     """A collective or message as one of its ranks issues it.
 
     Attributes:
-        kind: that of the collective; a message has the same for the rank that receives it.
-        ranks: those of the group; of a message, the sender and the receiver.
-        bytes: its size; 0 where each rank has its own, which values decide.
+        kind: that of the collective, or of a message on both ends.
+        ranks: the group, or sender and receiver.
+        bytes: its size; 0 if values decide it per rank.
     """
 
     kind: str
@@ -31,7 +27,6 @@ class JointCall(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, ranks: Sequence[int], size: int) -> JointCall:
-        """Make the call of a collective or message with this many bytes."""
         return cls(kind, tuple(ranks), 0 if kind == BY_VALUES else size)
 
     def __str__(self) -> str:
@@ -45,13 +40,12 @@ _Shared = dict[tuple[int, tuple[int, ...]], list[JointCall]]
 
 
 def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
-    """Return a line for each two ranks that issue different sequences of what both take part in, with the
-    first difference; for each group, of its first two such ranks.
+    """Return a line per pair of ranks with different common sequences; per group, the first such pair.
 
-    Messages are compared by direction: a rank may send first and receive afterwards, or the reverse.
+    Messages are compared by direction, as a rank may send or receive first.
 
     Args:
-        issued: for some or all ranks of a job, what each issued, in order.
+        issued: rank -> its calls in order.
     """
     shared = {rank: _by_partner(rank, calls) for rank, calls in issued.items()}
     lines: dict[tuple[int, ...], str] = {}
@@ -70,7 +64,7 @@ def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
 
 
 def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
-    """Return what a rank issues together with each other one, the messages of each direction apart."""
+    """Return a rank's calls by partner, messages of each direction apart."""
     shared: _Shared = defaultdict(list)
     for call in calls:
         ends = call.ranks if call.kind in _MESSAGES else ()

@@ -1,4 +1,4 @@
-"""The answer of ``verify``: the predictions beside the findings, and whether they agree."""
+"""The answer of ``verify``: predictions beside findings, and whether they agree."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from tensoropt.verify.recorder import (
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03
-"""The most tracked memory, relative to the prediction. Plans whose predictions are right are within 2.3 % (a
-placed plan of GPT-2 at test size), most within 0.1 %."""
+"""The most tracked memory over the prediction; right predictions are within 2.3 %, most within 0.1 %."""
 _UNCOUNTED_BYTES = 4096
-"""What a rank may have beside that: numbers of single elements (losses, counters of steps), of which the
-predictions leave out some, each a few bytes. Found: up to 2,652, on a device without operators 1,824."""
+"""Additional bytes for single elements (losses, step counters); up to 2,652 seen."""
 
 
 def answer_of(
@@ -34,12 +32,12 @@ def answer_of(
     file: FileFindings | None = None,
     device_type: str = "cpu",
 ) -> dict[str, Any]:
-    """Return the answer about strategies that were predicted and checked, as plain data with fixed keys.
+    """Return the answer about predicted and checked strategies, as plain data with fixed keys.
 
     Args:
-        device_type: that of the devices that the predictions are for.
-        module: the unsplit graph against the module; None if they were not compared.
-        file: an ONNX file against its import; None for models from other sources.
+        device_type: that of the predictions.
+        module: the unsplit graph against the module, if compared.
+        file: an ONNX file against its import, if any.
 
     Returns:
         ``ok``; ``checked_on`` in words; ``plans``, with an entry for each (:func:`entry_of`); ``module``; and
@@ -62,15 +60,11 @@ def answer_of(
 def entry_of(
     strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, compares_memory: bool = True
 ) -> dict[str, Any]:
-    """Return the answer about one strategy.
-
-    ``ok`` says that its numbers agree up to rounding, its replicas agree, each rank issues the collectives
-    predicted, ranks issue what they take part in together in the same order, and none had much more memory
-    in tensors than predicted. Time is shown beside its prediction and decides nothing. None stands for what
-    was not checked.
+    """Return the answer about one strategy; ``ok`` as in :mod:`tensoropt.verify`, None for what was not
+    checked.
 
     Args:
-        compares_memory: whether the ranks' kernels keep what those of the predictions do.
+        compares_memory: whether the ranks' kernels save what the predicted ones do.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
@@ -138,8 +132,7 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return how what ranks issued differs from the prediction; of each part of the devices, for the first
-    rank where it does."""
+    """Return how issued collectives differ from the prediction; per place, for its first such rank."""
     lines: dict[int, list[str]] = {}
     # Bytes that only values decide are compared where ranks have no values, and send what is expected.
     shown = without_values if findings.numerics_ok is not None else list

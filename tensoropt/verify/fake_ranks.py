@@ -1,13 +1,4 @@
-"""A rank of any job without the job: fake tensors and PyTorch's fake process group; and steps run to be
-watched.
-
-Nothing is computed and nothing is sent, so a 64-device plan can be checked on a laptop: what each rank would
-send and keep alive is what it does send and keep alive; only the numbers are missing. Tensors are on the CPU
-(fake CUDA tensors with autograd abort a CPU-only build of PyTorch).
-
-The same functions watch steps on ranks of this machine and on fake ones: what a step sends, what it keeps
-alive, how long it takes.
-"""
+"""A rank of any job by fake tensors and PyTorch's fake process group; and steps run for observation."""
 
 from __future__ import annotations
 
@@ -33,11 +24,7 @@ from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summari
 
 
 class RunStep:
-    """A training step (clear, forward, backward, optimizer), or an inference call if the graph is for one.
-
-    Attributes:
-        optimizer: the optimizer; None in inference.
-    """
+    """A training step (clear, forward, backward, optimizer), or an inference call without optimizer."""
 
     def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
         self.engine = engine
@@ -46,7 +33,7 @@ class RunStep:
         self.optimizer = make_optimizer(optimizer, trained) if engine.training and trained else None
 
     def model(self) -> None:
-        """Run the step without its optimizer, with all communication between ranks."""
+        """Run the step without its optimizer, with all communication."""
         if not self.engine.training:
             with torch.no_grad():
                 self.engine(*self.inputs)
@@ -60,29 +47,25 @@ class RunStep:
             self.optimizer.step()
 
     def optimizer_state(self) -> list[torch.Tensor]:
-        """Return all tensors of the optimizer's state; empty before the first step."""
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         values = [value for state in states for value in state.values()]
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def recorded(engine: Engine, run: Callable[[], object]) -> CollectiveRecorder:
-    """Return what ``run`` issues on this rank."""
+    """Return the collectives that ``run`` issues on this rank."""
     with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
     return recorder
 
 
 def tracked_memory(step: RunStep) -> dict[str, int]:
-    """Return the bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step
-    makes.
+    """Return the bytes of a step: parameters, gradients, optimizer state, constants and the peak.
 
-    The peak includes the graph's constants, which are also given separately. On GPUs there are also the peaks
-    of PyTorch's allocator in the same step: ``allocated`` to tensors, whoever made them (including inputs and
-    what the process has beside the step), and ``reserved`` from the device.
+    On GPUs also the allocator's peaks, ``allocated`` to all tensors and ``reserved`` from the device.
 
     Args:
-        step: a step that has already run, so that the optimizer's state exists.
+        step: one that has run, so that the optimizer's state exists.
     """
     engine = step.engine
     tracker = MemoryTracker()
@@ -122,7 +105,7 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
 
 
 def step_times(step: RunStep, count: int) -> list[float]:
-    """Return the seconds of each of ``count`` steps after one that warms up; all ranks start together."""
+    """Return the seconds of ``count`` steps after a warm-up; all ranks start together."""
     runtime, seconds = step.engine.runtime, []
     # One more than requested: the first fills caches and is left out.
     for index in range(count + 1 if count else 0):
@@ -139,11 +122,7 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Make this process ``rank`` of a job of ``world_size`` whose other ranks do not exist.
-
-    Raises:
-        PlanError: this process belongs to a real job.
-    """
+    """Make this process ``rank`` of a job without other ranks; PlanError if it is in a real one."""
     if dist.is_initialized():
         raise PlanError(
             "this process is already a rank of a real job; check plans on fake ranks in a process of its own"
@@ -161,8 +140,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
 
 
 def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str) -> RunFindings:
-    """Check what ranks of a strategy send and keep alive in a step, without numbers and times, on the ranks
-    that represent all (:attr:`tensoropt.sharding.strategy.ParallelStrategy.representatives`)."""
+    """Check a strategy's collectives and memory on fake representative ranks, without numbers and times."""
     calls, sent, memory = {}, [], []
     for rank in strategy.representatives:
         # One rank at a time: a process can be only one rank of one job.
@@ -184,7 +162,6 @@ def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optim
 def step_on(
     rank: int, loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, device: str = "cpu"
 ) -> Iterator[RunStep]:
-    """Yield a step of a fake rank."""
     with contextlib.ExitStack() as stack:
         if strategy.devices > 1:
             stack.enter_context(fake_job(rank, strategy.devices))

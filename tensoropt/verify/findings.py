@@ -1,8 +1,4 @@
-"""The findings about a strategy, in the one form in which real ranks and fake ones report.
-
-The tolerances say how far a plan's results may be from the unsplit model's, and distinguish rounding from a
-fault.
-"""
+"""The findings about a strategy, and the tolerances that tell rounding from faults."""
 
 from __future__ import annotations
 
@@ -14,61 +10,53 @@ from typing import Any
 from tensoropt.verify.recorder import all_sent
 
 LOSS_TOLERANCE = 1e-5
-"""The relative tolerance of the loss. A mean loss sums thousands of float32 terms in another order: a few
-units of 6e-8 each, growing with the square root of their number and with depth."""
+"""Relative tolerance of the loss: some 6e-8 per float32 term, growing with the root of their number."""
 GRADIENT_TOLERANCE = 1e-3
-"""The tolerance relative to each parameter's largest gradient, but to no less than 1e-3 of the model's
-largest. Measured: below 1e-6 for ordinary parameters, 2e-4 for a convolution's bias before a batch norm,
-whose true gradient is zero. Wrong placements are off by per cents (10 to 164 % in those tried)."""
+"""Tolerance relative to each parameter's largest gradient, but to no less than 1e-3 of the model's largest.
+
+Measured: below 1e-6, or 2e-4 for a bias before a batch norm; wrong placements are off by 10 to 164 %.
+"""
 _PARAMETER_TOLERANCE = 1e-4
-"""The tolerance after two optimizer steps, relative to each parameter's largest value. Measured: up to 2e-5,
-for biases that start at zero."""
+"""Tolerance after two optimizer steps, relative to each parameter's largest value. Measured: up to 2e-5."""
 _TOLERANCE_FACTOR = {"float64": 1e-6, "float32": 1.0, "float16": 2e3, "bfloat16": 2e4}
-"""Factors of the tolerances, by the lowest precision in which anything in the model is computed: about the
-ratio of unit roundoffs, less strict in float64, where sums of thousands of terms and eps constants weigh
-more."""
+"""Factors by the lowest precision in the model: about the ratio of unit roundoffs."""
 _SHRUNK = 1e-6
-"""The largest share of a single-precision difference that may remain in double precision if it is rounding:
-of roundoff 2e-9 remains, of a fault everything. Measured where two steps through batch norms over 4 samples
-amplify rounding (MobileNetV2 on 32x32 images): parameters off by 2e-10 in float64, gradients by 7e-13."""
+"""The largest share of a float32 difference that remains in double precision if it is rounding.
+
+Of roundoff 2e-9 remains, of a fault everything. Measured with batch norms over 4 samples: 2e-10, gradients
+7e-13.
+"""
 MODULE_SHRUNK = 1e-2
-"""The same share between a graph and the module that it was captured from, which may keep its own casts to
-float32: a fault remains as it is."""
+"""The same share between a graph and its module, which may keep its own casts to float32."""
 _DISTANCE_FACTOR = 10.0
-"""The largest ratio, in norm, of a split model's distance from the exact gradients to the unsplit model's in
-the same precision. Measured: 0.9 to 1.1 times if rounding crosses no kink (an MLP and a transformer in
-bfloat16, a VGG with batch norms in float32)."""
+"""The largest ratio of the split to the unsplit model's distance from exact gradients; 0.9 to 1.1 seen."""
 KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
-"""The distance that crossed kinks may add to that, relative to the gradients' norm. Measured: 1.3e-2 for a
-ResNet with 2x2 images in float32, 0.22 for a small VGG with batch norms in bfloat16. A smaller fault that
-occurs only in a narrow type cannot be distinguished from them; in a model without kinks it can."""
+"""The distance that crossed kinks may add, relative to the gradients' norm.
+
+Measured: 1.3e-2 for a ResNet with 2x2 images in float32, 0.22 for a small VGG in bfloat16.
+"""
 NARROW_FACTOR, _NARROW_TOLERANCE = 3.0, 2e-3
-"""The tolerance under mixed precision: a multiple of the model's own rounding (unsplit, against unsplit in
-float32), plus half a unit of bfloat16's last place. Partial sums are rounded once more than whole ones, so a
-split model is off by about as much as the narrow type is at all. In a model that rounding throws far off (a
-batch norm over few samples) this shows little: verify it in float32, where the same rules are held to
-1e-3."""
+"""Tolerance under mixed precision: a multiple of the model's own rounding, plus half of bfloat16's last
+place.
+
+Partial sums are rounded once more than whole ones. Models that amplify rounding are to be verified in
+float32.
+"""
 
 
 _REPLICA_TOLERANCE = 1e-5
-"""The tolerance between replicas on devices whose kernels sum in no fixed order (CUDA's scatters and some
-convolutions), relative to their largest value, in float32. An assumption that has not been tried on a GPU: a
-sum of thousands of terms in another order is off by some units of 6e-8, a replica that missed a reduction by
-per cents."""
+"""Tolerance between replicas on kernels without a fixed order of sums (CUDA); an untried assumption."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The relative distances of results from what they should be, by kind; None for a kind that was not
-    compared.
-
-    A difference is inf if a value is NaN or infinite and the one it is compared with is not.
+    """Relative differences by kind; None if not compared, inf if only one side is NaN or infinite.
 
     Attributes:
         loss: the loss's difference; in inference that of the outputs.
-        gradient: the difference of the parameter whose gradient is furthest off.
-        parameter: the difference of parameters after some optimizer steps.
-        buffer: the difference of buffers after these steps.
+        gradient: the largest of any parameter's gradient.
+        parameter: the largest after some optimizer steps.
+        buffer: the largest of any buffer after them.
     """
 
     loss: float | None = None
@@ -78,22 +66,18 @@ class Differences:
 
     @classmethod
     def infinite(cls) -> Differences:
-        """Make the differences of a strategy that could not be run."""
         return cls(math.inf, math.inf, math.inf, math.inf)
 
     @property
     def by_kind(self) -> dict[str, float | None]:
-        """The differences of all kinds."""
         return {kind: getattr(self, kind) for kind in _TOLERANCES}
 
     @property
     def compared(self) -> dict[str, float]:
-        """The differences of the kinds that were compared."""
         return {kind: value for kind, value in self.by_kind.items() if value is not None}
 
     @property
     def finite(self) -> bool:
-        """Whether none of them is NaN or infinite."""
         return all(map(math.isfinite, self.compared.values()))
 
 
@@ -108,12 +92,11 @@ _TOLERANCES = {
 def within_tolerance(
     differences: Differences, precision: str = "float32", rounding: Differences | None = None
 ) -> bool:
-    """Return whether the differences are explained by rounding (NaN is not); one that was not taken is
-    ignored.
+    """Return whether rounding explains the differences (not NaN); those not taken are ignored.
 
     Args:
-        precision: the lowest one that anything in the model is computed in.
-        rounding: under mixed precision, what the narrower type alone changes in this model.
+        precision: the model's lowest.
+        rounding: under mixed precision, the model's own rounding.
     """
     if rounding is not None:
         allowed = {k: _NARROW_TOLERANCE + NARROW_FACTOR * r for k, r in rounding.compared.items()}
@@ -123,7 +106,7 @@ def within_tolerance(
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
-    """Return whether differences taken in both precisions are explained by rounding."""
+    """Return whether rounding explains differences taken in both precisions."""
     shrunk = {}
     for kind, narrow in single.compared.items():
         # NaN is within no tolerance: a kind that was compared once only counts as a fault.
@@ -134,14 +117,13 @@ def is_rounding(single: Differences, double: Differences) -> bool:
 
 @dataclass(frozen=True)
 class NarrowDistance:
-    """The distance of gradients (in inference: outputs) in the model's own precision from those in double
+    """The relative distance of gradients, or outputs in inference, in the model's precision from double
     precision.
 
     Attributes:
-        split: the norm of the difference over everything on this rank, relative to that of the expected
-            values.
-        unsplit: the same for the unsplit model in its own precision: what rounding alone does.
-        kinked: whether rounding may change whole elements (:func:`tensoropt.verify.reference.has_kinks`).
+        split: the norm of the difference on this rank over that of the expected values.
+        unsplit: the same of the unsplit model in its own precision.
+        kinked: :func:`tensoropt.verify.reference.has_kinks`.
     """
 
     split: float
@@ -150,14 +132,8 @@ class NarrowDistance:
 
 
 def near_enough(distance: NarrowDistance, precision: str) -> bool:
-    """Return whether a rank's gradients in the model's own precision are as near the exact ones as they
-    should be.
-
-    Double precision shows that placements are right, but not that what is cast or summed in a narrow type is
-    right.
-
-    Args:
-        precision: the model's own precision.
+    """Return whether gradients in the model's own ``precision`` are as near the exact ones as they should
+    be.
     """
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
@@ -166,22 +142,17 @@ def near_enough(distance: NarrowDistance, precision: str) -> bool:
 
 
 def replicas_near(spread: float | None, precision: str) -> bool:
-    """Return whether replicas whose bits differ are as near to each other as kernels without a fixed order
-    keep them.
+    """Return whether replicas with different bits are near enough.
 
     Args:
-        spread: how far they are apart; None if kernels have a fixed order, so that bits decide.
-        precision: the lowest one that anything in the model is computed in.
+        spread: their difference; None if kernels have a fixed order, so that bits decide.
+        precision: the model's lowest.
     """
     return spread is not None and spread <= _REPLICA_TOLERANCE * _TOLERANCE_FACTOR[precision]
 
 
 def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -> bool:
-    """Return whether ranks that hold the same shard hold the same bits.
-
-    Args:
-        ranks: for each rank and parameter, which shard it has, and a digest of it.
-    """
+    """Return whether replicas have equal bits; ``ranks``: per rank, parameter -> (shard, digest)."""
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         digests: dict[tuple[int, ...], str] = {}
         for rank in ranks:
@@ -195,29 +166,24 @@ def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -
 
 @dataclass(frozen=True)
 class RunFindings:
-    """The results of running a strategy; None stands for what was not checked.
+    """The results of running a strategy; None for what was not checked.
 
     Attributes:
-        differences: the differences from the unsplit model.
-        worst_gradient, worst_parameter: the names of the largest difference of each kind; "" if there is
-            none.
-        not_finite: how many values of the unsplit model itself are NaN or infinite, by what they belong to.
-        replicas_agree: whether ranks with the same shard have the same bits, or on GPUs nearly the same
-            values.
-        replica_difference: how far they are apart, relative; None if bits differ and decide.
-        unsplit_on: the device that the unsplit model ran on.
-        numerics_ok: whether differences are rounding and replicas agree.
-        compared_in: the precision in which ``differences`` were taken.
-        narrow: the differences in the model's own precision, if the decision took double precision.
-        collectives_of_ranks: of each rank that was checked, as :func:`tensoropt.verify.recorder.summarise`
-            writes them.
-        ranks_checked: the numbers of the ranks that were checked.
-        ranks_unlike: where ranks do not issue the same (:func:`tensoropt.verify.agreement.disagreements`).
-        memory_tracked: bytes of the fullest rank by purpose, and their ``peak``; on GPUs also the allocator's
-            own peaks, ``allocated`` and ``reserved``.
-        memory_tracked_of_ranks: the peaks of the ranks whose memory was tracked.
-        time_measured_s: the median step of the slowest rank.
-        error: why the strategy could not be run, or that it is right only in double precision.
+        worst_gradient, worst_parameter: the names of the largest differences.
+        not_finite: owner -> NaN or infinite values of the unsplit model.
+        replicas_agree: whether replicas have the same bits, or on GPUs nearly the same values.
+        replica_difference: their relative difference; None if bits decide.
+        unsplit_on: the unsplit model's device.
+        numerics_ok: differences are rounding and replicas agree.
+        compared_in: the precision of ``differences``.
+        narrow: those in the model's own precision, if double precision decided.
+        collectives_of_ranks: per checked rank (:func:`tensoropt.verify.recorder.summarise`).
+        ranks_unlike: :func:`tensoropt.verify.agreement.disagreements`.
+        memory_tracked: bytes of the fullest rank by purpose, ``peak``, and on GPUs ``allocated``,
+            ``reserved``.
+        memory_tracked_of_ranks: peaks by rank.
+        time_measured_s: the slowest rank's median step.
+        error: why it could not run, or that it is right only in double precision.
     """
 
     differences: Differences = field(default_factory=Differences)
@@ -240,7 +206,6 @@ class RunFindings:
 
     @classmethod
     def failed(cls, error: str) -> RunFindings:
-        """Make the findings of a strategy that could not be run."""
         return cls(
             Differences.infinite(),
             worst_gradient="",
@@ -253,10 +218,9 @@ class RunFindings:
 
     @property
     def collectives_issued(self) -> list[dict[str, Any]]:
-        """The collectives and messages of all ranks together."""
+        """The collectives and messages of all ranks."""
         return all_sent(self.collectives_of_ranks)
 
     @property
     def memory_tracked_bytes(self) -> int:
-        """The peak of the fullest rank."""
         return self.memory_tracked.get("peak", 0)

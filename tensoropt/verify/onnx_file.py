@@ -1,7 +1,4 @@
-"""An ONNX file run by the package's own evaluator and compared with its import: do they compute the same?
-
-Everything else compares plans with the imported module, which cannot reveal a mistake of the import.
-"""
+"""An ONNX file run by the package's own evaluator and compared with its import."""
 
 from __future__ import annotations
 
@@ -17,13 +14,11 @@ from tensoropt.question.model_source import OnnxOptions, is_onnx
 from tensoropt.ranks.worker_process import call_in_fork
 
 _ALLOWED_S = 30.0
-"""The seconds that the evaluator, which computes in plain NumPy, may take; files that need more are not
-compared."""
+"""The most seconds of the evaluator, which is plain NumPy."""
 _LARGEST_BYTES = 1 << 28
-"""The most bytes of a file that is compared; the evaluator holds several copies of it."""
+"""The most bytes of a compared file, of which the evaluator holds several copies."""
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""The tolerance relative to the largest value, by an output's type; 1e-3 for other types. Assumptions, as for
-other rounding."""
+"""Tolerance by an output's dtype, relative to its largest value; 1e-3 for others; assumptions."""
 _RANDOM = ("RandomNormal", "RandomUniform")
 
 
@@ -32,10 +27,9 @@ class FileFindings:
     """The findings about a file.
 
     Attributes:
-        difference: the largest difference of any output, relative to its largest value; None if nothing was
-            compared.
+        difference: the largest relative difference of any output; None if not compared.
         ok: whether the difference is rounding.
-        why: why nothing was compared, or "".
+        why: why it was not compared, or "".
     """
 
     difference: float | None
@@ -44,7 +38,7 @@ class FileFindings:
 
 
 def verify_file(spec: ModelSpec) -> FileFindings | None:
-    """Compare the imported file with the evaluator on example inputs; None for models from other sources."""
+    """Compare the imported file with the evaluator on example inputs; None for other models."""
     if not is_onnx(spec.source):
         return None
     if Path(spec.source).stat().st_size > _LARGEST_BYTES:

@@ -1,5 +1,4 @@
-"""The predictions for strategies, figure by figure as the search and the simulator would make them, and the
-places where strategies are checked: CPU ranks, GPUs, or fake ranks if neither suffices."""
+"""Predictions for strategies, as search and simulator make them, and the places for checks."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ _Kind = Literal["cpu", "cuda", "fake"]
 
 @dataclass(frozen=True)
 class Place:
-    """A place to check strategies, with words on what that means for the result.
+    """A place to check strategies, with words on what it can show.
 
     Attributes:
-        shared: whether all ranks are on one GPU, so that the time of a step means nothing.
+        shared: whether all ranks are on one GPU, so that times mean nothing.
     """
 
     kind: _Kind
@@ -46,25 +45,22 @@ class Place:
 
     @property
     def backend(self) -> str:
-        """The communication backend of ranks."""
         return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
 
     def pool(self, ranks: int, timeout_s: float) -> RankPool:
-        """Return ranks of this kind, which is not fake; they are not started yet."""
+        """Return ranks of this kind, not started yet."""
         assert self.kind != "fake"
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
-        """Return whether ranks here keep what is predicted for devices of a type: not where several share a
-        GPU, as copies on their way through the host count, nor where recurrent layers that are predicted as
-        cuDNN's run on a CPU."""
+        """Return whether ranks here save what is predicted."""
         operators = strategy.graph.atoms.graph.operators
         recurrent = any(reserve_of(op.target) is not None for op in operators)
         return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
 
     @property
     def device(self) -> str:
-        """The device on which ranks hold the model; fake ranks need no data."""
+        """The device of the model on ranks; meta if fake."""
         return "meta" if self.kind == "fake" else self.kind
 
 
@@ -73,13 +69,10 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
     Args:
         device_type: the cluster's, ``cpu``, ``cuda`` or ``cuda and cpu``.
-        name: the cluster's name, for the text.
-        wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``share-gpu`` for ranks that
-            all use its first GPU, ``fake`` for fake ranks.
+        wanted: ``ranks`` for this machine's CPU ranks, ``share-gpu`` for ranks on its first GPU, or ``fake``.
 
     Raises:
-        TensorOptError: ``ranks`` with more devices than this machine could pretend to have, or no GPU to
-            share.
+        TensorOptError: too many devices for ``ranks``, or no GPU to share.
     """
     if wanted == "fake":
         return Place("fake", "checked on fake ranks, as requested: nothing was computed, sent or timed")
@@ -115,8 +108,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (device type, name) of a plan's cluster; CPU ranks if the plan does not say, both types for GPUs
-    with CPU ranks beside them."""
+    """Return (device type, name) of a plan's cluster, by default CPU ranks."""
     cluster = made_for(data)
     if cluster is None:
         return "cpu", "an unknown cluster"
@@ -124,7 +116,7 @@ def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check_room(devices: int) -> None:
-    """Refuse clusters whose ranks this machine could only pretend to run."""
+    """Raise a TensorOptError for clusters with too many ranks for this machine."""
     if devices > most_ranks():
         cores = len(available_cores())
         raise TensorOptError(
@@ -141,12 +133,11 @@ class Prediction:
     """The prediction for a strategy.
 
     Attributes:
-        collectives: those of one rank, axes from 0. A placed strategy has the messages of all ranks, with
-            their ends instead of axes; a pipelined one the collectives of all ranks together.
-        memory_bytes: those of the fullest rank.
-        of_ranks: what each rank of a pipeline issues.
-        of_places: the bytes of a rank of each part of the devices; of a sharded strategy, which has one
-            part, nothing.
+        collectives: those of one rank, axes from 0; of all ranks in placed (ends as axes) and pipelined
+            plans.
+        memory_bytes: the fullest rank's.
+        of_ranks: each rank's collectives in a pipeline.
+        of_places: bytes of a rank of each place, if several.
     """
 
     collectives: _Rows
@@ -156,15 +147,13 @@ class Prediction:
     of_places: tuple[float, ...] = ()
 
     def sent_by(self, rank: int) -> _Rows:
-        """Return what a rank issues."""
         if self.of_ranks:
             return self.of_ranks[rank]
         return [row for row in self.collectives if row["kind"] != "send" or row["axes"][0] == rank]
 
 
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
-    """Return a plan file's own prediction, and what no file keeps of what ranks send: what each rank of a
-    pipeline sends, how ranks of a placed plan get the results."""
+    """Return a plan file's prediction, with collectives of each rank that files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
@@ -176,8 +165,7 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
 def _of_each_rank(
     prediction: Prediction, plan: Plan, strategy: PipelinedStrategy, costs: CostSource
 ) -> Prediction:
-    """Return the prediction of a plan file with a pipeline, with what each rank sends: it follows from the
-    facts of the stages' workloads."""
+    """Return a pipeline's prediction with each rank's collectives, from the stages' facts."""
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -212,9 +200,7 @@ _WITH_SENT: dict[str, Callable[[Prediction, Plan, Any, CostSource], Prediction]]
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
-    """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
-    results: from where they are made, those of all micro-batches at once. In training with several
-    micro-batches the loss is the only result."""
+    """Return a placed plan's broadcasts of results and buffers, once for all micro-batches."""
     source = strategy.graph.atoms.graph
     names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
     made = [name for name in names if source.tensors[name].kind == "activation"]
@@ -224,7 +210,6 @@ def _result_rows(strategy: PlacedStrategy) -> _Rows:
 
 
 def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStrategy, Prediction]:
-    """Return a placement as it runs, and its prediction by the simulator of placed plans."""
     simulated = simulate_placement(graph.problem, placement)
     tensors = simulated.problem.tensors
     transfers = tuple(ValueTransfer(tensors[t].name, i, j, back) for t, i, j, back in simulated.transfers)
@@ -241,7 +226,7 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
 
 
 def rows_of(counts: Mapping[Collective, int]) -> _Rows:
-    """Return collectives as the rows that are shown for them."""
+    """Return collectives as displayed rows."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
@@ -250,9 +235,7 @@ def predict(
     pipelines: Sequence[tuple[PipelinedStrategy, Mesh]],
     costs: CostSource,
 ) -> list[tuple[ParallelStrategy, Prediction]]:
-    """Return sharded and pipelined strategies, each with the mesh of its job, with their predictions, priced
-    as the cost tables do; only what these strategies need is measured.
-    """
+    """Return sharded and pipelined strategies with their predictions, measuring only what they need."""
     drawn: list[tuple[ParallelStrategy, Mesh]] = [*sharded, *pipelines]
     # All strategies' work at once, by key: what several of them share is measured once.
     works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]

@@ -34,13 +34,11 @@ from tensoropt.verify.random_strategies import (
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 _RECOMPUTE = 0.3
-"""The probability that a repeated block of a random strategy is recomputed: an assumption, high enough for
-most strategies to recompute something and to leave something."""
+"""The probability that a repeated block is recomputed; an assumption."""
 _FOLLOWING = 0.5
-"""The probability that most groups of a random strategy follow the batch or the sequence on some axis: an
-assumption."""
+"""The probability that most groups follow the batch or the sequence on some axis; an assumption."""
 _PIPELINED = 3
-"""One in this many random strategies is a pipeline, unless pipelines are requested: an assumption."""
+"""One in this many random strategies is a pipeline by default; an assumption."""
 
 
 @shows_progress
@@ -59,25 +57,19 @@ def verify_random(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, Any]:
-    """Check whether random legal strategies of a model do what they should; returns what
-    :func:`tensoropt.verify.verify_plan` does.
+    """Verify random legal strategies of a model; returns what :func:`tensoropt.verify.verify_plan` does.
 
-    They go where no frontier does, so that mistakes in rules, lowering and prices have nowhere to hide.
+    They go where no frontier does, and so find mistakes in rules, lowering and prices.
 
     Args:
-        source: the model's source.
-        cluster: the cluster from whose meshes one is drawn.
+        cluster: its meshes are drawn from.
         count: the number of strategies.
         seed: decides the weights and the strategies.
-        batch: the batch of a zoo model.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
         where: as for :func:`tensoropt.verify.verify_plan`.
-        placed: whether to draw random placements instead, with some operators in pieces or the batch in
-            micro-batches, in random orders.
-        pipeline: draw only pipelines, with so many places; by default a third of the strategies are pipelines
-            of any degree, if the model can be cut.
-        store: the store of measurements that predictions need; by default this machine's.
+        placed: draw random placements instead, with splits or micro-batches.
+        pipeline: draw only pipelines with so many places; by default a third are pipelines.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
@@ -104,10 +96,10 @@ def verify_random(
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, report)
 
 
-def draw_strategies(
+def _draw_strategies(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
-    """Return random legal strategies on random meshes of a cluster, with random micro-batch counts."""
+    """Return random legal strategies on random meshes, with random micro-batch counts."""
     meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
     # A generator of its own: the same seed gives the same strategies whatever else drew numbers before.
     rng = random.Random(seed)
@@ -144,7 +136,7 @@ def _strategies(
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
-    sharded = draw_strategies(loaded, problem, cluster, count - piped, seed)
+    sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     return predict(sharded, pipelines, costs)
 

@@ -1,9 +1,4 @@
-"""Random legal strategies, pipelines and placements: the broadest search for mistakes in rules, lowering and
-prices.
-
-A pipeline has random cuts, a random schedule and a random strategy for every stage; a placement has random
-devices, orders and splits. None of them is meant to be good.
-"""
+"""Random legal strategies, pipelines and placements, to find mistakes in rules, lowering and prices."""
 
 from __future__ import annotations
 
@@ -40,31 +35,27 @@ from tensoropt.sharding.strategy import Strategy
 _SHARD_CHANCE = 0.4
 """The probability that a replicated axis of a stored parameter is sharded (ZeRO)."""
 _UNSHARDED_CHANCE = 0.4
-"""The probability that a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+"""The probability that a stored parameter is gathered once per step (ZeRO-1 and 2)."""
 _UNEVEN_CHANCE = 0.3
-"""The probability that a stored parameter may be cut into shards with a smaller last one."""
+"""The probability that a stored parameter may be cut unevenly."""
 _AHEAD_CHANCE = 0.5
-"""The probability that a stored parameter that is gathered for each use is gathered ahead of it."""
+"""The probability that a parameter gathered for each use is prefetched."""
 _OTHER_REDUCTION_CHANCE = 0.2
-"""The probability that the gradient of a whole parameter is reduced at the other time."""
+"""The probability that a whole parameter's gradient is reduced at the other time."""
 
 _FOLLOW_CHANCE = 0.8
-"""The probability that a group of a strategy with a theme does as the theme says."""
+"""The probability that a group follows its strategy's theme."""
 
 _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""
 _ONCE_CHANCE = 0.5
-"""The probability that a group of another one runs once."""
+"""The probability that a group of a partly recomputed block runs once."""
 _GATHERED_AGAIN_CHANCE = 0.5
-"""The probability that backward gathers a copy again that it could keep."""
+"""The probability that backward gathers a copy again."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
-    """Return what each group does on the micro-batch axis: follow the batch, or nothing for one micro-batch.
-
-    Raises:
-        MicroBatchRefused: the model cannot be run in ``count`` > 1 pieces.
-    """
+    """Return each group's strategy on the micro-batch axis; MicroBatchRefused if it has none."""
     if count > 1:
         return micro_batch_strategies(graph)
     return {g.name: g.unsplit for g in graph.groups}
@@ -79,14 +70,13 @@ def random_strategy(
     given: Mapping[str, Configuration] | None = None,
     stored_so: Mapping[str, Layout] | None = None,
 ) -> Strategy:
-    """Return any legal strategy: a random configuration per group, random materialised placements of hubs
-    among what their producer and readers use, random stored placements, as used or sharded further.
+    """Return a legal strategy with random configurations, hub placements and stored placements.
 
     Args:
         mesh: micro-batches, then axis sizes.
         micro: the result of :func:`micro_strategies`.
-        rng: the source of randomness; the result depends on nothing else.
-        recompute: how often a repeated block is recomputed, between 0 and 1.
+        rng: the only source of randomness.
+        recompute: the probability that a repeated block is recomputed.
         given: the configurations of groups that are not drawn.
         stored_so: the stored layouts of parameters that are not drawn.
     """
@@ -127,11 +117,7 @@ def random_strategy(
 def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
-    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing.
-
-    Groups that are drawn one by one hardly ever follow the sequence together, as context parallelism and its
-    zig-zag order want it.
-    """
+    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing."""
     along = {
         "batch": batch_strategies(graph, everywhere=False),
         "sequence": sequence_strategies(graph),
@@ -159,8 +145,7 @@ def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> froze
 def _fitting(
     sizes: tuple[int, ...], mesh: AxisSizes, layout: list[int], axis: int
 ) -> tuple[list[int], list[int]]:
-    """Return the atoms that one more axis may cut, and those that it alone may cut unevenly, with no piece
-    empty."""
+    """Return the atoms that one more axis may cut, and those that it alone may cut unevenly."""
     even, uneven = [], []
     for atom, size in enumerate(sizes):
         cutting = [mesh[a] for a, code in enumerate(layout) if code == atom]
@@ -172,11 +157,7 @@ def _fitting(
 
 
 def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """Return a legal stored placement near a use: axes on which it is whole may shard any atom that divides,
-    and one of them an atom that does not.
-
-    In training, it may be gathered once per step, and its gradient reduced last.
-    """
+    """Return a random legal stored placement of a use: sharded further, gathered once, reduced last."""
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
     # Axis 0 has its own code (`Storage`), which is drawn last.
@@ -202,7 +183,7 @@ def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, r
 
 
 _AGAIN = 0.6
-"""The probability that a stage remakes a tensor that it could receive: an assumption."""
+"""The probability that a stage remakes a tensor that it could receive; an assumption."""
 _TRIES = 200
 """The most pipelines that are drawn until one is legal."""
 
@@ -216,13 +197,12 @@ def draw_pipelines(
     seed: int,
     recompute: float,
 ) -> list[tuple[PipelinedStrategy, Mesh]]:
-    """Return random pipelines of a model on a cluster, each with the mesh of its job.
+    """Return random pipelines of a model on a cluster, each with its job's mesh.
 
     Args:
-        degrees: the numbers of places from which one is drawn; the devices of the cluster that each place
-            gets compute a stage together.
-        counts: the micro-batch counts from which one is drawn.
-        recompute: how often a repeated block is recomputed.
+        degrees: the numbers of places to draw from.
+        counts: the micro-batch counts to draw from.
+        recompute: the probability that a repeated block is recomputed.
 
     Raises:
         TensorOptError: the cluster or the model cannot be cut so.
@@ -243,7 +223,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline with one of some schedules that the model can have."""
+    """Return a random pipeline by one of some schedules that the model can have."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -258,7 +238,7 @@ def _any_way(
 
 
 def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of places that pipelines of a model can have on a cluster."""
+    """Return the pipeline degrees of a model on a cluster."""
     return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
 
 
@@ -269,13 +249,12 @@ def random_pipeline(
     rng: random.Random,
     recompute: float = 0.0,
 ) -> PipelinedStrategy:
-    """Return any legal pipeline: random cuts, a random strategy for every stage, some crossing tensors made
-    again.
+    """Return a random legal pipeline: cuts, stage strategies, some crossing tensors remade.
 
     Args:
         mesh: micro-batches, places, then the axes of a place.
         schedule: one of :data:`~tensoropt.pipeline.strategy.SCHEDULES`.
-        recompute: how often a repeated block is recomputed.
+        recompute: the probability that a repeated block is recomputed.
 
     Raises:
         TensorOptError: the graph has no such pipeline.
@@ -335,7 +314,7 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """Return configurations in which what arrives has the layout in which it departed."""
+    """Return configurations in which arriving tensors have their departing layout."""
     configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]
@@ -348,11 +327,7 @@ def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Return some groups, each cut in one of the ways in which it can be.
-
-    Args:
-        share: how often a group that can be cut is cut.
-    """
+    """Return random cuts of some groups. ``share``: the probability that a group is cut."""
     splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
@@ -361,11 +336,7 @@ def random_splits(
 
 
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
-    """Return random devices, and random orders in which everything can run, with backward no mirror of
-    forward.
-
-    An operator that changes a buffer runs on its own device, of course; there are no other requirements.
-    """
+    """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
     device = [rng.randrange(devices) for _ in graph.operators]
     after = readers_of_operators(graph)
     forward = _random_order(after, rng)
@@ -391,7 +362,7 @@ def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[in
 
 
 def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
-    """Return, for each operator, the operators that read what it makes, by position."""
+    """Return, for each operator, its readers, by position."""
     # By position: orders and devices are lists over the operators.
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     after: list[set[int]] = [set() for _ in graph.operators]

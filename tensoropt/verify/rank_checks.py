@@ -1,4 +1,4 @@
-"""The work of every rank for :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, watch."""
+"""The work of every rank for :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, observe."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class CheckOptions:
     """The choice of checks; picklable.
 
     Attributes:
-        optimizer: the plan's optimizer, for memory and time.
-        seed: the seed of dropout.
+        optimizer: the plan's.
+        seed: that of dropout.
         numerics: whether to compare with the unsplit model.
         memory: whether to track the memory of one step.
         timed_steps: the number of steps to time, 0 for none.
@@ -54,17 +54,16 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class _RankNumerics:
-    """The distance of one rank's results from the unsplit model's; picklable.
+    """The difference of one rank's results from the unsplit model's; picklable.
 
     Attributes:
-        loss: the loss's difference; in inference that of the outputs.
-        gradient, parameter, buffer: the largest difference of each kind.
+        loss: that of the loss, or of outputs in inference.
+        gradient, parameter, buffer: the largest of each kind.
         not_finite: the counts for the unsplit model.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
-        replicas: for each parameter, which shard this rank has, and a digest of everything that became of it.
-        spread: how far ranks with the same shard are apart, if bits do not decide (:func:`replica_spread`);
-            None if they do.
-        unsplit_on: the device that the unsplit model ran on.
+        replicas: parameter -> (shard index, digest of its results).
+        spread: :func:`replica_spread`; None if bits decide.
+        unsplit_on: the unsplit model's device.
     """
 
     loss: float
@@ -80,15 +79,15 @@ class _RankNumerics:
 
 @dataclass(frozen=True)
 class RankFindings:
-    """Everything that one rank finds out about a plan; picklable.
+    """Everything that one rank finds about a plan; picklable.
 
     Attributes:
-        collectives: the collectives that it issues in a step, summarised.
-        calls: what it issues together with other ranks, in order.
-        precision: the lowest precision in which the model computes.
+        collectives: those of a step, summarised.
+        calls: those with other ranks, in order.
+        precision: the model's lowest.
         times_s: the seconds of the timed steps.
-        memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
-        numerics: the numerics; None if not requested.
+        memory: :func:`~.fake_ranks.tracked_memory`, if requested.
+        numerics: if requested.
     """
 
     collectives: list[dict[str, Any]]
@@ -100,15 +99,13 @@ class RankFindings:
 
 
 def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
-    """Build and capture the model, for the calls that follow."""
+    """Build and capture the model for the calls that follow."""
     load_model(spec)
 
 
 def check_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> RankFindings:
-    """Return what this rank finds out about a plan; :mod:`tensoropt.verify.real_ranks` combines the ranks'
-    findings."""
     loaded = load_model(spec)
     ref = reference(loaded, options.seed) if options.numerics else None
     strategy = strategy_from_data(strategy_data, loaded.graph)
@@ -141,11 +138,7 @@ def check_plan(
 def narrow_distance(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> NarrowDistance:
-    """Return how far this rank's gradients, in the model's own precision, are from the unsplit model's in
-    double precision.
-
-    In inference, the same for the outputs.
-    """
+    """Return the distance of this rank's gradients, or outputs in inference, from double precision."""
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
     strategy = strategy_from_data(strategy_data, loaded.graph)
@@ -201,20 +194,14 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
 
 
 def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
-    """Return the :func:`replica_spread` of all results; None on CPUs and under deterministic algorithms,
-    whose kernels give the same bits each time."""
+    """Return :func:`replica_spread` of all results; None on CPUs and with deterministic algorithms."""
     if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         return None
     return max((replica_spread(engine, values) for values in results), default=0.0)
 
 
 def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest difference of any element between ranks that have the same shard, relative to the
-    largest value of its parameter. All ranks must call it.
-
-    Args:
-        values: the shards of parameters, or of their gradients.
-    """
+    """Return the largest relative difference of shards between replicas; a collective."""
     spread = 0.0
     for name, value in values.items():
         axes = engine.shards.replica_axes(name)

@@ -1,9 +1,4 @@
-"""Strategies on real ranks: each is run beside the unsplit model, on the same data.
-
-Checked: the loss, every gradient, the parameters after some optimizer steps, that replicas still agree;
-recorded: the collectives issued, the memory a step needs, the time it takes.
-:mod:`tensoropt.verify.rank_checks` has the part of every rank.
-"""
+"""Strategies on real ranks beside the unsplit model: numerics, replicas, collectives, memory, time."""
 
 from __future__ import annotations
 
@@ -44,16 +39,10 @@ def verify_strategies(
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
     Args:
-        model: the model to build on every rank.
-        strategies: strategies of any kind, as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`
-            writes them.
+        strategies: as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data` writes them.
         pool: as many ranks as each strategy has devices.
-        options: what to check.
-        timeout_s: the timeout for one strategy.
-        progress: is called after each strategy, as the stage ``run``.
-
-    Returns:
-        The findings for each strategy.
+        timeout_s: that of one strategy.
+        progress: called after each strategy, as the stage ``run``.
 
     Raises:
         PlanError: a strategy is for another model.
@@ -73,10 +62,7 @@ def verify_strategies(
 
 
 def _may_be_rounding(findings: RunFindings) -> bool:
-    """Return whether a result outside the tolerances is worth another check in double precision.
-
-    A NaN that the unsplit model does not give in the same precision is not rounding.
-    """
+    """Return whether a result outside the tolerances deserves double precision; not for new NaNs."""
     return findings.numerics_ok is False and not findings.error and findings.differences.finite
 
 
@@ -88,14 +74,11 @@ def _decide_in_double(
     timeout_s: float,
     narrow: RunFindings,
 ) -> RunFindings:
-    """Return ``narrow`` with its numbers compared once more in double precision, which distinguishes rounding
-    from a fault.
+    """Return ``narrow`` compared once more in double precision, to tell rounding from a fault.
 
-    A value that rounding moves across a kink (a ReLU at zero, a maximum between equals) changes gradients by
-    whole elements: on a ResNet with 2x2 images, by 7 % between two right results, in bfloat16 on a small VGG
-    by 55 %. In double precision such a crossing is a billion times rarer, while a wrong placement is as wrong
-    as before: a difference that shrinks with the unit of rounding is rounding, however much the model
-    amplifies it. :func:`near_enough` bounds what goes wrong only in the narrow type.
+    Rounding across a kink (a ReLU at zero) changes gradients by whole elements: 7 % on a ResNet with 2x2
+    images, 55 % in bfloat16 on a small VGG. In double precision that is a billion times rarer, and a wrong
+    placement is as wrong as before. :func:`near_enough` bounds faults of the narrow type alone.
     """
     numerics = replace(options, memory=False, timed_steps=0)
     double = _check(replace(model, dtype="float64"), data, pool, numerics, timeout_s)
@@ -135,8 +118,7 @@ def _only_narrow(distance: NarrowDistance, precision: str) -> str:
 
 
 def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFindings | None:
-    """Return how far the unsplit graph is from the original module; None for models that draw random
-    numbers."""
+    """Return the differences between the unsplit graph and the original module; None for random models."""
     findings: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
     return findings
 

@@ -1,11 +1,7 @@
-"""Recorders of what a step really does: the collectives it issues and the bytes it keeps alive.
+"""Recorders of a real step: the collectives that it issues and the bytes that it keeps alive.
 
-Both are dispatch modes that watch from below, so they know nothing about strategies, edges or prices and can
-contradict them. On the CPU, backward runs in the thread that calls it, where the modes are active too.
-
-Collectives on tensors in the host's memory run on copies: gloo's threads that carry them out release their
-tensors some time after they reported completion, on a busy machine after the next operators have run.
-Otherwise the tensors would count as memory that a plan needs, in one run and not in the next.
+Both are dispatch modes, independent of strategies and prices. Collectives on host tensors run on copies, as
+gloo's threads release their tensors some time after completion.
 """
 
 from __future__ import annotations
@@ -28,11 +24,11 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.agreement import JointCall
 
 _LEFT = frozenset({"send", "recv_", "wait_tensor"})
-"""Messages have no thread, and wait for the other side: run at once, two ranks would wait for each other."""
+"""Messages have no thread and wait for the other side, so running them at once would deadlock."""
 
 
 def is_collective(func: Any, args: Any) -> bool:
-    """Return whether an operator is a collective on tensors in the host's memory."""
+    """Return whether an operator is a collective on host tensors."""
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
         return False
     tensors = _tensors(args)
@@ -45,7 +41,7 @@ def is_collective(func: Any, args: Any) -> bool:
 
 
 def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a collective (:func:`is_collective`) to its end, and return its result."""
+    """Run a collective to its end, and return its result."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)
     if func.namespace == "_c10d_functional":
@@ -110,14 +106,14 @@ def _nbytes(value: Any) -> int:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """A mode that records every collective issued while it is active, forward and backward.
+    """Records every collective issued while active, forward and backward.
 
     Args:
-        mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
+        mesh: micro-batches, then the axis sizes, row-major over ranks.
 
     Attributes:
-        issued: the collectives, and the messages that this rank sends, in order of issue.
-        calls: the same, and the messages that it receives, with the ranks that take part.
+        issued: collectives and sent messages, in order.
+        calls: the same with received messages and the ranks that take part.
     """
 
     def __init__(self, mesh: Sequence[int]):
@@ -189,7 +185,7 @@ def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
 
 
 def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
-    """Return a multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
+    """Return collectives as plain, sorted data: kind, axes, bytes of one, count."""
     counted = Counter(collectives)
     return [
         {"kind": c.kind, "axes": list(c.axes), "bytes": c.bytes, "count": counted[c]} for c in sorted(counted)
@@ -197,7 +193,7 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what ranks send altogether: the messages of each, and once what all take part in."""
+    """Return everything that ranks send: the messages of each, and common collectives once."""
     total: Counter[Collective] = Counter()
     for rank, rows in enumerate(ranks):
         for row in rows:
@@ -212,20 +208,19 @@ def _collective_in(row: Mapping[str, Any]) -> Collective:
 
 
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
-    """Return the axes of a summary's row as people count them: without the micro-batch axis."""
+    """Return a row's axes without the micro-batch axis."""
     return list(row["axes"]) if row["kind"] == "send" else [axis - 1 for axis in row["axes"]]
 
 
 def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a summary without the bytes of collectives whose sizes depend on values: these are
-    predicted as an expectation, and ranks with values send what the router chose."""
+    """Return rows without the bytes of collectives whose sizes depend on values."""
     return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
 
 
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Return the differences between two summaries, one readable line each; empty if they agree."""
+    """Return the differences between two summaries, one line each."""
 
     def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
         counts: Counter[Collective] = Counter()
@@ -242,7 +237,7 @@ def compare_collectives(
 
 
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the differences between two summaries beyond what is issued being smaller, one line each."""
+    """Return the differences between two summaries except smaller sizes, one line each."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
         sums: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
@@ -263,19 +258,18 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
 
 
 def between(collective: Collective) -> str:
-    """Say among whom a collective, or a message, goes."""
+    """Describe the axes or ranks of a collective or message."""
     if collective.kind == "send":
         return f"from device {collective.axes[0]} to {collective.axes[1]}"
     return f"over axes {list(collective.axes)}"
 
 
 class MemoryTracker(TorchDispatchMode):
-    """A mode that counts the bytes of live tensors, by storage, and their peak.
+    """Counts the bytes of live tensors, by storage, and their peak.
 
-    Storages made while it is active are tracked automatically; earlier ones are added by :meth:`add`
-    (counted) or :meth:`exclude` (not counted: inputs, constants, buffers; of a new value that replaces an
-    excluded one, only the excess is counted). It does not see scratch memory inside a kernel, the process
-    group's own buffers, or what its threads still hold of finished collectives.
+    New storages are tracked; earlier ones are counted by :meth:`add` or not by :meth:`exclude` (inputs,
+    constants, buffers; of a replacing value only the excess counts). Scratch inside kernels and process
+    groups' buffers are invisible.
     """
 
     def __init__(self) -> None:
@@ -286,12 +280,10 @@ class MemoryTracker(TorchDispatchMode):
         self._known: dict[int, weakref.ref] = {}
 
     def add(self, values: Iterable[torch.Tensor]) -> None:
-        """Count tensors that already exist."""
         for value in values:
             self._see(value, counted=True)
 
     def exclude(self, values: Iterable[torch.Tensor]) -> None:
-        """Exclude tensors that already exist."""
         for value in values:
             self.excluded_bytes += self._see(value, counted=False)
 
@@ -325,8 +317,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _is_foreign(self, func: Any, value: torch.Tensor) -> bool:
-        """Return whether a view is the first to show a storage: no operator made it, but gloo, whose
-        reduce_scatter sums in a buffer of its own."""
+        """Return whether a view is of gloo's own buffer, as for reduce_scatter."""
         reference = self._known.get(value.untyped_storage()._cdata)
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.

@@ -1,10 +1,7 @@
-"""The references for a plan's results: the same graph unsplit, and the model it was captured from; and the
-comparison with them.
+"""The references for a plan's results, the graph unsplit and its module, and comparisons with them.
 
-NaN and infinity count as results. If either side has one, the other must have the same in the same place:
-otherwise the difference is infinite, which is within no tolerance and, unlike NaN, survives ``max``. If both
-have the same, nothing else can be said about those places; :func:`not_finite` reports that the unsplit model
-gives such values.
+NaN and infinity must be in the same places; otherwise the difference is infinite, which unlike NaN survives
+``max``.
 """
 
 from __future__ import annotations
@@ -35,21 +32,20 @@ from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_tolerance
 
 LEAST_SCALE = 1e-30
-"""The least value that differences are relative to, so that zeros can be compared."""
+"""The least value that differences are relative to."""
 _LEAST_OUTPUT = 1e-12
-"""The same least value for a model's outputs and its loss, whose magnitudes are those that people read."""
+"""The same for a model's outputs and its loss."""
 
 
 def difference(
     got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None = None, floor: float = 0.0
 ) -> float:
-    """Return the largest difference of any value, relative to the largest finite one of ``whole``, or to
-    ``floor``.
+    """Return the largest difference, relative to the largest finite value of ``whole``, or to ``floor``.
 
     Args:
-        got: what was computed.
-        want: what it should be, of the same shape.
-        whole: the tensor that ``want`` is a piece of; itself by default.
+        got: the result.
+        want: the expected result.
+        whole: the tensor of which ``want`` is a piece; by default itself.
 
     Returns:
         0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
@@ -72,7 +68,6 @@ def difference(
 
 
 def outputs_difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
-    """Return the largest difference of any output, each relative to its largest value."""
     assert len(got) == len(want), (len(got), len(want))
     pairs = zip(got, want, strict=True)
     return max((difference(actual, expected, floor=_LEAST_OUTPUT) for actual, expected in pairs), default=0.0)
@@ -81,13 +76,11 @@ def outputs_difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 def named_difference(
     got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], floor: float = 0.0
 ) -> float:
-    """Return the largest :func:`difference` of any tensor of ``got`` from the one of its name."""
+    """Return the largest :func:`difference` of any tensor of ``got`` from its counterpart."""
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
 class Worst(NamedTuple):
-    """The largest of several differences, with its name."""
-
     size: float
     name: str
 
@@ -99,7 +92,6 @@ def worst(differences: Mapping[str, float]) -> Worst:
 
 
 def largest(value: torch.Tensor) -> float:
-    """Return the largest finite absolute value; 0 if there is none."""
     if not value.numel():
         return 0.0
     wide = _wide(value)
@@ -107,12 +99,12 @@ def largest(value: torch.Tensor) -> float:
 
 
 def largest_of(values: Iterable[torch.Tensor]) -> float:
-    """Return the largest finite absolute value of several tensors; 0 if there is none."""
+    """Return the largest finite absolute value of several tensors, or 0."""
     return max(map(largest, values), default=0.0)
 
 
 def not_finite(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return, by name, how many values are NaN or infinite; only for tensors that have some."""
+    """Return name -> number of NaN or infinite values, if any."""
     counts = {name: int((~_wide(value).isfinite()).sum()) for name, value in named.items()}
     return {name: count for name, count in counts.items() if count}
 
@@ -124,18 +116,15 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 _OPTIMIZER_STEPS = 2
-"""The steps after which parameters are compared: the second one starts from moved weights and used state."""
+"""Optimizer steps before parameters are compared; the second starts from used state."""
 GRADIENT_FLOOR = 1e-3
-"""A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
-model's largest: BERT's key biases have gradients that are zero except for rounding."""
+"""Gradients are relative to this share of the model's largest at least: BERT's key biases are near 0."""
 _NARROW_FLOOR = 5e-2
-"""The same floor under mixed precision, where rounding is 4e-3, and sums of it are more."""
+"""The same under mixed precision, where rounding is 4e-3."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Return optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's
-    *sign*, even if the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that
-    count."""
+    """Return optimizers smooth in gradients: Adam's first step is their *sign* unless ``eps`` is large."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
     # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
@@ -147,15 +136,14 @@ def _smooth_optimizers(floor: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a run: in training loss, gradients, parameters and buffers after the steps; otherwise
-    outputs.
+    """The results of a run: loss, gradients, parameters and buffers after the steps; in inference outputs.
 
     Attributes:
-        outputs: the outputs; in training only the loss.
-        after: for each optimizer, the parameters after its steps.
-        floor: the size below which gradients are ignored.
-        rounding: what mixed precision alone changes; None without mixed precision.
-        ran_on: the device that it ran on.
+        outputs: in training only the loss.
+        after: optimizer -> parameters after its steps.
+        floor: the least scale of gradients.
+        rounding: the change by mixed precision, if any.
+        ran_on: its device.
         repeated: outputs of a second call.
         stepped: buffers after it.
     """
@@ -172,7 +160,7 @@ class Results:
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """Return how many values are NaN or infinite, by what they belong to; empty if there are none."""
+        """Return owner -> number of NaN or infinite values, if any."""
         outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
         gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
         after = {
@@ -187,7 +175,7 @@ class Results:
 def first_step(
     engine: Engine, loaded: CapturedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Return (outputs, gradients) of the first step; the gradients are copies."""
+    """Return (outputs, copies of gradients) of the first step."""
     engine.runtime.step = 0
     if not engine.training:
         with torch.no_grad():
@@ -200,8 +188,7 @@ def first_step(
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Return the parameters after the steps by optimizer, and the buffers after them; the engine ends as it
-    began."""
+    """Return the parameters by optimizer, and the buffers, after the steps; the engine is restored."""
     after: dict[str, dict[str, torch.Tensor]] = {}
     buffers: dict[str, torch.Tensor] = {}
     if not engine.training:
@@ -226,10 +213,9 @@ def after_steps(
 
 
 def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
-    """Run the unsplit graph once; the results are kept with the loaded model, on the CPU.
+    """Run the unsplit graph once and cache the results on the CPU; a collective.
 
-    Each CPU rank runs it itself. On GPUs only the first rank does, so that no other has the whole model on
-    its GPU; all ranks must call this.
+    CPU ranks run it themselves; on GPUs only the first, so that no other holds the whole model.
     """
     key = ("reference", seed)
     if key not in loaded.results:
@@ -243,8 +229,7 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
 
 
 def of_first_rank(run: Callable[[], Results]) -> Results:
-    """Return the result of ``run`` on rank 0, on all ranks of the host; the others read it from a file as
-    they need it."""
+    """Return rank 0's result of ``run`` on all ranks of the host, through a file."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
     path = [""]
@@ -318,17 +303,15 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
 
 @dataclass(frozen=True)
 class ModuleFindings:
-    """The distance of the unsplit graph from the module it was captured from; picklable.
+    """The differences between the unsplit graph and its module; picklable.
 
     Attributes:
-        differences: of the loss (the outputs in inference), of buffers after two calls and, in training,
-            of the gradients.
-        not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
-        worst_gradient: the parameter whose gradient is furthest off, by its name in the model.
-        rounding: for a model that computes in a narrow type inside, what that changes in the graph; otherwise
-            None.
+        differences: of loss or outputs, of buffers after two calls, of gradients.
+        not_finite: owner -> NaN or infinite values of the graph.
+        worst_gradient: the parameter with the largest difference, by the model's name.
+        rounding: the change by narrow types inside the model, if any.
         compared_in: the precision that decided.
-        worst_buffer: the buffer that is furthest off after two calls, by its name in the model.
+        worst_buffer: the buffer with the largest difference, by the model's name.
     """
 
     differences: Differences
@@ -340,13 +323,11 @@ class ModuleFindings:
 
     @property
     def ok(self) -> bool:
-        """Whether rounding explains the differences."""
         return within_tolerance(self.differences, rounding=self.rounding)
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
-    """Compare the unsplit graph with the module it was captured from; None for models that draw random
-    numbers, and on all ranks but the first."""
+    """Compare the unsplit graph with its module, on the first rank; None for random models."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     if _draws_at_random(loaded):
@@ -401,8 +382,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return (losses of two calls, gradients of the first by name) of the module itself, in the modes that
-    its user gave it."""
+    """Return (losses of two calls, gradients of the first) of the module itself, in its user's modes."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
     with in_mode(own, "train"), valid_values(), no_other_processes():
@@ -420,7 +400,7 @@ def _own_step(
 
 
 def _copied(call: Any) -> Any:
-    """Return the arguments of a call, copied: forward may change its inputs in place."""
+    """Copy the arguments of a call, which forward may change in place."""
     return pytree.tree_map_only(
         torch.Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call
     )
@@ -450,7 +430,7 @@ def _compared(
 
 
 def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
-    """Return the buffer of a module that is furthest from the graph's, both after two calls."""
+    """Return the buffer with the largest difference between module and graph after two calls."""
     name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
     before = dict(loaded.spec.build_to_run()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}
@@ -467,8 +447,7 @@ def _has_others(own: torch.nn.Module, tracked: Mapping[str, str]) -> bool:
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """Return ``single``, or the findings of the module in double precision if these show that it was
-    rounding."""
+    """Return ``single``, or the findings in double precision if these show rounding."""
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
@@ -483,8 +462,7 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
 
 
 def precision(loaded: CapturedModel) -> str:
-    """Return the lowest floating precision in which anything is computed (some models cast to float32
-    inside)."""
+    """Return the lowest floating precision in the computation."""
     used = {t.dtype for t in loaded.captured.graph.tensors.values()}
     order = ("bfloat16", "float16", "float32", "float64")
     return next((dtype for dtype in order if dtype in used), "float32")
@@ -497,14 +475,13 @@ _KINKED = re.compile(
 
 
 def has_kinks(loaded: CapturedModel) -> bool:
-    """Return whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a
-    maximum between equals, a comparison."""
+    """Return whether rounding can change gradients by whole elements: ReLU at 0, maximum, comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
 def _draws_at_random(loaded: CapturedModel) -> bool:
-    """Return whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
+    """Return whether a training step depends on random numbers."""
     if loaded.spec.mode == "inference":
         return False
     for op in loaded.captured.graph.operators:

@@ -1,7 +1,4 @@
-"""The run of strategies at a place where they can be checked: the one way from predictions to an answer.
-
-Plans of an exploration run beside the unsplit model and are compared with their own predictions.
-"""
+"""The run of strategies at a place where they can be checked, from predictions to an answer."""
 
 from __future__ import annotations
 
@@ -44,16 +41,12 @@ from tensoropt.verify.reference import ModuleFindings
 
 Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
-"""The timeout for one strategy; big models on small machines take minutes."""
+"""The timeout for one strategy."""
 
 
 @contextmanager
 def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
-    """Yield ranks of a place, which import PyTorch and capture the model while the caller does; None for fake
-    ones.
-
-    A failure there is raised when the ranks are used.
-    """
+    """Yield ranks of a place while they capture the model, or None; failures appear on use."""
     if place.kind == "fake":
         yield None
         return
@@ -86,18 +79,13 @@ def predict_and_run(
     *,
     numerics: bool = True,
 ) -> dict[str, Any]:
-    """Return the answer (:func:`tensoropt.verify.answer.answer_of`) about strategies that are yet to be
-    predicted.
+    """Return the answer (:func:`tensoropt.verify.answer.answer_of`) about strategies yet to be predicted.
 
     Args:
-        spec: the model.
-        predict_all: returns the strategies with their predictions, given a source of the figures that it
-            needs.
-        cluster: the cluster that they are for.
-        pool: ranks of the place's kind (:func:`ranks_with`); None for fake ranks.
-        store: the store of measurements that predictions need; None for this machine's.
-        numerics: whether numbers are compared with the unsplit model's, and those with the module's; without
-            them a large model takes a fraction of the time.
+        predict_all: costs -> strategies with their predictions.
+        pool: :func:`ranks_with`.
+        store: None for this machine's.
+        numerics: whether to compare numbers, which takes most of the time.
     """
     with nullcontext(store) if store else ProfileStore() as own:
         # Ranks of another kind than the cluster's devices run its strategies, but say nothing about its
@@ -153,13 +141,11 @@ def _on_fake_ranks(
 
 @shows_progress
 def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice = None) -> dict[str, Any]:
-    """Check whether a plan does what it should, run beside the unsplit model.
+    """Check a plan by running it beside the unsplit model.
 
     Args:
-        where: ``auto`` takes the plan's own devices if this machine has them, otherwise fake ranks; ``ranks``
-            takes CPU ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that all use
-            its first GPU and communicate through the host, whose steps are not timed; ``fake`` takes fake
-            ranks.
+        where: ``auto`` for the plan's own devices if this machine has them, else fake ranks; ``ranks`` for
+            this machine's CPU ranks; ``share-gpu`` for untimed ranks on its first GPU; or ``fake``.
         progress: as in :func:`tensoropt.explore`.
 
     Returns:

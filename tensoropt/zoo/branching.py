@@ -1,13 +1,8 @@
 """Networks with large branches: AmoebaNet-D, two-tower retrieval, CLIP.
 
-- AmoebaNet-D is made of searched cells, whose states are sums of two operations on earlier states; every cell
-  reads the outputs of the two cells before it. It takes ``x (batch, channels, size, size)`` and ``labels
-  (batch,)`` and returns the mean cross entropy.
-- AmoebaNet's evolution paper's figure and its released TensorFlow code disagree about which states a normal
-  cell concatenates; the code's choice is used, because GPipe's parameter counts are said to come out only
-  with it (comment in torchgpipe's benchmark).
-- The two-tower model and CLIP have a tower for each kind of input. The towers meet in the products of all
-  pairs of a batch, of which a sample's own is to be the largest: the mean over a batch is not one of samples.
+AmoebaNet's paper and its released TensorFlow code disagree on the states that a normal cell concatenates; the
+code's are used, as GPipe's parameter counts need them (torchgpipe's benchmark). In the last two, towers meet
+in the products of all pairs of a batch, so the mean over a batch is not one of samples.
 """
 
 from __future__ import annotations
@@ -31,9 +26,7 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A searched cell: state n + 2 is the sum of the operations at 2n and 2n + 1, each on an earlier state;
-    states 0 and 1 are the outputs of the previous cell and of the one before. ``out`` are concatenated.
-    """
+    """A searched cell: state n + 2 is the sum of operations 2n and 2n + 1; ``out`` are concatenated."""
 
     operations: tuple[tuple[int, str], ...]
     out: tuple[int, ...]
@@ -51,7 +44,7 @@ _AMOEBA_REDUCTION = _Cell(
 )  # fmt: skip
 
 
-class Active(nn.Module):
+class _Active(nn.Module):
     """ReLU, convolution without bias, batch norm."""
 
     def __init__(
@@ -66,7 +59,7 @@ class Active(nn.Module):
         return self.norm(self.convolution(F.relu(x)))
 
 
-class Halve(nn.Module):
+class _Halve(nn.Module):
     """Half the resolution by two 1x1 convolutions on the even and the odd pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
@@ -85,7 +78,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
     narrow = c // 4
     match kind:
         case "same":
-            return nn.Identity() if stride == 1 else Halve(c, c)
+            return nn.Identity() if stride == 1 else _Halve(c, c)
         case "average":
             return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
         case "max3":
@@ -93,33 +86,33 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
         case "max2":
             return nn.MaxPool2d(2, stride)
         case "conv1":
-            return Active(c, c, stride=(stride, stride))
+            return _Active(c, c, stride=(stride, stride))
         case "conv3":
             return nn.Sequential(
-                Active(c, narrow), Active(narrow, narrow, (3, 3), (stride, stride)), Active(narrow, c)
+                _Active(c, narrow), _Active(narrow, narrow, (3, 3), (stride, stride)), _Active(narrow, c)
             )
         case _:  # conv7
             return nn.Sequential(
-                Active(c, narrow),
-                Active(narrow, narrow, (1, 7), (1, stride)),
-                Active(narrow, narrow, (7, 1), (stride, 1)),
-                Active(narrow, c),
+                _Active(c, narrow),
+                _Active(narrow, narrow, (1, 7), (1, stride)),
+                _Active(narrow, narrow, (7, 1), (stride, 1)),
+                _Active(narrow, c),
             )
 
 
-class SearchedCell(nn.Module):
-    """``(previous, before)`` to the new output; ``before`` is the output of the cell before the previous."""
+class _SearchedCell(nn.Module):
+    """``(previous, before)`` -> the new output, from the outputs of the last two cells."""
 
     def __init__(
         self, cell: _Cell, before: int, previous: int, channels: int, halves: bool, halved: bool
     ) -> None:
         super().__init__()
         self.cell = cell
-        self.first = Active(previous, channels)
+        self.first = _Active(previous, channels)
         if halved:
-            self.second: nn.Module = Halve(before, channels)
+            self.second: nn.Module = _Halve(before, channels)
         else:
-            self.second = nn.Identity() if before == channels else Active(before, channels)
+            self.second = nn.Identity() if before == channels else _Active(before, channels)
         self.operations = nn.ModuleList(
             _operation(kind, channels, 2 if halves and state < 2 else 1) for state, kind in cell.operations
         )
@@ -133,14 +126,13 @@ class SearchedCell(nn.Module):
         return torch.cat([states[index] for index in self.cell.out], dim=1)
 
 
-class SearchedCells(nn.Module):
-    """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, and a dense
+class _SearchedCells(nn.Module):
+    """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, a dense
     layer.
 
     Args:
-        stem, channels: the stem, from images to half their resolution, and the channels that it gives.
-        widths: the channels of the two reductions after the stem, and of the first run; each later run has
-            twice as many as the one before.
+        stem, channels: the stem, to half the image's resolution, and its channels.
+        widths: the channels of the two reductions and of the first run; each run doubles them.
     """
 
     def __init__(
@@ -160,7 +152,7 @@ class SearchedCells(nn.Module):
         self.cells = nn.ModuleList()
         for inner, halves in cells:
             cell = reduction if halves else normal
-            self.cells.append(SearchedCell(cell, before, previous, inner, halves, halved))
+            self.cells.append(_SearchedCell(cell, before, previous, inner, halves, halved))
             before, previous, halved = previous, inner * len(cell.out), halves
         self.classifier = nn.Linear(previous, classes)
 
@@ -172,7 +164,7 @@ class SearchedCells(nn.Module):
         return x
 
 
-class AmoebaNet(SearchedCells):
+class AmoebaNet(_SearchedCells):
     """AmoebaNet-D; ``filters`` are the channels of the first run of cells."""
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:
@@ -203,9 +195,8 @@ _TOWERS = "Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019 (figu
 _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section 2; ViT-B/32)"
 
 
-class Tower(nn.Module):
-    """The mean of the embeddings of ``ids (b, length)`` beside ``features (b, features)``, through dense
-    layers: ``(b, hidden[-1])``."""
+class _Tower(nn.Module):
+    """Mean embedding of ``ids (b, length)`` with ``features (b, features)`` -> ``(b, hidden[-1])``."""
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -220,15 +211,14 @@ class Tower(nn.Module):
         return x
 
 
-class TwoTower(nn.Module):
-    """A tower for queries and a smaller one for items; the loss is the softmax of each query over the items
-    of the batch, corrected by how often an item is drawn."""
+class _TwoTower(nn.Module):
+    """A tower for queries and a smaller one for items, with a softmax over the batch's items."""
 
     def __init__(self, vocabularies: tuple[int, int], embedding: int, features: tuple[int, int],
                  hidden: tuple[int, ...], temperature: float) -> None:  # fmt: skip
         super().__init__()
-        self.queries = Tower(vocabularies[0], embedding, features[0], hidden)
-        self.items = Tower(vocabularies[1], embedding, features[1], hidden[1:])
+        self.queries = _Tower(vocabularies[0], embedding, features[0], hidden)
+        self.items = _Tower(vocabularies[1], embedding, features[1], hidden[1:])
         self.temperature = temperature
 
     def forward(self, watched: Tensor, user: Tensor, tags: Tensor, item: Tensor, shares: Tensor) -> Tensor:
@@ -251,7 +241,7 @@ def _two_tower(
     require_at_least(8, "the last layer has an eighth of it", hidden=hidden)
     require_at_least(2, "an item has half of them", features=features)
     widths = (hidden, hidden // 2, hidden // 4, hidden // 8)
-    model = TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
+    model = _TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
     drawn = torch.rand(batch) * 0.9 + 0.1
     inputs = (
         tokens(queries, batch, history), torch.randn(batch, features),
@@ -260,8 +250,8 @@ def _two_tower(
     return model, inputs, {}
 
 
-class ImageTransformer(nn.Module):
-    """``(b, 3, s, s) -> (b, d)``: blocks over patches of the image and one more position, the answer."""
+class _ImageTransformer(nn.Module):
+    """``(b, 3, s, s) -> (b, d)``: blocks over the image's patches and one answer position."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -280,8 +270,8 @@ class ImageTransformer(nn.Module):
         return self.norm_after(x[:, 0])
 
 
-class TextTransformer(nn.Module):
-    """``(b, s) -> (b, d)``: causal blocks over a text, the last position the answer."""
+class _TextTransformer(nn.Module):
+    """``(b, s) -> (b, d)``: causal blocks over a text; the last position is the answer."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -310,10 +300,9 @@ def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
 
 
 class Clip(nn.Module):
-    """A tower for images and one for texts; each image is to find its text in the batch, and each text its
-    image."""
+    """A tower for images and one for texts, which find each other's counterpart in the batch."""
 
-    def __init__(self, images: ImageTransformer, texts: TextTransformer, embedding: int) -> None:
+    def __init__(self, images: _ImageTransformer, texts: _TextTransformer, embedding: int) -> None:
         super().__init__()
         self.images, self.texts = images, texts
         self.image_projection = nn.Linear(images.norm_after.weight.shape[0], embedding, bias=False)
@@ -343,8 +332,8 @@ def _clip(
     for option, hidden in (("image_hidden", image_hidden), ("text_hidden", text_hidden)):
         require_multiple(_heads(hidden), "its attention heads share it", **{option: hidden})
     model = Clip(
-        ImageTransformer(image, patch, image_hidden, image_layers),
-        TextTransformer(vocabulary, sequence, text_hidden, text_layers),
+        _ImageTransformer(image, patch, image_hidden, image_layers),
+        _TextTransformer(vocabulary, sequence, text_hidden, text_layers),
         embedding,
     )
     return model, (images(batch, 3, image), tokens(vocabulary, batch, sequence)), {}

@@ -1,33 +1,59 @@
-"""Language models by their ``config.json``: of the Hugging Face Hub, or in a folder; with random weights."""
+"""Models of the ``transformers`` package by their ``config.json``: of the Hugging Face Hub, or in a folder;
+with random weights.
+
+A class of the package is built if it computes a loss of inputs whose shapes its config gives: those that its
+``forward`` takes and :data:`_INPUTS` knows, with the labels that the end of its name asks for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tensoropt.errors import import_extra
-from tensoropt.zoo.hugging_face import LanguageModelLoss
+import torch
+from torch import Tensor
+
+from tensoropt.errors import import_extra, suggest
+from tensoropt.zoo.hugging_face import ModelLoss
 from tensoropt.zoo.registry import Recipe, ZooError, tokens
 
 HUB = "hf:"
 CONFIG = "config.json"
-_SEQUENCE = 4096
-"""The longest sequence that is taken unless one is given: many configs allow far more than anybody trains on;
-an assumption."""
-_CLASSES = {"ForCausalLM": "AutoModelForCausalLM", "LMHeadModel": "AutoModelForCausalLM",
-            "ForMaskedLM": "AutoModelForMaskedLM"}  # fmt: skip
-"""The package's class by how the architecture of a config ends."""
+_SEQUENCE, _IMAGE, _WAVE, _CHOICES = 4096, 224, 160_000, 4
+"""The longest sequence that is taken unless one is given (many configs allow far more than anybody trains
+on); where a config does not say it, the side of an image and the values of a recording (10 s at 16 kHz); the
+answers of a question with several. Assumptions."""
+_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len")
+_VOCABULARY, _LABELS = "vocab_size", "num_labels"
+_TARGETS: Mapping[str, tuple[str, str | int]] = {
+    "ForCausalLM": ("tokens", _VOCABULARY),
+    "LMHeadModel": ("tokens", _VOCABULARY),
+    "ForMaskedLM": ("tokens", _VOCABULARY),
+    "ForConditionalGeneration": ("tokens", _VOCABULARY),
+    "EncoderDecoderModel": ("tokens", _VOCABULARY),
+    "MTModel": ("tokens", _VOCABULARY),
+    "ForPreTraining": ("tokens", 2),
+    "ForTokenClassification": ("tokens", _LABELS),
+    "ForMultipleChoice": ("samples", _CHOICES),
+    "ForNextSentencePrediction": ("samples", 2),
+    "Classification": ("samples", _LABELS),
+    "ForSemanticSegmentation": ("pixels", _LABELS),
+}
+"""How a class's name ends -> what has a label, and how many labels there are."""
+_INSTEAD = "write a function that returns (model, args), and give file.py:function"
 
 
 def from_config(name: str) -> Callable[..., Recipe]:
-    """Return a function that builds the model of a config, with the parameters ``batch`` and ``sequence``.
+    """Return a function that builds the model of a config, with the parameters ``batch`` and, where it has
+    tokens, ``sequence``.
 
     Args:
-        name: ``hf:ID``, a folder with a ``config.json``, or that file. The Hub is asked as the package
-            asks it: for what it has no copy of, and not with ``HF_HUB_OFFLINE``.
+        name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` holds.
 
     Raises:
-        ZooError: there is no such config, or its architecture is no language model with one input.
+        ZooError: there is no such config, or its architecture computes no loss of inputs that are known here.
         MissingExtraError: ``transformers`` is not installed.
     """
     transformers = import_extra("transformers", "zoo", f"the model {name}")
@@ -43,20 +69,125 @@ def from_config(name: str) -> Callable[..., Recipe]:
             f"folder with its {CONFIG}"
         ) from None
     architecture = (config.architectures or ["?"])[0]
-    kind = next((kind for end, kind in _CLASSES.items() if architecture.endswith(end)), None)
-    if kind is None:
-        raise ZooError(
-            f"{name}: {architecture} is not built from its config, which {', '.join(_CLASSES)} are; write a "
-            "function that returns (model, args), and give file.py:function"
-        )
-    longest = min(int(getattr(config, "max_position_embeddings", None) or _SEQUENCE), _SEQUENCE)
+    network = getattr(transformers, architecture, None)
+    try:
+        return builder(network, config) if network else _refuse_unknown(architecture, transformers)
+    except ZooError as refusal:
+        raise ZooError(f"{name}: {architecture} {refusal}") from None
+
+
+def builder(network: Any, config: Any) -> Callable[..., Recipe]:
+    """Return the function that builds a class of the package.
+
+    Raises:
+        ZooError: its inputs or labels are not known here; the message lacks its name.
+    """
+    taken = inspect.signature(network.forward).parameters
+    head = next((row for end, row in _TARGETS.items() if network.__name__.endswith(end)), None)
+    known = [name for name in _INPUTS if name in taken]
+    _check(network, config, taken, known, head)
+    options = {name: value for name, value in (("use_cache", False), ("return_loss", True)) if name in taken}
+
+    def make(batch: int, sequence: int) -> Recipe:
+        inputs = {name: _INPUTS[name](config, batch, sequence) for name in known}
+        if head == _TARGETS["ForMultipleChoice"]:
+            inputs = {name: tokens(_size(config, _VOCABULARY), batch, _CHOICES, sequence) for name in known}
+        if "labels" in taken and head is not None:
+            shape = {"tokens": (batch, sequence), "samples": (batch,), "pixels": (batch, *_image(config))}
+            classes = head[1] if isinstance(head[1], int) else _size(config, head[1])
+            # One class is a figure, whose error is squared.
+            labels = tokens(classes, *shape[head[0]])
+            inputs["labels"] = labels if classes > 1 else labels.float()
+        # Master weights, as in the zoo; what is computed in is a setting.
+        model = network._from_config(config, dtype=torch.float32)
+        return ModelLoss(model, **options), (), inputs
+
+    longest = min(_size(config, *_POSITIONS, usual=_SEQUENCE), _SEQUENCE)
+    if longest > 4 and (longest - 2).bit_count() == 1:
+        longest -= 2  # RoBERTa's kind keeps two places of its table
 
     def build(batch: int = 1, sequence: int = longest) -> Recipe:
-        # Master weights, as in the zoo; what is computed in is a setting.
-        network = getattr(transformers, kind).from_config(config, dtype="float32")
-        options = {"use_cache": False} if kind == "AutoModelForCausalLM" else {}
-        vocabulary = int(config.vocab_size)
-        kwargs = {name: tokens(vocabulary, batch, sequence) for name in ("input_ids", "labels")}
-        return LanguageModelLoss(network, **options), (), kwargs
+        return make(batch, sequence)
 
-    return build
+    def build_without(batch: int = 1) -> Recipe:
+        return make(batch, 0)
+
+    reads_tokens = "input_ids" in known or (head is not None and head[0] == "tokens" and "labels" in taken)
+    return build if reads_tokens else build_without
+
+
+def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
+    """Refuse a class whose inputs or labels are not known here."""
+    if not {"labels", "start_positions", "return_loss"} & set(taken):
+        import transformers
+
+        stem = network.__name__.removesuffix("Model")
+        does = [n for n in dir(transformers) if n.startswith(f"{stem}For") and n.endswith(tuple(_TARGETS))]
+        name = " or ".join(does[:4]) or "one that does"
+        raise ZooError(f'computes no loss; write {name} into its "architectures", or {_INSTEAD}')
+    needed = [n for n, p in taken.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = [n for n in (*needed[1:], network.main_input_name) if n not in (*known, "labels")]
+    if needed:
+        raise ZooError(f"reads {needed[0]}, whose shape its config does not give; {_INSTEAD}")
+    if "labels" in taken and head is None:
+        raise ZooError(f"has labels that are not known here; {_INSTEAD}")
+    places = [n for n in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+              if getattr(config, n, None) is not None]  # fmt: skip
+    if places:
+        raise ZooError(f"reads texts with places for {places[0][:5]}s, which its processor sets; {_INSTEAD}")
+
+
+def _refuse_unknown(architecture: str, transformers: Any) -> Any:
+    names = [name for name in dir(transformers) if name.endswith(tuple(_TARGETS))]
+    raise ZooError(f"is no class of transformers {transformers.__version__}; {suggest(architecture, names)}")
+
+
+def _size(config: Any, *names: str, usual: int | None = None) -> Any:
+    """Return the first of the fields that a config has, or one of the configs in it."""
+    inner = [getattr(config, part, None) for part in getattr(config, "sub_configs", ())]
+    for one in (config, *inner):
+        for name in names:
+            if (value := getattr(one, name, None)) is not None:
+                return value
+    if usual is None:
+        raise ZooError(f"has no {' or '.join(names)} in its config; {_INSTEAD}")
+    return usual
+
+
+def _image(config: Any) -> tuple[int, int]:
+    size = _size(config, "image_size", usual=_IMAGE)
+    if isinstance(size, int):
+        return size, size
+    height, width = size.values() if isinstance(size, Mapping) else size
+    return int(height), int(width)
+
+
+def _pixels(config: Any, batch: int, _: int) -> Tensor:
+    """Return images, or the pictures of films."""
+    frames = _size(config, "num_frames", usual=0)
+    channels = _size(config, "num_channels", "in_channels", usual=3)
+    return torch.randn(batch, *([frames] if frames else []), channels, *_image(config))
+
+
+def _spectra(config: Any, batch: int, _: int) -> Tensor:
+    """Return spectra as Whisper reads them: two frames are a position."""
+    return torch.randn(batch, _size(config, "num_mel_bins"), 2 * _size(config, "max_source_positions"))
+
+
+def _wave(config: Any, batch: int, _: int) -> Tensor:
+    """Return recordings: as they are, or frames of spectra."""
+    bins = _size(config, "num_mel_bins", usual=0)
+    return torch.randn(batch, *([_size(config, "max_length"), bins] if bins else [_WAVE]))
+
+
+_INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
+    "input_ids": lambda config, batch, sequence: tokens(_size(config, _VOCABULARY), batch, sequence),
+    "pixel_values": _pixels,
+    "input_features": _spectra,
+    "input_values": _wave,
+    "start_positions": lambda _, batch, sequence: tokens(sequence, batch),
+    "end_positions": lambda _, batch, sequence: tokens(sequence, batch),
+    "next_sentence_label": lambda _, batch, __: tokens(2, batch),
+    "sentence_order_label": lambda _, batch, __: tokens(2, batch),
+}
+"""An input's name -> made-up values, by (config, batch, sequence)."""

@@ -1,8 +1,6 @@
-"""Networks for images, from LeNet to Inception-v3, U-Net and DeepLab-V3.
+"""Networks for images: ``x (batch, channels, size, size)``, ``labels (batch,)`` -> mean cross entropy.
 
-All but the last two take ``x (batch, channels, size, size)`` and ``labels (batch,)`` and return the mean
-cross entropy; U-Net and DeepLab-V3, which label every pixel, take ``labels (batch, size, size)`` and return
-the mean over pixels.
+U-Net and DeepLab-V3 label every pixel: ``labels (batch, size, size)``.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
     return nn.Sequential(*layers)
 
 
-class ResidualNetwork(nn.Module):
+class _ResidualNetwork(nn.Module):
     """Trunk, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
@@ -91,7 +89,7 @@ def _residual(
     batch: int, blocks: tuple[int, ...], stem: int, width: float, image: int, classes: int
 ) -> Recipe:
     channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
-    model = ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
+    model = _ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
     return model, (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -138,8 +136,6 @@ class Conv(nn.Sequential):
 
 
 class Branches(nn.Module):
-    """The branches of one input, concatenated over channels."""
-
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)

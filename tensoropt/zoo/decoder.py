@@ -1,8 +1,7 @@
-"""Small decoder language models of our own, which need no other package.
+"""Small decoder language models in plain PyTorch.
 
-The plain one has a fused qkv, pre-norm and a tied head. The mixture of experts has shapes that depend on no
-data: tokens are sent to experts by multiplying with a 0/1 matrix of fixed capacity (GShard, algorithm 1), so
-that experts are one more dim of a batched product and can be split like any other.
+The mixture of experts sends tokens by a 0/1 matrix of fixed capacity (GShard, algorithm 1), so that no shape
+depends on data and experts are a dim of a batched product.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``.
-
-    Without ``causal`` every position attends to all, as in an encoder.
-    """
+    """Attention and ``feed``, each with layer norm and residual: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module, causal: bool = True) -> None:
         super().__init__()
@@ -100,7 +96,7 @@ _GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts,
 class Experts(nn.Module):
     """Top-``chosen`` routing of ``x (b, s, d)`` over gated feed-forward experts; ``(b, s, d)`` back.
 
-    An expert takes at most ``capacity`` tokens of a step; the others pass by on the residual.
+    An expert takes at most ``capacity`` tokens; the others use the residual.
     """
 
     def __init__(self, hidden: int, inner: int, experts: int, chosen: int, slack: float) -> None:
@@ -129,7 +125,7 @@ class Experts(nn.Module):
         return torch.einsum("tec,ecd->td", combine, outputs).view_as(hidden)
 
 
-class MixtureDecoder(nn.Module):
+class _MixtureDecoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, blocks: nn.ModuleList) -> None:
@@ -167,5 +163,5 @@ def _moe_mini(
         DecoderBlock(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack))
         for _ in range(layers)
     )
-    model = MixtureDecoder(vocabulary, sequence, hidden, blocks)
+    model = _MixtureDecoder(vocabulary, sequence, hidden, blocks)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}

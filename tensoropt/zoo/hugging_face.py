@@ -1,8 +1,4 @@
-"""Transformers whose definition is the ``transformers`` package's, with random weights.
-
-The package is an optional extra and is imported only when one of these is built. Dropout is off unless the
-name says otherwise, so that a split run can be compared with an unsplit one.
-"""
+"""Transformers defined by the ``transformers`` package, an optional extra, with random weights."""
 
 from __future__ import annotations
 
@@ -20,27 +16,27 @@ _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
 _MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
 
 
-class LanguageModelLoss(nn.Module):
-    """A ``transformers`` language model reduced to its loss: the logits are dropped, not kept alive."""
+class ModelLoss(nn.Module):
+    """A model of ``transformers`` reduced to its loss: logits are dropped, not kept alive."""
 
     def __init__(self, network: nn.Module, **options: Any) -> None:
         super().__init__()
         self.network = network
         self._options = options
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """Return the loss (scalar) that the model computes of its inputs and labels; a label of -100 is left
         out."""
-        return self.network(input_ids=input_ids, labels=labels, **self._options).loss
+        return self.network(**inputs, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Write the model as its package does; of one with adapters, these alone."""
+        """Save the model with its package; of one with adapters, only these."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
     kwargs = {"input_ids": tokens(vocabulary, batch, sequence), "labels": tokens(vocabulary, batch, sequence)}
-    return LanguageModelLoss(network, **options), (), kwargs
+    return ModelLoss(network, **options), (), kwargs
 
 
 def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None:

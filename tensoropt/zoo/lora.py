@@ -1,8 +1,7 @@
-"""LoRA: adapters of low rank beside linear layers, whose own weights stay as they are (Hu et al., ICLR 2022).
+"""LoRA: low-rank adapters beside frozen linear layers (Hu et al., ICLR 2022), of the package ``peft``.
 
-A model has them by the option ``lora``, which is written behind its name like any other, so that wherever a
-name stands (a command line, a plan) the same model is built: ``gpt2?lora=r=16,alpha=32,targets=c_attn``. The
-adapters are those of the package ``peft``, which also saves them.
+As an option behind a name, so that command lines and plans build the same model:
+``gpt2?lora=r=16,alpha=32,targets=c_attn``.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ LORA = "lora"
 _EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
 _KEYS = ("r", "alpha", "dropout", "targets", "base")
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
-"""The package's name of a task by how a class of ``transformers`` ends."""
+"""Ending of a class of ``transformers`` -> the task's name in peft."""
 
 
 @dataclass(frozen=True)
 class Lora:
-    """What is chosen about adapters.
+    """The settings of adapters.
 
     Attributes:
         r: their rank.
-        alpha: their outputs are scaled by ``alpha / r``; None for peft's default.
-        dropout: the share of a layer's input that its adapter does not see, in training.
-        targets: the last names of the layers that have one, or ``all-linear``; by default those that peft has
-            for an architecture of ``transformers``, otherwise every linear layer (but the output's, where
-            ``transformers`` says which that is).
-        base: how the frozen weights of linear layers are stored: the name of a scheme
-            (:data:`tensoropt.ops.quantised.SCHEMES`); "" for numbers, as they are.
+        alpha: outputs are scaled by ``alpha / r``; None for peft's default.
+        dropout: that of the adapters' inputs.
+        targets: the layers' last names, or ``all-linear``; by default peft's for an architecture of
+            ``transformers``, else every linear layer but the output's.
+        base: the scheme (:data:`tensoropt.ops.quantised.SCHEMES`) of frozen weights; "" for none.
     """
 
     r: int
@@ -51,11 +48,8 @@ class Lora:
 
     @classmethod
     def of(cls, text: str) -> Lora:
-        """Return what ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4`` says; only ``r`` is
-        needed.
-
-        Raises:
-            TensorOptError: it cannot be read.
+        """Parse ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4``; TensorOptError if
+        malformed.
         """
         chosen: dict[str, str] = {}
         for part in text.split(","):
@@ -88,12 +82,11 @@ class Lora:
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     """Return the model with adapters on some of its layers, which alone are trained.
 
-    A model of ``transformers`` inside a module that has no other parameters is wrapped where it is, so that
-    ``save_pretrained`` of what is inside writes the adapters as for any model of peft; any other module is
-    wrapped itself.
+    A model of ``transformers`` that has all the parameters is wrapped itself, so that ``save_pretrained``
+    writes its adapters.
 
     Args:
-        model: on the CPU or the meta device; it is changed.
+        model: on the CPU or the meta device; changed in place.
 
     Raises:
         TensorOptError: it has no such layers, or one whose weight cannot be stored as ``lora.base``.
@@ -133,12 +126,11 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collection[str] = ()) -> str:
-    """Return ``LoRA r16``, or ``LoRA r16 on nf4``, for a model that trains adapters of that rank and nothing
-    else; "" for any other.
+    """Return ``LoRA r16``, or ``LoRA r16 on nf4``, for a model that trains only such adapters; else "".
 
     Args:
-        trained: (key, shape) of the parameters that have a gradient, whoever put adapters there.
-        schemes: how weights are stored in bytes, where they are.
+        trained: (key, shape) of the trained parameters.
+        schemes: those of quantised weights.
     """
     ranks = set()
     for key, shape in trained:
@@ -151,8 +143,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
 
 def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
-    """Replace each frozen linear layer whose weight is its own by one whose weight is bytes, as
-    ``transformers`` does with bitsandbytes: all but ``kept``, the output's."""
+    """Quantise frozen linear layers' weights, but ``kept``'s, as ``transformers`` does with bitsandbytes."""
     from transformers.pytorch_utils import Conv1D
 
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
@@ -171,7 +162,7 @@ def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> No
 
 
 def _output_of(model: nn.Module) -> nn.Module | None:
-    """Return the layer that makes the scores of tokens, of a model of ``transformers``."""
+    """Return the output layer of a model of ``transformers``."""
     find = getattr(model, "get_output_embeddings", None)
     found = None if find is None else find()
     # With adapters on it, the layer itself is inside.
@@ -179,8 +170,7 @@ def _output_of(model: nn.Module) -> nn.Module | None:
 
 
 def _package_model(model: nn.Module) -> str | None:
-    """Return the path of the model of ``transformers`` that has all parameters of a module; "" for the module
-    itself, None if there is none."""
+    """Return the path of the ``transformers`` model with all parameters, "" for the module itself."""
     transformers = import_extra("transformers", LORA, "lora")
     for path, module in model.named_modules():
         if isinstance(module, transformers.PreTrainedModel):
@@ -190,7 +180,7 @@ def _package_model(model: nn.Module) -> str | None:
 
 
 def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
-    """Return the layers that have adapters, as peft is told of them; None for its own choice."""
+    """Return the targets for peft; None for its own choice."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     named = lora.targets != ("all-linear",)
@@ -204,8 +194,7 @@ def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """Return the linear layers whose forward is called: not those of ``nn.MultiheadAttention``, which reads
-    their weights."""
+    """Return the linear layers whose forward is called, unlike those of ``nn.MultiheadAttention``."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {

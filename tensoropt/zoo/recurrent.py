@@ -1,6 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
-There are two ways to write an LSTM, and both are here because they are different graphs:
+LSTMs come unrolled and whole, which are different graphs.
 """
 
 from __future__ import annotations
@@ -152,8 +152,7 @@ _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 class LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
-    Four pairs of linear layers rather than a fused one: a split of a gate's features is then a split
-    of the hidden state, the same in all four.
+    Four pairs of linear layers, so that splitting a gate's features splits the hidden state.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -197,7 +196,7 @@ class Whole(nn.Module):
         return self.lstm(x)[0]
 
 
-class RecurrentLanguageModel(nn.Module):
+class _RecurrentLanguageModel(nn.Module):
     """``ids, labels (batch, steps)`` to the mean cross entropy."""
 
     def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
@@ -231,15 +230,15 @@ def _recurrent_language_model(
 ) -> Recipe:
     """LSTM language model, from unrolled cells or whole layers."""
     recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
-    model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
+    model = _RecurrentLanguageModel(recurrent, vocabulary, hidden)
     return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}
 
 
 class GNMT(nn.Module):
-    """Encoder (bidirectional first layer), attention, decoder; residual sums from the third layer on.
+    """Encoder (bidirectional first layer), attention, decoder; residuals from the third layer on.
 
-    ``source (b, s)``, ``target, labels (b, t)``. Attention is queried by the first decoder layer's
-    outputs, as in the widespread v2 of the model, so that no step waits for the previous one.
+    ``source (b, s)``, ``target, labels (b, t)``. The first decoder layer's outputs query attention, as in v2
+    of the model, so that no step waits for the previous one.
     """
 
     def __init__(self, vocabulary: int, hidden: int, layers: int) -> None:

@@ -1,9 +1,4 @@
-"""The names of the zoo and the models that they stand for.
-
-A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the module
-with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process of a job
-that builds the same name holds the same weights.
-"""
+"""The names of the zoo and their models."""
 
 from __future__ import annotations
 
@@ -27,8 +22,7 @@ def tokens(vocabulary: int, *shape: int) -> Tensor:
 
 
 def images(batch: int, channels: int, size: int) -> Tensor:
-    """Return a float32 image ``(batch, channels, size, size)``, with unit normal values like a normalised
-    photograph."""
+    """Return a standard normal float32 image ``(batch, channels, size, size)``."""
     return torch.randn(batch, channels, size, size)
 
 
@@ -37,12 +31,11 @@ Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class ZooError(TensorOptError, ValueError):
-    """The zoo does not have the name or the option, or cannot build the model with its value."""
+    """The zoo lacks the name or option, or cannot build the model with its value."""
 
 
 def require_multiple(of: int, why: str, **options: int) -> None:
-    """Raise :class:`ZooError` for an option of a builder that is no multiple of what the model's structure
-    divides it by.
+    """Raise :class:`ZooError` for an option that is no multiple of ``of``.
 
     Args:
         why: ends the sentence "... is no multiple of 4, as ...".
@@ -55,7 +48,7 @@ def require_multiple(of: int, why: str, **options: int) -> None:
 
 
 def require_at_least(least: float, why: str, **options: float) -> None:
-    """Raise :class:`ZooError` for an option of a builder that is less than the model's structure needs.
+    """Raise :class:`ZooError` for an option that is less than ``least``.
 
     Args:
         why: ends the sentence "... is below 32, as ...".
@@ -66,7 +59,7 @@ def require_at_least(least: float, why: str, **options: float) -> None:
 
 
 def require_one_of(values: Collection[int], **options: int) -> None:
-    """Raise :class:`ZooError` for an option of a builder that is none of the values that are defined."""
+    """Raise :class:`ZooError` for an option that is none of ``values``."""
     for name, value in options.items():
         if value not in values:
             listed = ", ".join(map(str, sorted(values)))
@@ -75,9 +68,9 @@ def require_one_of(values: Collection[int], **options: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """One registered name. ``batch`` is the default batch size (samples of one training step).
+    """One registered name with its default batch in samples.
 
-    ``requires`` is the package of the extra ``zoo`` that the builder imports.
+    ``requires``: a package of the extra ``zoo``.
     """
 
     name: str
@@ -90,22 +83,17 @@ class ZooEntry:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The options that :func:`build` takes beside ``batch``, with their defaults: whole numbers, numbers
-        or switches."""
+        """The options of :func:`build` but ``batch``, with defaults."""
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
     @property
     def language_model(self) -> bool:
-        """Whether it reads tokens of a vocabulary and nothing else, translators included."""
+        """Whether it reads only tokens of a vocabulary, translators included."""
         return "vocabulary" in self.overrides and "image" not in self.overrides
 
     def with_sequence(self, length: int) -> str:
-        """Return the option that sets the length of the sequence which it reads, as written behind its name.
-
-        Raises:
-            ZooError: it reads none, or several.
-        """
+        """Return the option that sets the sequence's length; ZooError if it reads none or several."""
         option = next((name for name in _LENGTHS if name in self.overrides), None)
         if option is None:
             raise ZooError(
@@ -118,10 +106,7 @@ class ZooEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooModel:
-    """A module in training mode with example inputs: ``model(*args, **kwargs)`` is a scalar loss.
-
-    ``loss`` is always None: labels are among the inputs and the loss is inside the model.
-    """
+    """A module in training mode with example inputs: ``model(*args, **kwargs)`` is a scalar loss."""
 
     name: str
     model: nn.Module
@@ -133,7 +118,7 @@ class ZooModel:
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters (scalars); a tied parameter counts once."""
+        """The number of scalars; tied parameters count once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
@@ -143,18 +128,17 @@ class ZooModel:
 
 
 _LENGTHS = ("sequence", "steps")
-"""The options that set the length of a language model's sequence; recurrent ones call it steps."""
+"""The options for the length of a sequence."""
 _ENTRIES: dict[str, ZooEntry] = {}
 
 
 def register(
     name: str, *, paper: str, size: _Size, batch: int, requires: str | None = None, **fixed: Any
 ) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
-    """Register a builder under ``name``; ``fixed`` sets new defaults for the builder's own keywords.
+    """Register a builder under ``name``, with new defaults ``fixed`` of its keywords.
 
-    One builder may carry several names (``gpt2``, ``gpt2-xl``: same code, other ``fixed``). The first
-    line of the builder's docstring is the description. ``requires`` names the package that the
-    builder imports lazily.
+    The first line of the builder's docstring is the description. ``requires`` names a package that it imports
+    lazily.
     """
 
     def add(builder: Callable[..., Recipe]) -> Callable[..., Recipe]:
@@ -189,7 +173,7 @@ def _with_defaults(builder: Callable[..., Recipe], fixed: dict[str, Any]) -> Cal
 
 
 def list_models() -> tuple[ZooEntry, ...]:
-    """Return every registered model, in the order of its name."""
+    """Return every registered model by name."""
     return tuple(_ENTRIES[name] for name in sorted(_ENTRIES))
 
 
@@ -202,8 +186,7 @@ def entry(name: str) -> ZooEntry:
 
 
 _MOST_SAMPLES = 2**31 - 1
-"""The largest batch: its number of elements has to fit PyTorch's 64 bits whatever a sample's size is. An
-assumption."""
+"""The largest batch, so that element counts fit 64 bits; an assumption."""
 
 
 def build(
@@ -213,18 +196,18 @@ def build(
     seed: int = 0,
     **overrides: Any,
 ) -> ZooModel:
-    """Build the model ``name`` with random weights and example inputs, both on ``device``.
+    """Build the model ``name`` with random weights and example inputs on ``device``.
 
-    ``name`` may have options behind it: ``deeplab-v3?width=2&image=224``. ``batch`` is in samples (default:
-    the entry's own). On the ``meta`` device nothing is allocated, whatever the size. ``overrides`` change the
-    builder's keywords (``sequence=128``), and win over options that are written. The global random state is
-    left as it was.
+    ``name`` may have options, ``deeplab-v3?width=2&image=224``, as any model has ``lora="r=16"``
+    (:mod:`tensoropt.zoo.lora`); ``overrides`` win. On ``meta`` nothing is allocated. The global random state
+    is kept.
 
-    Raises :class:`ZooError` for an unknown name, an unknown option, a value that the model cannot be built
-    with or a batch below 1, and :class:`~tensoropt.errors.MissingExtraError` when the definition's package is
-    not installed.
+    Args:
+        batch: samples; by default the entry's.
 
-    Any model has the option ``lora`` (``lora="r=16"``, :mod:`tensoropt.zoo.lora`).
+    Raises:
+        ZooError: unknown name or option, a value that the model cannot have, or a batch below 1.
+        MissingExtraError: the definition's package is not installed.
     """
     name, written = read_name(name)
     chosen, overrides = entry(name), {**written, **overrides}
@@ -265,24 +248,23 @@ def build(
 
 
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options in a text such as ``deeplab-v3?width=2&image=224``.
+    """Return the name and the options of a text such as ``deeplab-v3?width=2&image=224``.
 
-    An option's value is read as its default is: a whole number, a number, or ``true`` or ``false``. That of
-    ``lora`` stays a text.
+    Values are whole numbers, numbers or switches like the defaults; that of ``lora`` stays a text.
 
-    Raises :class:`ZooError` for an unknown name or option, one without a value or written twice, and a value
-    that is none, or out of the range of all models' options.
+    Raises:
+        ZooError: an unknown, repeated or empty option, a malformed value, or one out of range.
     """
     name, mark, written = text.partition("?")
     return name, read_options(name, written, entry(name).overrides) if mark else {}
 
 
 def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that are written ``OPTION=VALUE&OPTION=VALUE``, each value read as its default is.
+    """Return the options in ``OPTION=VALUE&OPTION=VALUE``, each value of its default's type.
 
     Args:
-        name: the name that they stand behind.
-        known: the options that there are, with their defaults.
+        name: the model's.
+        known: all options with their defaults.
 
     Raises:
         ZooError: as in :func:`read_name`.
@@ -347,4 +329,4 @@ def _read_switch(text: str) -> bool:
 
 
 _READERS: dict[type, Callable[[str], Any]] = {int: read_whole, float: read_number, bool: _read_switch}
-"""How the value of an option is read, by the type of its default."""
+"""Type of the default -> the reader of an option's value."""

@@ -17,7 +17,7 @@ from samples_app import of_model
 from tensoropt_app.jobs.request import form_of, request_from
 from tensoropt_app.jobs.uploads import Uploads
 from tensoropt_app.library import Entry
-from tensoropt_app.views.export import commands, place
+from tensoropt_app.views.export import commands
 from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.cli.parser import main
@@ -64,7 +64,6 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     data, entry = explored
     row = len(data.exploration.points) - 1
     lines = commands(data, entry, row)
-    assert place(data, entry) == "Run them in any folder; the plan is written into it."
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -97,23 +96,16 @@ def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_path_of_its_own_folder_is_made_whole_or_said(
+def test_a_path_of_its_own_folder_is_made_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explored: tuple[FrontierData, Entry], there: bool
 ) -> None:
-    """A model that was named from the folder of then: whole where it is, and said where it is not."""
-    data, entry = explored
+    """A model that was named from the folder of then."""
+    data, _ = explored
     found = of_model(data.exploration, source="nets.py:build")
     if there:
         (tmp_path / "nets.py").write_text("")
     line = shlex.split(explore_line(found, "out"))
-    words = place(FrontierData.of(found), entry)
-    if there:
-        assert line[2] == f"{tmp_path / 'nets.py'}:build"
-        assert words == f"Run them in {tmp_path}."
-    else:
-        assert line[2] == "nets.py:build"
-        assert words.startswith("Run them where nets.py lies")
-        assert f"it is not in {tmp_path}" in words
+    assert line[2] == (f"{tmp_path / 'nets.py'}:build" if there else "nets.py:build")
 
 
 @pytest.mark.slow

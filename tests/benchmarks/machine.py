@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cluster import stolen_s
-
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 QUICK = Path("out")
@@ -69,6 +67,15 @@ def _load() -> float:
     return round(os.getloadavg()[0], 2)
 
 
+def _stolen_s() -> float:
+    """Seconds that the host of this virtual machine gave to others while a core had work to do, since it
+    started (the steal time of all cores, in clock ticks); 0 if the system does not report them."""
+    try:
+        return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 class Taking:
     """A benchmark that is run: what every result of it says, and what each of its parts says.
 
@@ -81,13 +88,13 @@ class Taking:
         self._start_part()
 
     def _start_part(self) -> None:
-        self._begun_s, self._taken_s = time.perf_counter(), stolen_s()
+        self._begun_s, self._taken_s = time.perf_counter(), _stolen_s()
 
     def part(self) -> dict[str, Any]:
         """Commit, processor, load now, and since the last part (or the start) the seconds and the share of
         the machine's cores that its host gave to others. A file may hold parts of several runs."""
         seconds = time.perf_counter() - self._begun_s
-        stolen = (stolen_s() - self._taken_s) / max(seconds, 1e-9) / (os.cpu_count() or 1)
+        stolen = (_stolen_s() - self._taken_s) / max(seconds, 1e-9) / (os.cpu_count() or 1)
         self._start_part()
         return {
             **{key: self.about[key] for key in ("commit", "dirty")},

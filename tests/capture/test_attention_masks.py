@@ -114,7 +114,7 @@ def check_same(model, graph, x):
     torch.testing.assert_close(*found)
 
 
-@pytest.fixture(params=[False, True], ids=["values", "bands"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["values", "bands"])
 def _bands(request, monkeypatch):
     # By their diagonals, as masks of long sequences are known.
     if request.param:

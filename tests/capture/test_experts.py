@@ -12,7 +12,7 @@ from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.ops.families.experts import GROUPED_PRODUCTS
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.zoo.hugging_face import LanguageModelLoss
+from tensoropt.zoo.hugging_face import ModelLoss
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -39,7 +39,7 @@ def language_model(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     config = getattr(transformers, f"{name}Config")(**SIZES, **FAMILIES[name])
     network = getattr(transformers, f"{name}ForCausalLM")(config)
     ids = torch.randint(0, 64, (4, 8))
-    return LanguageModelLoss(network, use_cache=False), {"input_ids": ids, "labels": ids}
+    return ModelLoss(network, use_cache=False), {"input_ids": ids, "labels": ids}
 
 
 @pytest.mark.slow
@@ -59,6 +59,7 @@ def test_layers_of_transformers(name):
     assert again.fingerprint == graph.fingerprint
 
 
+@pytest.mark.slow
 def test_mixed_precision_keeps_the_operator():
     model, kwargs = language_model("Mixtral")
     graph = capture(model, (), kwargs, dtype="bfloat16").graph

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import is_initialized  # a name that no patch of the module changes
 
+from tensoropt import load_model
 from tensoropt.capture import capture
 from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.errors import CaptureError
@@ -56,6 +57,41 @@ class Net(nn.Module):
 def test_a_model_that_communicates_if_it_can_is_refused(function, mode):
     with pytest.raises(CaptureError, match=rf"{__file__}:\d+ communicates with other processes if there are"):
         capture(Net(function), (torch.randn(8, 4),), mode=mode)
+
+
+BUILT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 6)
+        self.group = dist.group.WORLD if dist.is_initialized() else None
+
+    def forward(self, x):
+        y = super().forward(x).square().mean()
+        if self.group is not None:
+            dist.all_reduce(y, group=self.group)
+        return y
+
+def build():
+    return Net(), (torch.randn(8, 4),)
+
+def wrapped():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Flatten(0))
+    if dist.is_initialized():
+        model = nn.parallel.DistributedDataParallel(model)
+    return model, (torch.randn(8, 4),), {}, torch.mean
+"""
+
+
+def test_a_model_that_takes_a_group_when_it_is_built_is_refused_if_its_step_uses_it(tmp_path):
+    file = tmp_path / "grouped.py"
+    file.write_text(BUILT)
+    with pytest.raises(CaptureError, match=rf"{file}:14 communicates with other processes if there are"):
+        load_model(f"{file}:build")
+    assert type(load_model(f"{file}:wrapped").model.model) is nn.Sequential
 
 
 def test_a_model_that_only_asks_has_the_graph_of_one_process():

@@ -369,11 +369,6 @@ def test_other_indices_stay_indices(index):
     assert targets(graph)[0] == expected
 
 
-def test_a_view_of_indices_gives_what_the_index_gave():
-    x = torch.arange(32.0).view(4, 8)
-    assert torch.equal(x[torch.arange(4)[:, None, None], torch.arange(8)[None, None, :]], x.view(4, 1, 8))
-
-
 # -- the meta device ------------------------------------------------------------------------------
 
 
@@ -494,36 +489,6 @@ def test_values_are_taken_to_be_finite_and_the_graph_says_so():
 def test_other_questions_about_values_are_still_refused():
     with pytest.raises(CaptureError, match="value of a tensor"):
         capture(Call(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
-
-
-def test_what_a_model_refuses_is_taken_not_to_happen():
-    def forward(m, x):
-        assert torch.all(x.abs() < 100).item(), "large"
-        if not (x > -100).all():
-            raise ValueError("small")
-        if x.isfinite().sum() < 1:
-            raise ValueError("nothing")
-        return (x * m.w).sum()
-
-    graph = capture(Call(forward, w=8), (X,)).graph
-    assert targets(graph) == ["mul.Tensor", "sum"]
-    assert len(graph.notes) == 3
-    assert all("refuses some values" in note for note in graph.notes)
-
-
-def test_layers_that_are_dropped_at_random_are_kept():
-    def forward(m, x):
-        for _ in range(3):
-            if not m.training or torch.rand([]) >= 0.1:
-                x = x * m.w
-            if m.training and torch.rand([]) < 0.9:
-                x = x.sin()
-        return x.sum()
-
-    graph = capture(Call(forward, w=8), (X,)).graph
-    assert targets(graph) == ["mul.Tensor", "sin"] * 3 + ["sum"]
-    assert len(graph.notes) == 2
-    assert all("at random" in note for note in graph.notes)
 
 
 def test_distributions_do_not_validate_while_they_are_exported():

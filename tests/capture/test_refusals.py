@@ -133,23 +133,14 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("args", "kwargs", "pattern"),
     [
-        ((torch.ones(0, 4),), {}, r"input `x` of shape \(0, 4\) is empty"),
         ((torch.ones(2, 4), {"x": torch.ones(0, 4)}), {}, r"input `batch\['x'\]` of shape \(0, 4\) is empty"),
         ((torch.ones(2, 4),), {"scale": torch.ones(0)}, r"input `scale` of shape \(0,\) is empty"),
-        ((torch.eye(4).to_sparse(),), {}, r"input `x` is a sparse tensor.*to_dense"),
         ((torch.eye(4).to_sparse_csr(),), {}, r"input `x` is a sparse tensor.*to_dense"),
-        ((torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged),), {}, "`x` is a nested.*pad"),
     ],
 )
 def test_inputs_that_no_plan_can_hold_are_named(args, kwargs, pattern):
     with pytest.raises(CaptureError, match=pattern):
         capture(Net(), args, kwargs)
-
-
-def _with(name, value):
-    net = Net()
-    setattr(net, name, value)
-    return net
 
 
 def _sparse_buffer():
@@ -167,10 +158,6 @@ def _held_in_parts():
 @pytest.mark.parametrize(
     ("make", "pattern"),
     [
-        (lambda: nn.DataParallel(Net()), r"the model is wrapped in DataParallel.*\.module"),
-        (lambda: _with("b", nn.DataParallel(Net())), r"`b` is wrapped in DataParallel"),
-        (lambda: _with("b", nn.LazyLinear(4)), r"`b\.weight` has no shape yet.*once"),
-        (lambda: _with("b", torch.jit.script(nn.Linear(4, 4))), r"`b` was made by torch\.jit"),
         (_sparse_buffer, r"`graph` is a sparse tensor.*index_select"),
         (_held_in_parts, r"`a\.weight` is partitioned by DeepSpeed"),
     ],

@@ -26,7 +26,13 @@ IN_GRAPH = {
 """Builders, and the buffers whose new values the graph has."""
 
 
-@pytest.mark.parametrize("build", IN_GRAPH)
+FAST = (state.build_codebook, state.build_set_data, state.build_instance_norms)
+"""An assignment, a write through ``.data``, and what an operator changes inside."""
+
+
+@pytest.mark.parametrize(
+    "build", [pytest.param(build, marks=() if build in FAST else pytest.mark.slow) for build in IN_GRAPH]
+)
 def test_new_values_of_buffers_are_those_of_the_model(build: Callable[[], state.Recipe]) -> None:
     model, args = build()
     graph = capture(model, args).graph
@@ -89,5 +95,5 @@ class Reshaped(nn.Module):
 
 
 def test_buffers_of_another_shape_are_refused() -> None:
-    with pytest.raises(CaptureError, match=r"kept another shape or type .*\[3, 4\].*instead of \[4\]"):
+    with pytest.raises(CaptureError, match=r"its buffer kept in forward, or gives it another shape"):
         capture(Reshaped(), (torch.randn(3, 4),))

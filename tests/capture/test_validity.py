@@ -27,14 +27,10 @@ def _captured(forward, *args):
     return captured.graph
 
 
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda m, x, y: F.gaussian_nll_loss(m.a(x), x[:, :4], m.a(x).square() + 0.1),
-        lambda m, x, y: F.gaussian_nll_loss(m.a(x), x[:, :4], torch.full((6, 1), 0.5)),
-    ],
-)
-def test_guards_of_pytorchs_own_losses_are_passed_with_a_note(forward):
+def test_guards_of_pytorchs_own_losses_are_passed_with_a_note():
+    def forward(m, x, y):
+        return F.gaussian_nll_loss(m.a(x), x[:, :4], torch.full((6, 1), 0.5))
+
     graph = _captured(forward, X, Y)
     assert any("test_validity.py" in note and "refuses some values" in note for note in graph.notes)
 
@@ -86,22 +82,6 @@ def _two_ways(m, x, y):
 def test_a_branch_that_computes_is_no_guard():
     with pytest.raises(CaptureError, match=r"test_validity\.py:\d+ \(if \(x > 0\)\.any\(\):\)"):
         capture(net(_two_ways), (X, Y))
-
-
-def test_a_causal_mask_of_a_transformer_is_used_as_it_is():
-    class Translator(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.t = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-
-        def forward(self, x, z):
-            return self.t(x, z, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5)).square().mean()
-
-    model, args = Translator(), (torch.randn(3, 4, 8), torch.randn(3, 5, 8))
-    captured = capture(model, args)
-    found = rebuild(captured.graph, model)(*args)
-    torch.testing.assert_close(found, model(*args))
-    assert any("whether a mask is causal" in note for note in captured.graph.notes)
 
 
 class Dropping(torch.nn.Module):

@@ -15,6 +15,7 @@ import pytest
 from tensoropt import saved
 from tensoropt.cli.parser import main
 from tensoropt.exploration.verified import FILE, SCHEMA
+from tensoropt.plan.keys import plan_key
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
 
@@ -54,9 +55,11 @@ def test_a_trace_is_written(capsys, tmp_path):
 
 def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp_path):
     found = saved.load_exploration(Path(SHIPPED))
+    plan = found.plan(2)
     one = {
-        "key": found.keys[2], "mesh": "8", "micro_batches": 1, "memory_predicted_bytes": 2.0**30,
-        "time_predicted_s": 0.4, "memory_tracked_bytes": 2.0**30, "time_measured_s": 0.35,
+        "key": plan_key(plan), "mesh": "8", "micro_batches": plan.micro_batches,
+        "memory_predicted_bytes": 2.0**30, "time_predicted_s": 0.4,
+        "memory_tracked_bytes": 2.0**30, "time_measured_s": 0.35,
         "loss_difference": 0.0, "gradient_difference": 0.0, "ok": True, "checked_on": "8 H100-80GB",
         "error": "",
     }  # fmt: skip

@@ -22,7 +22,6 @@ from tensoropt.cluster import (
     rank_cores,
 )
 from tensoropt.cluster.files import cluster_from
-from tensoropt.cluster.quantities import BANDWIDTH
 from tensoropt.errors import ClusterError
 
 FULL_EXAMPLE = """
@@ -192,21 +191,6 @@ def test_the_catalogue_is_complete_and_believable():
         "RTX-4090",
     ):
         assert wanted in list_devices()
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("450GB/s", 450e9),
-        ("100Gbit/s", 12.5e9),
-        ("100Gb/s", 12.5e9),
-        ("8Gbps", 1e9),
-        ("1GiB/s", 2**30),
-        (5, 5.0),
-    ],
-)
-def test_bandwidths(text, value):
-    assert BANDWIDTH.read(text, "x") == value
 
 
 @pytest.mark.parametrize(

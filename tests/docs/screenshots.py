@@ -19,7 +19,7 @@ SIZE = {"width": 1280, "height": 800}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 SHOTS = {
     "result": ("result", "", "#what-if td"),
-    "new": ("new", "", "#fit-table td"),
+    "new": ("new", "", "#devices-said:not(:empty)"),
     "details": ("details", "", "#operators .ag-row"),
 }
 """Name -> page, the URL's query, and what must be there before the picture is taken."""

@@ -10,7 +10,6 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.cluster_offers import (
-    ClusterCurve,
     fewest_devices,
     folders_in,
     load_sweep,
@@ -37,7 +36,7 @@ FAMILY = (on(1, [(64, 1.0)]), on(2, [(16, 1.2), (32, 0.6)]), on(4, [(4, 1.5), (1
 
 
 def test_the_table_has_the_fastest_time_of_each_budget() -> None:
-    found = profile([ClusterCurve.of(one) for one in FAMILY], columns=5)
+    found = profile(FAMILY, columns=5)
     assert [round(b / MIB) for b in found.budgets_bytes] == [4, 8, 16, 32, 64]
     times = {row.devices: [cell and cell.time_s for cell in row.cells] for row in found.rows}
     assert times == {
@@ -52,20 +51,20 @@ def test_the_table_has_the_fastest_time_of_each_budget() -> None:
 
 def test_the_table_stops_at_the_devices_memory() -> None:
     sweep = on(1, [(64, 2.0), (200, 1.0)]), on(2, [(32, 0.9), (80, 0.6), (90, 0.5)])
-    found = profile([ClusterCurve.of(one) for one in sweep], columns=3)
+    found = profile(sweep, columns=3)
     assert max(found.budgets_bytes) == pytest.approx(100 * MIB)
     assert [row.cells[-1].time_s for row in found.rows if row.cells[-1]] == [2.0, 0.5]
 
 
 def test_a_table_where_nothing_fits_says_what_plans_need() -> None:
-    found = profile([ClusterCurve.of(on(1, [(128, 2.0), (200, 1.0)]))], columns=2)
+    found = profile([on(1, [(128, 2.0), (200, 1.0)])], columns=2)
     assert [round(b / MIB) for b in found.budgets_bytes] == [128, 200]
     assert [cell and cell.time_s for cell in found.rows[0].cells] == [2.0, 1.0]
 
 
 def test_two_explorations_on_as_many_devices_share_a_row() -> None:
     two = on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])
-    found = profile([ClusterCurve.of(one) for one in two], columns=2)
+    found = profile(two, columns=2)
     (row,) = found.rows
     assert [(c.time_s, c.exploration) for c in row.cells if c] == [(0.8, 1), (0.7, 1)]
 
@@ -115,7 +114,7 @@ def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
     assert of_batches(sweep)
     assert not of_batches([weak(1, 8), weak(2, 16)])
     # A row for each batch, as their steps are of different work.
-    found = profile([ClusterCurve.of(one) for one in sweep], columns=2)
+    found = profile(sweep, columns=2)
     assert [(row.devices, row.batch) for row in found.rows] == [(2, 8), (2, 12), (2, 32)]
     assert (found.weak, found.of_batches) == (True, True)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -40,11 +39,6 @@ def long_exploration(count: int = 5000) -> Exploration:
     return replace(small_exploration(), points=points)
 
 
-def in_a_notebook(found: Exploration) -> str:
-    """What a notebook shows of it, without Plotly, which one output of a notebook carries."""
-    return re.sub(r'<script type="text/plain".*?</script>', "", found._repr_html_())
-
-
 def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None:
     (gpus,) = (folder for folder in READY_MADE if folder.name == "gpt2-dgx-h100")
     found = tensoropt.load(gpus)
@@ -58,23 +52,9 @@ def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None
     assert not {"tokens/s", "samples/s", "MFU"} & set(table_rows(small_exploration(), [0])[0])
 
 
-def test_pandas_has_the_columns_of_the_csv(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    found = tensoropt.load(READY_MADE[0])
-    write_frontier_csv(found, tmp_path / "frontier.csv")
-    table, read = found.to_pandas(), pandas.read_csv(tmp_path / "frontier.csv")
-    assert list(table.columns) == list(read.columns)
-    assert list(table.point) == list(range(1, len(found.points) + 1))
-    for column in ("memory_bytes", "time_s", "exact", "name", "samples_per_s"):
-        assert list(table[column]) == list(read[column])
-    assert table.price_per_hour.isna().all()
-
-
-def test_without_pandas_or_plotly_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("pandas", "plotly.graph_objects", "tensoropt_app.standalone"):
+def test_without_plotly_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("plotly.graph_objects", "tensoropt_app.standalone"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=r"needs the package pandas.*pip install pandas"):
-        small_exploration().to_pandas()
     with pytest.raises(MissingExtraError, match=r"plot\(\) needs .*pip install 'tensoropt\[app\]'"):
         small_exploration().plot()
 
@@ -101,8 +81,6 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     assert f"{rows} of {len(found.points)} points shown" in shown
     for word in ("leanest", "knee", "fastest", "needs/GiB", "time/"):
         assert word in shown
-    assert len(repr(found.frontier).splitlines()) == 1 + rows + 1
-    assert len(in_a_notebook(found)) < 120_000
 
 
 def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
@@ -120,33 +98,22 @@ def test_a_few_points_are_all_shown() -> None:
     assert "shown" not in shown
 
 
-def test_a_notebook_shows_the_picture_and_the_table() -> None:
+def test_a_notebook_shows_the_table() -> None:
     for found in (small_exploration(), long_exploration()):
-        root = ElementTree.fromstring(in_a_notebook(found))
-        circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
-        assert 4 + 3 <= len(circles) <= 400 + 3
+        shown = re.sub(r"<script.*?</script>", "", found._repr_html_(), flags=re.DOTALL)
+        root = ElementTree.fromstring(shown)
         assert len(root.findall(".//tbody/tr")) == min(len(found.points), ROWS)
-    assert len(in_a_notebook(long_exploration())) < 300_000
 
 
 def test_no_points_are_no_error() -> None:
     found = replace(small_exploration(), points=())
     assert "no points" in repr(found)
     ElementTree.fromstring(found._repr_html_())
-    assert repr(found.frontier) == "no points"
 
 
 def test_what_other_planners_found_is_counted() -> None:
     found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="megatron"),))
     assert "1 point of other planners: megatron" in repr(found)
-
-
-def test_a_frontier_is_still_a_tuple_of_points() -> None:
-    found = small_exploration()
-    assert found.frontier == found.points
-    assert found.frontier[1] is found.points[1]
-    assert pickle.loads(pickle.dumps(found.frontier)) == found.points
-    assert found.frontier[1:] == found.points[1:]
 
 
 def test_points_spaces_and_plans_are_short() -> None:

@@ -195,15 +195,9 @@ def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
     model, args, kwargs = two_layers()
     with ProfileStore(tmp_path / "profile.sqlite") as store:
         exploration = tensoropt.explore(
-            model,
-            args,
-            kwargs,
-            cluster=cluster_from(NODES, name="nodes"),
-            store=store,
-            micro_batches=(1,),
-            epsilon=0.0,
-            process_memory=False,
-        )
+            model, args, kwargs, cluster=cluster_from(NODES, name="nodes"), store=store, micro_batches=(1,),
+            epsilon=0.0, process_memory=False, placements="never", pipelines="never",
+        )  # fmt: skip
     rows = written(exploration, tmp_path)
     check(exploration, rows)
     assert {"4"} == {row["devices"] for row in rows}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
-from tensoropt.exploration.answer import answer
-from tensoropt.exploration.first_lines import launcher_words, pace_words
+from tensoropt.exploration.answer import answer, launcher_words, pace_words
 from tensoropt.exploration.recommended import a_config_says
 from tensoropt.plan.point import Point
 from tensoropt.units import share_words

@@ -56,8 +56,8 @@ TARGETS = (
         name="search kernels",
         files=[f"search/{name}.py" for name in ("hull", "engine", "result")],
         tests=[
-            "frontier/test_kernels.py", "search/test_engine.py", "search/test_bounds.py",
-            "search/test_oracle.py", "search/test_exhaustive.py", "search/test_paper.py",
+            "frontier/test_kernels.py", "search/test_bounds.py",
+            "search/test_oracle.py", "search/test_exhaustive.py", "search/test_wild_costs.py",
         ],
         sample=60,
         jit=False,
@@ -69,8 +69,8 @@ TARGETS = (
             *(
                 f"search/{name}.py"
                 for name in (
-                    "bounds", "exact", "flat_tables", "order", "paper", "program", "reduced_graph", "sources",
-                    "track", "within",
+                    "bounds", "flat_tables", "order", "paper", "program", "reduced_graph", "shared",
+                    "sources", "track", "within",
                 )
             ),
         ],
@@ -128,9 +128,8 @@ TARGETS = (
 )  # fmt: skip
 
 EQUAL_RESULTS = {
-    "tensoropt/search/exact.py": (
-        "FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "COARSE_POINTS", "TIGHT", "WORTH_NARROWING",
-        "MORE_LINES", "FEW_PAIRS", "_MANY_PAIRS", "_CLOSENESS", "_MESSAGE_BYTES",
+    "tensoropt/search/shared.py": (
+        "FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "MORE_LINES", "_MESSAGE_BYTES",
     ),
     "tensoropt/search/within.py": (
         "_MOST_LINES", "WORTH_NARROWING", "FEW_PAIRS", "_TARGETED_PAIRS", "_MOST_POINTS", "_FAR",
@@ -139,7 +138,6 @@ EQUAL_RESULTS = {
     "tensoropt/search/engine.py": ("BREAKPOINTS", "_NEIGHBOURS"),
 }  # fmt: skip
 """Constants at module level that decide how long a search takes and not what it finds, so that no test of
-results can notice a change: those of ``exact.py`` choose among passes that all end exact, or bound how fine
-their bounds are; those of ``within.py`` say how much is spent on proving a gap; those of ``limits.py``
-are how many memories a limit is known at and how many corners share
-a roof."""
+results can notice a change: those of ``shared.py`` say how fine bounds are; those of ``within.py`` how much
+is spent on proving a gap; those of ``engine.py`` at how many memories a limit is known, and how many corners
+share a roof."""

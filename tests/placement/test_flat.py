@@ -55,29 +55,5 @@ def test_the_flat_step_is_the_simulators(seed, training, mixed, micro_batches):
 def test_orders_that_wait_for_each_other_never_end():
     problem = random_problem(1, 6, 1)
     order = np.arange(6)
-    last, _, _, _ = flat_step(
-        tuple(FlatProblem.of(problem)), np.zeros(6, np.int64), order[::-1].copy(), order
-    )
+    last, _, _ = flat_step(tuple(FlatProblem.of(problem)), np.zeros(6, np.int64), order[::-1].copy(), order)
     assert last == np.inf
-
-
-@given(st.integers(0, 10**6))
-def test_critical_operators_bound_the_step(seed):
-    """Shorter operators elsewhere leave the step as it is; shorter critical ones do not."""
-    problem = random_problem(seed, 12, 2)
-    placement = shuffled(problem, np.random.default_rng(seed))
-    flat = FlatProblem.of(problem)
-    order = np.array([o for row in placement.forward for o in row])
-    back = np.array([o for row in placement.backward_orders for o in row])
-    whole, _, _, critical = flat_step(tuple(flat), np.array(placement.device), order, back)
-    fast = set(critical.tolist())
-    shorter = np.where([[o in fast] for o in range(problem.size)], 0.5, 1.0)
-    less = replace(problem, forward_s=problem.forward_s * shorter, backward_s=problem.backward_s * shorter)
-    assert step_s(FlatProblem.of(less), placement) < whole
-    for o in set(range(problem.size)) - fast:
-        assert step_s(
-            flat._replace(
-                forward_s=np.where(np.arange(problem.size)[:, None] == o, 0.9, 1.0) * flat.forward_s
-            ),
-            placement,
-        ) >= whole * (1 - 1e-12)

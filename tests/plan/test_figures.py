@@ -44,7 +44,7 @@ def test_a_change_replaces_a_breakdown_as_a_whole() -> None:
 def test_json_has_every_figure_but_rates() -> None:
     (row,) = points_data(small_exploration(), [1])
     own = {figure.name for figure in FIGURES if figure.part is None} - {figure.name for figure in RATES}
-    assert own | {"key"} | set(BREAKDOWNS) == set(row)
+    assert own | set(BREAKDOWNS) == set(row)
     assert row["terms"] == {}
     assert row["sources"] == {"measured": 0.75, "data sheet": 0.25}
 

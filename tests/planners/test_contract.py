@@ -17,9 +17,6 @@ from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto,
 from tensoropt.planners.placed.cut_search import CutSearch
 from tensoropt.planners.placed.exact import solver as exact
 from tensoropt.planners.placed.local_search import LocalSearch
-from tensoropt.planners.placed.netsplit import NetSplit
-from tensoropt.planners.placed.pesto import Pesto
-from tensoropt.planners.placed.pesto_extended import PestoExtended
 from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
@@ -36,9 +33,8 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 def short_walks(monkeypatch):
     monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
     monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
-    monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12, search_seconds=0.01))
-    monkeypatch.setattr(pesto_extended, "DEFAULTS", PestoExtended(most_blocks=12))
-    monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
+    for module in (netsplit, pesto, pesto_extended):
+        monkeypatch.setattr(module, "DEFAULTS", replace(module.DEFAULTS, most_blocks=12))
     monkeypatch.setattr(cut_search, "DEFAULTS", CutSearch(seconds=1.0))
     monkeypatch.setattr(local_search, "DEFAULTS", LocalSearch(seconds=1.0))
     monkeypatch.setattr(post, "DEFAULTS", Post(placements=300, per_ascent=20, per_fit=100))
@@ -103,14 +99,13 @@ def test_one_seed_gives_one_answer(name):
 def test_a_memory_limit_is_kept_under_the_simulator_or_refused(name):
     question = small(*CASES[1])
     points = frontier(*CASES[1])
-    for at in (0.5, 0.05):
-        limit = points[int(at * (len(points) - 1))].memory_bytes
-        try:
-            found = plans(name, question, limit)
-        except InfeasibleError:
-            continue
-        assert all(p.predicted.memory_bytes <= limit for p in found)
-        assert len(found) <= 1
+    limit = points[len(points) // 4].memory_bytes
+    try:
+        found = plans(name, question, limit)
+    except InfeasibleError:
+        return
+    assert all(p.predicted.memory_bytes <= limit for p in found)
+    assert len(found) <= 1
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -126,9 +121,9 @@ def test_a_refusal_names_the_limit_that_was_asked_for(name):
     question = small(*CASES[1])
     beside = sum(question.placing().problem.devices.terms.values())
     assert beside > 0
-    for limit in (beside + 2048.0, beside + 50 * 1024):
-        with pytest.raises(InfeasibleError, match=rf"within {format_bytes(limit)}\b"):
-            planner(name)(question, limit, 0)
+    limit = beside + 50 * 1024
+    with pytest.raises(InfeasibleError, match=rf"within {format_bytes(limit)}\b"):
+        planner(name)(question, limit, 0)
     with pytest.raises(
         InfeasibleError, match=rf"within 1 B: {beside:.0f} B of every device are taken before any tensor"
     ):

@@ -186,6 +186,40 @@ def test_a_rank_that_hangs_shows_where(pool):
     assert "in hang_on" in str(caught.value)
 
 
+def cross(rank: int, world_size: int) -> None:
+    if rank:
+        dist.recv(torch.ones(1), 0)
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_ranks_that_all_wait_are_given_up_before_the_time_out(pool, monkeypatch):
+    pool.run(echo)
+    monkeypatch.setattr(pool_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
+    monkeypatch.setattr(pool_module, "_IDLE_SHARE", 0.1)
+    told = r"did nothing for \d+ s: .*rank 0 is in all_reduce, called from .*; rank 1 is in recv, called from"
+    with pytest.raises(RankError, match=told) as caught:
+        pool.run(cross, timeout_s=60.0)
+    assert caught.value.kind == "hung"
+
+
+def busy(rank: int, world_size: int, seconds: float) -> int:
+    if rank == 0:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+    dist.barrier()
+    return rank
+
+
+def test_ranks_that_wait_for_one_that_works_are_not(pool, monkeypatch):
+    pool.run(echo)
+    monkeypatch.setattr(pool_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
+    assert pool.run(busy, 0.8) == [0, 1]
+
+
 @pytest.mark.slow
 def test_a_run_of_another_thread_can_be_ended(pool):
     pool.run(echo)

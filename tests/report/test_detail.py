@@ -88,7 +88,6 @@ def test_rows_add_up_to_the_point(loaded, details):
         assert rows <= told.step.compute_s * (1 + 1e-12)
         assert sum(len(r.members) for r in told.operators) == loaded.report["operators"]
         # a parameter's copy held over the step lies as its reader wants it; its gradient does not go back so
-        assert all(edge.source != edge.target or edge.kind == "parameter" for edge in told.edges)
     fastest = loaded.spaces[loaded.points[details[0][0]].space]
     assert set(details[0][1].operators[0].configuration) == set(fastest.mesh.names)
 

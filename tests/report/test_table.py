@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,7 +12,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow, points_data
-from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, ticks
+from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import ALIKE
 from tensoropt.report.table import point_lines, summary_lines, timing_words
@@ -33,14 +31,10 @@ def test_the_table_marks_ends_and_knee() -> None:
     assert len({line.index("measured") for line in lines[1:]}) == 1
 
 
-def test_many_points_are_thinned_but_ends_and_knee_stay() -> None:
+def test_many_points_are_thinned() -> None:
     found = small_exploration()
     many = tuple(point((10 + i) * MIB, 1.0 / (1 + i) ** 2, 0) for i in range(300))
     found = replace(found, points=many)
-    shown = shown_points(found, 20)
-    assert len(shown) == 20
-    assert {0, found.index(knee_point=True), 299} <= set(shown)
-    assert shown == sorted(set(shown))
     assert "30 of 300 points; all: tensoropt export DIR --csv FILE" in frontier_text(found)
 
 
@@ -144,21 +138,3 @@ def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes: dict[s
     assert range_data(found, 1) == {"words": words}
     assert facts(FigureRow.of(found, 1))["range"].words == words
     assert range_of(found, 1) is None
-
-
-def test_the_picture_is_an_svg_with_every_point(tmp_path: Path) -> None:
-    frontier_svg(small_exploration(), tmp_path / "f.svg", title="a & b < c")
-    root = ElementTree.parse(tmp_path / "f.svg").getroot()
-    names = [element.tag.split("}")[1] for element in root.iter()]
-    assert names.count("circle") == 4 + 3
-    width, height = 720, 400
-    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
-        assert 0 < float(circle.get("cx", "")) < width
-        assert 0 < float(circle.get("cy", "")) < height
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (117.2, 186.1), (3e-3, 9e-3), (5.0, 5.0)])
-def test_ticks_are_few_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 8
-    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import tensoropt.search.exact as exact
+import tensoropt.search.shared as shared
 
 
 @pytest.fixture(autouse=True)
 def few_sums(monkeypatch) -> int:
     """What a pass without bounds may cost in real use; 0 while a test runs."""
-    real = exact.FEW_SUMS
-    monkeypatch.setattr(exact, "FEW_SUMS", 0)
+    real = shared.FEW_SUMS
+    monkeypatch.setattr(shared, "FEW_SUMS", 0)
     return real

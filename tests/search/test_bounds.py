@@ -8,19 +8,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.exact as exact
-from tensoropt.frontier import Frontier, merge, reduce
-from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.bounds import looseness, pruning_target
-from tensoropt.search.engine import Corners, corners_of, envelope, least_time, reachable
-from tensoropt.search.exact import build_program, gaps, seeds
+from tensoropt.frontier import Frontier, reduce
+from tensoropt.search.bounds import pruning_target
+from tensoropt.search.engine import Corners, corners_of, envelope, reachable
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import Hull, HullSearch, flatten, power_of_two
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
+from tensoropt.search.shared import build_program, gaps, seeds
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
-from tests.search.test_exhaustive import check
 
 
 def time_within(points, memory):
@@ -47,36 +44,6 @@ def test_an_aim_lies_between_hull_and_known(seed):
                     chords.append(known.time[i] + share * (known.time[j] - known.time[i]))
         assert t >= min(chords) * (1 - 1e-12) or len(chords) == 1
     assert pruning_target(known, 1e9).time.tolist() == known.time.tolist()
-
-
-def test_looseness_of_a_straight_line_and_of_one_point():
-    assert looseness(reduce([1.0], [1.0])) == 0
-    coarse, fine = (np.linspace(1, 2, n) for n in (5, 50))
-    assert looseness(reduce(coarse, 3 - coarse)) > 5 * looseness(reduce(fine, 3 - fine)) > 0
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_targeted_passes_lose_nothing(monkeypatch, shape):
-    monkeypatch.setattr(exact, "FEW_PAIRS", 0)
-    monkeypatch.setattr(exact, "TIGHT", -1.0)
-    monkeypatch.setattr(exact, "COARSE_POINTS", 3)
-    for seed in seeds_of(700, 710):
-        found = check(Case(seed, shape, 6, 4))
-        assert found is None or found.exact
-        check(Case(seed, shape, 6, 4), epsilon=0.02)
-
-
-def test_a_targeted_pass_happens_where_seeds_are_loose(monkeypatch, caplog):
-    monkeypatch.setattr(exact, "FEW_PAIRS", 0)
-    caplog.set_level("DEBUG", logger="tensoropt.search.exact")
-    rng = np.random.default_rng(1)
-    graph = CostGraph()
-    for i in range(12):
-        graph.add_operator(i, rng.random((8, 2)))
-    for i in range(11):
-        graph.add_edge(i, i + 1, rng.random((8, 8, 2)))
-    assert track_frontier(graph).exact
-    assert "targeted pass, 256 points per entry" in caplog.text
 
 
 def prepared(case):
@@ -121,23 +88,6 @@ def test_hull_and_crossovers_are_real_strategies(shape):
                 assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(shape):
-    for seed in seeds_of(600, 606):
-        case = Case(seed, shape, 4, 3)
-        reduced, program, search, hull = prepared(case)
-        if hull is None:
-            continue
-        truth = naive.exhaustive(case.nodes, case.edges)
-        for m, t in truth:
-            assert hull.bound(m + reduced.memory_tolerance) <= t * (1 + 1e-9)
-        known = merge(seeds(reduced, hull))
-        corners = corners_of(hull, known.memory, known.time, 4)
-        inside, outside = search.messages()
-        root = int(program.base[program.logical[program.root].table])
-        assert reachable(inside[root], outside[root], corners.height, corners.roof)
-
-
 def test_roofs_of_neighbouring_corners_change_no_answer():
     rng = np.random.default_rng(0)
     answers = set()
@@ -163,21 +113,6 @@ def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
         corners = corners_of(line, np.array([0.0, m + other_m]), np.array([t + other_t, 0.0]), 4)
         inside, outside = weight_m * m + weight_t * t, weight_m * other_m + weight_t * other_t
         assert reachable(inside, outside, corners.height, corners.roof)
-
-
-def test_the_envelope_is_the_highest_line():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        n = int(rng.integers(2, 9))
-        ratio = np.sort(rng.random(n))
-        weight_t, weight_m = ratio, 1 - ratio
-        weight_t[0], weight_m[-1] = 0.0, 0.0
-        values = rng.random(n)
-        slope, level, start = np.empty(n), np.empty(n), np.empty(n)
-        size = envelope(values, weight_m, weight_t, slope, level, start)
-        for x in rng.random(20) * 3 - 1:
-            expected = max((values[w] - weight_m[w] * x) / weight_t[w] for w in range(n) if weight_t[w] > 0)
-            assert least_time(x, size, slope, level, start) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("values", [(5.0, 4.0, 4.5), (4.0, 5.0, 4.5), (4.5, 4.0, 5.0), (5.0, 5.0, 5.0)])
@@ -226,17 +161,6 @@ def test_both_ends_of_the_hull_are_exact(shape):
         assert hull.bound(np.nextafter(least, -1.0)) == np.inf
 
 
-def test_vertices_are_the_lower_hull_of_what_was_found():
-    rng = np.random.default_rng(0)
-    search = HullSearch.__new__(HullSearch)
-    for count in (1, 2, 3, 8, 20, 20, 20):
-        points = rng.integers(0, 12, (count, 2)).astype(float)
-        search.points = {(m, t): np.zeros((0, 2), np.int64) for m, t in points.tolist()}
-        front = naive.reduce(search.points)
-        hull = [front[i] for i in dict.fromkeys(naive.lower_hull(front))]
-        assert search._vertices() == hull
-
-
 def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
     case = Case(0, "chain", 6, 3)
     reduced = reduce_graph(FlatTables.of(case.graph))
@@ -246,3 +170,22 @@ def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
         assert sorted(order.removed) == list(range(n))
         assert order.fixed == ()
     assert paper_order(reduced, True).removed == tuple(range(n))
+
+
+@pytest.mark.parametrize("most", [8, 40, 300])
+@pytest.mark.parametrize("ends", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.5, 0.5)])
+def test_coarser_corners_leave_room_for_all_that_finer_ones_do(most, ends):
+    """Whatever lies below a corner lies below one of those that stand for it."""
+    rng = np.random.default_rng(most)
+    memory = np.sort(rng.choice(100_000, 1000, replace=False)).astype(float) + 1
+    time = np.sort(rng.choice(100_000, 1000, replace=False))[::-1].astype(float) + 1
+    values = np.array([memory[0] * ends[0], 100.0, time[-1] * ends[1]])
+    hull = Hull(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]), values, memory, time, ())
+    fine, coarse = (corners_of(hull, memory, time, count) for count in (10**6, most))
+    assert len(fine.memory) == 999 + (ends[0] < 1) + (ends[1] < 1)
+    assert 2 <= len(coarse.memory) <= most + 2
+    for m, t in zip(fine.memory, fine.time, strict=True):
+        assert ((coarse.memory >= m) & (coarse.time >= t)).any()
+    for m, t in zip(coarse.memory, coarse.time, strict=True):  # and none stands for nothing
+        assert (fine.memory == m).any()
+        assert (fine.time == t).any()

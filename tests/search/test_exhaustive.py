@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.exact as exact
+import tensoropt.search.shared as shared
+import tensoropt.search.within as within
 from tensoropt.search import CostGraph, track_frontier
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
@@ -52,8 +53,8 @@ def test_every_method_matches_exhaustive_search(method, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_small_graphs_are_searched_without_bounds(monkeypatch, few_sums, shape):
-    monkeypatch.setattr(exact, "FEW_SUMS", few_sums)
-    monkeypatch.setattr(exact, "HullSearch", None)  # not called
+    monkeypatch.setattr(shared, "FEW_SUMS", few_sums)
+    monkeypatch.setattr(within, "HullSearch", None)  # not called
     for seed in seeds_of(20, 30):
         found = check(Case(seed, shape))
         assert found is None or found.exact

@@ -9,11 +9,11 @@ import pytest
 from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
 from tensoropt.search.engine import BREAKPOINTS, Messages, ProgramRunner, corners_of
-from tensoropt.search.exact import CORNERS, build_program, seeds
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
+from tensoropt.search.shared import CORNERS, build_program, seeds
 from tests.search.oracle import Tree, any_tree, chain, with_twigs
 
 PLAIN = bool(numba.config.DISABLE_JIT)

@@ -11,7 +11,8 @@ from functools import cache, cached_property
 import numpy as np
 import pytest
 
-import tensoropt.search.exact as exact
+import tensoropt.search.shared as shared
+import tensoropt.search.within as within
 from tensoropt.costs.cost_graph import LEAST_COST, MOST_COST
 from tensoropt.search import CostGraph, NoStrategyError, track_frontier
 from tests import naive
@@ -120,8 +121,8 @@ def test_wild_costs_lose_no_point(method):
 
 def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
     """Small graphs are searched without bounds unless they are told to count as large."""
-    monkeypatch.setattr(exact, "FEW_SUMS", 0)
-    monkeypatch.setattr(exact, "WORTH_NARROWING", 0)
+    monkeypatch.setattr(shared, "FEW_SUMS", 0)
+    monkeypatch.setattr(within, "WORTH_NARROWING", 1.0 - 1e-9)
     for seed in seeds_of(1000, 1050):
         check(seed)
 
@@ -178,3 +179,34 @@ def test_a_budget_that_is_no_number_is_refused():
     graph.add_operator("a", [[[1.0, 1.0]]])
     with pytest.raises(ValueError, match="budget is NaN"):
         track_frontier(graph).lower_bound(math.nan)
+
+
+@pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
+def test_a_megabyte_beside_eight_hundred_terabytes(method):
+    """The large entry is the fastest (both ends matter), then beaten (it must not spoil the grid)."""
+    for fast in (1e-9, 9.0):
+        graph = CostGraph()
+        graph.add_operator("a", [[[1e6 + 0.1, 1.0 + 1e-12]], [[8e14 + 0.3, fast]]])
+        graph.add_operator("b", [[[0.7, 0.1]], [[0.3, 0.2]]])
+        graph.add_edge("a", "b", np.array([[[0.0, 0.3], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1e-7]]]))
+        found = track_frontier(graph, method=method)
+        assert found.exact
+        assert found.memory[0] == pytest.approx(1e6 + 0.4, rel=1e-14)
+        assert found.time[0] == pytest.approx(1.2 + 1e-12, rel=1e-14)
+        if fast < 1:
+            assert found.memory[-1] == pytest.approx(8e14 + 1, rel=1e-14)
+            assert found.time[-1] == pytest.approx(0.1 + 1e-9, rel=1e-12)
+        assert found.lower_bound(1e6 + 0.4 - 1e-6) == np.inf
+
+
+def test_wild_costs_within_a_gap_are_certified_whatever_the_threads():
+    for seed in seeds_of(0, 24):
+        case = wild(seed)
+        if not case.truth:
+            continue
+        found, alone = (track_frontier(case.graph(), threads=n, epsilon=0.01) for n in (3, 1))
+        assert found.memory.tobytes() == alone.memory.tobytes()
+        assert found.time.tobytes() == alone.time.tobytes()
+        for m, t in case.truth:
+            assert Fraction(found.lower_bound(float(m))) <= t * (1 + NEAR)
+            assert found.time[found.memory <= float(m * (1 + NEAR))].min() <= float(t * (1 + NEAR)) * 1.01

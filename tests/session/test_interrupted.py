@@ -13,6 +13,7 @@ from tensoropt.api import explore
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import InterruptedExplorationError, load_exploration
 from tensoropt.processes import finished_when_interrupted
+from tensoropt.session.pipelines import _Finder
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.spaces import SpaceSearch
 
@@ -35,15 +36,16 @@ def interrupted_after(count: int, function: Callable[..., Any]) -> Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "count", "missing"),
+    ("owner", "name", "missing", "asked"),
     [
-        (_Asking, "ask", 1, "zero"),
-        (SpaceSearch, "_search", 1, "meshes and micro-batch counts"),
+        (_Asking, "ask", "zero", ()),
+        (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
+        (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
     ],
 )
-def test_what_was_found_is_saved(owner, name, count, missing, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(owner, name, interrupted_after(count, getattr(owner, name)))
-    assert main([*QUICK, "--out", str(tmp_path / "found")]) == 130
+def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(owner, name, interrupted_after(1, getattr(owner, name)))
+    assert main([*QUICK, *asked, "--out", str(tmp_path / "found")]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("tensoropt: error: interrupted; not searched: ")
     assert missing in said
@@ -51,6 +53,7 @@ def test_what_was_found_is_saved(owner, name, count, missing, monkeypatch, tmp_p
     found = load_exploration(tmp_path / "found")
     assert found.points
     assert any(note.startswith("interrupted: not searched: ") for note in found.report["notes"])
+    assert bool(asked) == any(note.startswith("pipelines: ") for note in found.report["notes"])
 
 
 def test_before_anything_is_found_nothing_is(monkeypatch, tmp_path, capsys):

@@ -66,8 +66,6 @@ BRANCHING_ZOO = (
     "clip-tiny",
 )  # fmt: skip
 """Models with branches, also on clusters other than those of all models."""
-FAST = {("build_two_towers", "local:2"), ("build_cells", "dgx-a100[2]")}
-"""Models with branches, and their clusters, of the fast tests."""
 
 
 class Branches(nn.Module):
@@ -493,14 +491,8 @@ def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: Pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "cluster"),
-    [
-        pytest.param(name, cluster, marks=() if name == "two-tower-tiny" else pytest.mark.slow)
-        for name in BRANCHING_ZOO
-        for cluster in ("dgx-a100[4]", "netsplit-paper")
-    ],
-)
+@pytest.mark.parametrize("cluster", ["dgx-a100[4]", "netsplit-paper"])
+@pytest.mark.parametrize("name", BRANCHING_ZOO)
 def test_no_planner_beats_a_point_of_the_zoos_models_with_branches(
     name: str, cluster: str, store: ProfileStore
 ) -> None:
@@ -508,14 +500,8 @@ def test_no_planner_beats_a_point_of_the_zoos_models_with_branches(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("build", "cluster"),
-    [
-        pytest.param(build, cluster, marks=() if (build, cluster) in FAST else pytest.mark.slow)
-        for build in BRANCHING
-        for cluster in ("dgx-a100[2]", "dgx-a100[4]", "local:2")
-    ],
-)
+@pytest.mark.parametrize("cluster", ["dgx-a100[2]", "dgx-a100[4]", "local:2"])
+@pytest.mark.parametrize("build", BRANCHING)
 def test_no_planner_beats_a_point_of_a_model_with_branches(
     build: str, cluster: str, store: ProfileStore
 ) -> None:

@@ -1,6 +1,6 @@
 """What is said of figures that cannot be right.
 
-An error of PyTorch's becomes a refusal that names stage, operator and line; our own stays what it is.
+An error of PyTorch's becomes a refusal that names operator and line; our own stays what it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.errors import InfeasibleError, UnsupportedError
 from tensoropt.ops.families.routed_experts import EXPERTS
-from tensoropt.profiling.fact_finding import find_facts_of_all
 from tensoropt.session.run_report import expected_rows, failures_named, implausible
 
 
@@ -42,22 +41,6 @@ def test_the_operator_in_hand_is_named_with_its_line():
         failures_named("Net", graph),
     ):
         run(graph.operators[0])
-
-
-def test_the_stage_is_the_one_that_failed():
-    with (
-        pytest.raises(UnsupportedError, match="finding what its operators keep and take failed"),
-        failures_named("Net"),
-    ):
-        find_facts_of_all([Broken()])
-
-
-class Broken:
-    """A workload whose tensors PyTorch refuses to make."""
-
-    @property
-    def inputs(self):
-        return torch.zeros(-1)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), AssertionError("y"), InfeasibleError("z"), MemoryError()])

@@ -25,7 +25,6 @@ class Call:
 
     Attributes:
         op: the operator's name.
-        name: the node's name, for messages.
         operands: one per input; None if an optional input is left out.
         attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs unchanged.
         wanted: for each output, whether anything reads it.
@@ -34,7 +33,6 @@ class Call:
     """
 
     op: str
-    name: str
     operands: Sequence[Traced]
     attributes: Mapping[str, Any]
     wanted: Sequence[bool]
@@ -328,7 +326,6 @@ class Importer:
 
         return Call(
             op=node.op_type,
-            name=node.name,
             operands=operands,
             attributes={a.name: attribute_value(a, self.reader) for a in node.attribute},
             wanted=[name in live for name in node.output],

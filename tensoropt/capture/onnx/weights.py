@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.external_data_helper
 import torch
 
 from tensoropt.capture.onnx.reader import every_node
@@ -32,12 +33,6 @@ _DTYPES: dict[Any, torch.dtype] = {
     _T.UINT8: torch.uint8,
     _T.BOOL: torch.bool,
 }
-_TYPED_FIELDS: dict[Any, str] = {
-    _T.FLOAT: "float_data",
-    _T.DOUBLE: "double_data",
-    _T.INT64: "int64_data",
-}
-"""The field with a tensor's numbers if they are not raw bytes; ``int32_data`` for all other types."""
 
 
 def torch_dtype(code: int, label: str) -> torch.dtype:
@@ -54,13 +49,6 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
     return dtype
 
 
-def _dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
-    dims = tuple(int(d) for d in tensor.dims)
-    if any(d < 0 for d in dims):
-        raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")
-    return dims
-
-
 class TensorReader:
     """Reads the tensors of one file.
 
@@ -73,90 +61,36 @@ class TensorReader:
         self.folder = folder
 
     def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return the shape and dtype of a tensor, checked against the size of its data without reading it."""
-        label = f"tensor '{tensor.name}'"
-        shape, dtype = _dims_of(tensor), torch_dtype(tensor.data_type, label)
-        if len(shape) > 64:
-            raise OnnxError(f"{label} has {len(shape)} dims; at most 64 make sense")
-        elements = math.prod(shape)
-        expected = elements * dtype.itemsize
-        if tensor.data_location == _T.EXTERNAL:
-            path, offset, length = self._external(tensor)
-            if length != expected:
-                raise OnnxError(
-                    f"{label} of shape {list(shape)} needs {expected} bytes, but {path.name} has {length} "
-                    f"for it at offset {offset}; the data file is truncated or belongs to another model"
-                )
-        elif tensor.HasField("raw_data"):
-            if len(tensor.raw_data) != expected:
-                raise OnnxError(
-                    f"{label} of shape {list(shape)} needs {expected} bytes, but the file holds "
-                    f"{len(tensor.raw_data)}; it is corrupt"
-                )
-        else:
-            count = len(getattr(tensor, _TYPED_FIELDS.get(tensor.data_type, "int32_data")))
-            if count != elements:
-                raise OnnxError(
-                    f"{label} of shape {list(shape)} needs {elements} numbers, but the file holds {count}; "
-                    "it is corrupt"
-                )
-        return shape, dtype
+        """Return the shape and dtype of a tensor, without reading it."""
+        shape = tuple(int(d) for d in tensor.dims)
+        if any(d < 0 for d in shape):
+            raise OnnxError(f"tensor '{tensor.name}' has the shape {list(shape)}; sizes cannot be negative")
+        return shape, torch_dtype(tensor.data_type, f"tensor '{tensor.name}'")
 
     def read(self, tensor: onnx.TensorProto) -> torch.Tensor:
         """Return the tensor's data.
 
         Raises:
             OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or its data is
-                elsewhere.
+                not inside the model's folder, which onnx checks.
         """
         shape, dtype = self.shape_and_dtype(tensor)
-        if tensor.data_location == _T.EXTERNAL:
-            path, offset, length = self._external(tensor)
-            with path.open("rb") as stream:
-                stream.seek(offset)
-                data = stream.read(length)
-            return _from_bytes(data, dtype, shape)
-        if tensor.HasField("raw_data"):
-            return _from_bytes(tensor.raw_data, dtype, shape)
-        return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
-
-    def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-        label = f"the external data of tensor '{tensor.name}'"
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        if self.folder is None:
-            raise OnnxError(f"{label} lies in a file of its own; give the path of the model")
-        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-            raise OnnxError(
-                f"{label} is at '{location}', which is not a file inside the model's folder; it is not read"
-            )
-        folder = self.folder.resolve()
         try:
-            # Resolved before it is compared with the folder: a link may lead out even if the text of the path
-            # does not.
-            path = (folder / location).resolve(strict=True)
-        except (OSError, RuntimeError):
+            if tensor.data_location == _T.EXTERNAL:
+                if self.folder is None:
+                    raise OnnxError("it lies in a file of its own; give the path of the model")
+                there = onnx.TensorProto.FromString(tensor.SerializeToString())
+                onnx.external_data_helper.load_external_data_for_tensor(there, str(self.folder))
+                return _from_bytes(there.raw_data, dtype, shape)
+            if tensor.HasField("raw_data"):
+                return _from_bytes(tensor.raw_data, dtype, shape)
+            return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
+        except Exception as error:  # whatever a file may hold
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise OnnxError(
-                f"{label} should be in {folder / location}, but there is no such file; put the file there"
-            ) from None
-        if not path.is_relative_to(folder):
-            raise OnnxError(
-                f"{label} is at '{location}', a link that leaves the model's folder; it is not read"
-            )
-        if not path.is_file():
-            raise OnnxError(f"{label} is at '{location}', which is not an ordinary file")
-        size = path.stat().st_size
-        try:
-            offset = int(entries.get("offset", "0") or 0)
-            length = int(entries["length"]) if entries.get("length") else size - offset
-        except ValueError:
-            raise OnnxError(f"{label} has an offset or length that is no number") from None
-        if offset < 0 or length < 0 or offset + length > size:
-            raise OnnxError(
-                f"{label} is bytes {offset} to {offset + length} of {path.name}, which has {size}; the data "
-                "file is truncated or belongs to another model"
-            )
-        return path, offset, length
+                f"tensor '{tensor.name}' of shape {list(shape)} cannot be read ({reason}): it is corrupt, "
+                "truncated, of another model, or no ordinary file in the model's folder"
+            ) from error
 
 
 def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

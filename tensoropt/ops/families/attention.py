@@ -1,5 +1,4 @@
-"""Scaled dot-product attention: batch, heads and the queries' sequence split; keys and values stay whole, or
-are split along with the queries and go around a ring."""
+"""Scaled dot-product attention: batch, heads and queries split; keys and values stay whole or circulate."""
 
 from __future__ import annotations
 
@@ -19,18 +18,16 @@ from tensoropt.ops.ring_attention import RING, RING_FORM, ring_attention, ring_c
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 MATH_FORM = "kernels.attention_with_dropout"
-"""The kernel that replaces attention with dropout."""
+"""The kernel of attention with dropout."""
 
 
 @alike("dropout_p scale")
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    The queries' sequence splits, without dropout: a mask is an operand that is cut in the same way, and a
-    causal flag becomes blocks of keys that depend on the rank. Where keys are as many as queries they can be
-    split along with them (``ring``), unless a mask learns: its columns stay whole. Grouped-query attention
-    (``enable_gqa``) splits the key/value heads, because query head ``h`` reads key head ``h // group``, or
-    the query heads of every group.
+    Queries split without dropout; a causal flag becomes blocks of keys that depend on the rank. As many keys
+    can split along with them (``ring``), unless a mask is trained. Grouped-query attention (``enable_gqa``)
+    splits key/value heads, or the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)
@@ -106,10 +103,7 @@ def _attention_with_dropout(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Return attention in its math form, so that the dropout of the weights can be counter-based.
-
-    Shapes: ``q [..., h, s, d]``, ``k, v [..., h / group, t, d]``; weights ``[..., h, s, t]``.
-    """
+    """Compute attention in its math form with counter-based dropout of the weights."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]
@@ -144,14 +138,13 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 
 def _skipping(count: FlopCount, position: int) -> FlopCount:
-    """Return the FLOP count of a kernel that skips what a causal mask hides.
+    """Return the FLOP count of a kernel that skips what a causal mask hides, about half of the blocks.
 
-    Flash attention skips the blocks of the scores above the diagonal, which is "around half of the blocks"
-    and makes it 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the
-    efficient kernel, cuDNN's and the one for CPUs (``num_keys`` in ``FlashAttentionKernel.cpp``) do the same.
+    1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the efficient kernel,
+    cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) do the same.
 
     Args:
-        position: the position of ``is_causal`` among the arguments, counted from 0.
+        position: that of ``is_causal`` among the arguments.
     """
 
     def counted(*args: Any, **kwargs: Any) -> int:

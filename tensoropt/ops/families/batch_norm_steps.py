@@ -1,8 +1,4 @@
-"""A batch norm in steps: sums of each piece of the batch, statistics of their total, the normalised pieces.
-
-A batch norm in training uses the statistics of the whole batch. As a single operator it can be split over the
-batch only if its kernel communicates while it runs.
-"""
+"""A batch norm in steps: sums of each piece of the batch, statistics of their total, normalised pieces."""
 
 from __future__ import annotations
 
@@ -23,12 +19,12 @@ _BY_STATISTICS = "kernels.batch_norm_by_statistics"
 
 
 class BatchNormSteps(NamedTuple):
-    """A batch norm as three operators, so that pieces of its batch need each other only between them.
+    """A batch norm as three operators, whose pieces need each other only between them.
 
     Attributes:
-        sums: makes the sums of a piece of the batch, a term of those of the whole.
-        statistics: makes mean and variance of the whole batch, and the new running ones, from the sums.
-        normalised: makes the result from the input and the statistics, under the batch norm's own name.
+        sums: makes the sums of a piece.
+        statistics: makes mean and variance of the whole batch, and the new running ones.
+        normalised: makes the result, under the batch norm's name.
         tensors: the sums and the statistics, each of shape (2, channels).
     """
 
@@ -39,13 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a batch norm in training; None for any other operator.
-
-    Its results 1 and 2, which only its own backward needs, are not among theirs.
-
-    Args:
-        tensors: those of its graph.
-    """
+    """Return the steps of a batch norm in training, without its results 1 and 2 for backward, or None."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args
@@ -76,12 +66,7 @@ def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSt
 
 
 def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operator, Operator] | None:
-    """Return the operators (sums, statistics) of the batch norm in steps that ends with this operator; None
-    if it is no such operator.
-
-    Args:
-        producer: the operator that makes each tensor.
-    """
+    """Return the operators (sums, statistics) of the batch norm in steps that ends with this one, or None."""
     if op.target != _BY_STATISTICS:
         return None
     statistics = producer[op.args[1].name]
@@ -126,10 +111,10 @@ def _batch_norm_by_statistics(b: Builder) -> None:
 
 
 class _Sums(torch.autograd.Function):
-    """The sums of a piece's values and of their squares per channel, in float64.
+    """The sums of a piece's values and squares per channel, in float64.
 
-    From the piece's own mean and variance, so that nothing cancels in a narrower type (Chan, Golub and
-    LeVeque, *Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
+    From the piece's own mean and variance, so that nothing cancels (Chan, Golub and LeVeque, *Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
     """
 
     @staticmethod
@@ -151,8 +136,6 @@ class _Sums(torch.autograd.Function):
 
 
 class _Statistics(torch.autograd.Function):
-    """Mean and variance from the sums of ``count`` values and of their squares."""
-
     @staticmethod
     def forward(ctx: Any, sums: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         moments = sums / count
@@ -172,8 +155,6 @@ class _Statistics(torch.autograd.Function):
 
 
 class _ByStatistics(torch.autograd.Function):
-    """A norm with given mean and variance, which have gradients as well."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -205,9 +186,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def batch_norm_sums(context: ShardContext, name: str, x: torch.Tensor, training: bool) -> torch.Tensor:
-    """Return the sums of ``x`` and of its squares, of shape (2, channels) in float64; evaluation needs
-    none.
-    """
+    """Return the sums of ``x`` and its squares, (2, channels) float64; none in eval mode."""
     if not training:
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
     sums: torch.Tensor = _Sums.apply(x)
@@ -224,11 +203,7 @@ def batch_norm_statistics(
     count: int,
     training: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the statistics to normalise with, of shape (2, channels), and the new running ones.
-
-    Args:
-        sums: those of the whole batch, of ``count`` values per channel.
-    """
+    """Return statistics (2, channels) of ``count`` values per channel, and the new running ones."""
     dtype = torch.promote_types(running_mean.dtype, torch.float32)
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var

@@ -38,8 +38,7 @@ def embedding(b: Builder) -> None:
 def embedding_bag(b: Builder) -> None:
     """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
-    The vocabulary is a contracted loop, except for maxima. Bags split if constant offsets show that all have
-    equal length, because the position of a bag among the items must not depend on values.
+    The vocabulary is contracted, except for maxima. Bags split if constant offsets show equal lengths.
     """
     w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
     by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
@@ -100,9 +99,7 @@ def _vocabulary_embedding(
     """Return the rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
 
     Args:
-        axes, steps: the axes that split the vocabulary, and how many rows each of their shards is apart.
-        weight: ``[local vocabulary, hidden]``.
-        index: any integer shape.
+        axes, steps: the axes that split the vocabulary, and the distance between shards.
     """
     start = start_of(context, axes, steps)
     # Rows of other ranks are looked up as the nearest of ours, then zeroed, so that no size depends on
@@ -130,12 +127,12 @@ def _embedding_bag_kernel(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return ``aten.embedding_bag`` of a shard: some bags (``offsets`` are those of the whole batch), or the
-    vocabulary split over ``axes`` (sums and means are then partial sums).
+    """Compute ``aten.embedding_bag`` of some bags, or of the vocabulary split over ``axes`` as a partial sum.
 
     Args:
-        axes, steps: the axes that split the vocabulary, and how many rows each of their shards is apart.
-        factors: per item, the factor that its row is multiplied with.
+        steps: the distance between shards of the vocabulary.
+        offsets: those of the whole batch.
+        factors: per item, the factor of its row.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx
     offsets = offsets - offsets[0]  # those of the whole batch, made relative to the first bag of the shard

@@ -14,16 +14,15 @@ from tensoropt.ops.overloads import resolve_overload
 
 _NATIVE, _FALLBACK = "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"
 GROUPED_PRODUCTS = frozenset((_NATIVE, _FALLBACK))
-"""Products of rows that are sorted by expert: (rows, a matrix for each expert, ends of the experts' rows)."""
+"""Products of rows sorted by expert: (rows, a matrix per expert, ends of the experts' rows)."""
 COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
 
 
 def _grouped_mm(b: Builder) -> None:
-    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, ``offs[e]`` is the end of expert
-    ``e``.
+    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, which end at ``offs``.
 
     It splits over rows, over output and input features (Megatron's pair inside every expert), and over
-    experts: a sum to which every rank contributes the rows of its own experts, with zeros elsewhere.
+    experts as a partial sum.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape
@@ -40,7 +39,7 @@ def _grouped_mm(b: Builder) -> None:
 
 @alike("bins minlength")
 def histogram(b: Builder) -> None:
-    """The counts of parts of the values add up; the bins stay whole."""
+    """The counts of parts of the values are summed; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.
@@ -51,9 +50,7 @@ def histogram(b: Builder) -> None:
 
 
 def _local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of the kernel that selects this rank's rows, because offsets count rows of the whole
-    batch and all experts.
-    """
+    """Return a call of the kernel that selects this rank's rows."""
     rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
     if not rows and not experts:
         return call
@@ -74,17 +71,17 @@ def _grouped_mm_kernel(
 ) -> torch.Tensor:
     """Return the grouped matrix product of some of the rows with some of the experts.
 
+    Sizes do not depend on values: the rank's rows are rolled to the front and back.
+
     Args:
         target: the operator that multiplies.
-        row_axes: the axes that split the rows; ``x`` holds this rank's.
-        expert_axes: the axes that split the experts; ``weight`` holds this rank's.
-        x: ``[rows, in]``, globally sorted by expert.
-        weight: ``[experts, in, out]``.
+        row_axes, expert_axes: the axes that split the rows, and the experts.
+        x: this rank's ``[rows, in]``, globally sorted by expert.
+        weight: this rank's ``[experts, in, out]``.
         offs: ``[all experts]``, the global end of each expert's rows.
 
     Returns:
-        ``[rows, out]``, with zeros for rows of other ranks' experts. Sizes do not depend on values, so it
-        runs on fake tensors too: the rank's rows are rolled to the front and back.
+        ``[rows, out]``, with zeros for rows of other ranks' experts.
     """
     product = resolve_overload(target)
     rows, experts = x.shape[0], weight.shape[0]

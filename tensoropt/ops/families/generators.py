@@ -1,8 +1,4 @@
-"""Random numbers: every element is a hash of its global index, so every dim can split.
-
-Replicas therefore draw the same numbers, shards draw different ones, and the unsplit model draws the same
-numbers.
-"""
+"""Random numbers: every element is a hash of its global index, so that every dim can split."""
 
 from __future__ import annotations
 
@@ -57,10 +53,10 @@ def dropout(b: Builder) -> None:
 
 
 def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
-    """Return the (local size, global stride, step, axes) of each atom of an output (and of whole trailing
-    dims); of an atom whose shards come in zig-zag order also the number of its shards.
+    """Return (local size, global stride, step, axes) per atom of an output, in zig-zag order with the number
+    of shards.
 
-    An atom that an inner axis cuts unevenly has two: one for the outer axes, and one for the inner axis.
+    An atom that an inner axis cuts unevenly has two entries.
     """
     atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
     layout = shard.layout(operand, written=True)
@@ -86,9 +82,7 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
 
 
 def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of dropout with a mask hashed from the global index, on one device as well, so that the
-    runs agree.
-    """
+    """Return a call of dropout with a hashed mask, on one device too, so that runs agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
@@ -131,10 +125,9 @@ def _signed(value: int) -> int:
 
 
 _GOLDEN, _MIX = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)
-"""The increment (the golden ratio) and the first mixing multiplier of SplitMix64 (Steele, Lea and Flood, Fast
-Splittable Pseudorandom Number Generators, OOPSLA 2014)."""
+"""The increment and first multiplier of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
 _STEP = _signed(0xD6E8FEB86659FD93)
-"""The factor that separates the streams of the steps. Any odd number with well-spread bits would do."""
+"""Separates the streams of steps; any odd number with well-spread bits."""
 
 
 def _key(seed: int, name: str) -> int:
@@ -152,19 +145,12 @@ def keep_mask(
     pieces: Any,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return a counter-based dropout mask: a hash of (seed, operator, step, global index).
+    """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
     Args:
-        p: the probability of dropping.
         shape: local shape of the result.
-        pieces: (local size, global stride, shard step, axes) per atom: element ``i`` of the atom has the
-            global index ``(coordinate(axes) * step + i) * stride``. With a number of shards it comes in
-            zig-zag order: half of it is the chunk at the coordinate, the other one its counterpart from the
-            end.
-
-    Returns:
-        A bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and the
-        unsplit run gives the same mask.
+        pieces: (local size, global stride, shard step, axes[, shards if zig-zag]) per atom: element ``i`` has
+            the global index ``(coordinate(axes) * step + i) * stride``.
     """
     state = _hashed(context, name, pieces, device)
     # 24 bits are what a float32 holds exactly, so p and the hash are compared without rounding.
@@ -192,7 +178,7 @@ def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device)
     return state.bitwise_xor_(state >> 32)
 
 
-def random_kernel(
+def _random_kernel(
     context: ShardContext,
     name: str,
     pieces: Any,
@@ -203,8 +189,8 @@ def random_kernel(
     scale: float = 1.0,
     *_: Any,
 ) -> torch.Tensor:
-    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global
-    index: replicas agree, shards differ.
+    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from hashes of global
+    indices.
 
     ``randn`` is the Box-Muller transform of two uniform numbers.
     """
@@ -228,8 +214,7 @@ _SEEDING = threading.Lock()
 
 
 def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that draws random numbers itself, from one seed on all ranks: it is kept whole, and
-    every rank must draw what the unsplit model draws."""
+    """Run an operator that draws random numbers itself, whole, from one seed on all ranks."""
     function = resolve_overload(target)
     # PyTorch's generator belongs to the process: threads that stand for ranks must not seed it between each
     # other's draws. Seeding also seeds all GPUs; this must not affect what the script draws next on its GPU.
@@ -242,8 +227,7 @@ def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs:
 def _bernoulli_kernel(
     context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
 ) -> torch.Tensor:
-    """1 with probability ``p`` (or ``x`` itself if ``p`` is None), as decided by :func:`keep_mask`; no
-    gradient."""
+    """Return 1 with probability ``p`` (or ``x``), by :func:`keep_mask`; no gradient."""
     if p is not None:
         return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
     state = _hashed(context, name, pieces, x.device).bitwise_and_(0xFFFFFF).reshape(x.shape)
@@ -291,7 +275,7 @@ SPECS = (
         targets=_DRAWN,
         rule=random,
         localiser=_local_random,
-        kernels={"kernels.random": random_kernel, "kernels.seeded": _seeded},
+        kernels={"kernels.random": _random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
     OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),

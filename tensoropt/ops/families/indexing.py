@@ -19,9 +19,7 @@ def _index_positions(b: Builder) -> list[int]:
 
 
 def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
-    """Return the dim along which a constant index counts ``0 .. size - 1``, with no change along any other
-    dim.
-    """
+    """Return the dim along which a constant index counts ``0 .. size - 1``, alike along all others."""
     value = b.graph.constants.get(tensor.name)
     if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
         return None
@@ -34,8 +32,7 @@ def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
 def index(b: Builder) -> None:
     """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and all others are loops.
 
-    An index that counts (``hidden[arange(batch), last]``) ties its row to the result's: a separate loop, for
-    which ``local`` makes the shard's positions relative.
+    An index that counts (``hidden[arange(batch), last]``) ties its row to the result's.
     """
     source, positions = b.tensor(b.arg(0)), _index_positions(b)
     indices = {p: b.tensor(b.arg(1)[p]) for p in positions}
@@ -107,9 +104,7 @@ def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
 def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """Return ``x[indices]``; indices at ``counting`` count along a split dim and become relative to the
-    shard.
-    """
+    """Return ``x[indices]``, with indices at ``counting`` made relative to the shard."""
     # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)

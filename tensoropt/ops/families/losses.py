@@ -38,7 +38,7 @@ _REDUCTION = {
 } | dict.fromkeys(
     (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
 ) | {"aten.kl_div.default": 2}  # fmt: skip
-"""Losses of single elements, mapped to the position of their reduction (0 none, 1 mean, 2 sum)."""
+"""Losses of single elements -> the position of their reduction (0 none, 1 mean, 2 sum)."""
 
 
 # -- index spaces ---------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ _REDUCTION = {
 
 @alike("ignore_index label_smoothing")
 def _cross_entropy(b: Builder) -> None:
-    """Rows are summed (over the true mass for a mean); the classes may be split (the kernel handles it)."""
+    """Rows are summed (over the true mass for a mean); the classes may be split."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
@@ -106,9 +106,7 @@ def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
-    """Return a mean as a sum divided by the ``count`` of all ranks; the reduction is the argument at
-    ``position``.
-    """
+    """Return a mean, by the argument at ``position``, as a sum divided by the ``count`` of all ranks."""
     args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
     arguments = function._schema.arguments
@@ -205,10 +203,9 @@ def _over_whole_batch(
 class _SplitCrossEntropy(torch.autograd.Function):
     """Cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
 
-    A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``: ``share`` is how the target, smoothed and
-    weighted, is distributed over the classes, and ``mass`` is its sum, which every rank knows. It takes three
-    reductions of one value per row: the maximum; then the sum of exponentials and the shared logits together.
-    Backward needs none: ``mass * softmax - share``.
+    ``mass * logsumexp(x) - sum_c share_c x_c``, with the target's distribution ``share`` (smoothed, weighted)
+    of sum ``mass``. It reduces the maximum, then exponentials and shared logits together; backward, ``mass *
+    softmax - share``, reduces nothing.
     """
 
     @staticmethod
@@ -283,8 +280,8 @@ def cross_entropy_kernel(
     """Return the cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
 
     Args:
-        steps, classes: how many classes the shards of each axis are apart, out of ``classes``.
-        logits: ``[rows, local classes, ...]``.
+        steps, classes: the distance between shards of classes, and their number.
+        logits: ``[rows, local classes,...]``.
         target: the class of each row.
         weight: the weights of all classes, whole.
     """
@@ -330,7 +327,7 @@ def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
 def _ignore_some(
     op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
 ) -> None:
-    """Make some targets ignored, unevenly over the rows, so a mean of one shard alone is visibly wrong."""
+    """Make some targets ignored, unevenly over the rows, so that a shard's mean differs."""
     (name,) = iter_refs(op.args[1])
     if graph.tensors[name].dtype in FLOATING:
         return

@@ -58,7 +58,7 @@ def bmm(b: Builder) -> None:
 
 @alike("alpha beta")
 def baddbmm(b: Builder) -> None:
-    """Like :func:`bmm`, with the added term outside the contraction."""
+    """Like :func:`bmm`, with a term outside the contraction."""
     added, x, y = b.arg(0), b.arg(1), b.arg(2)
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
@@ -134,8 +134,7 @@ def bilinear(b: Builder) -> None:
 
 
 def lu_unpack(b: Builder) -> None:
-    """The matrices of a batch, each whole. (PyTorch's kernel does not check that the pivots fit the matrix:
-    cut along other dims, it writes out of bounds.)"""
+    """The matrices of a batch, each whole: PyTorch's kernel does not check that pivots fit."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
     loops = b.loops(b.tensor(b.arg(0)).shape[:-2])

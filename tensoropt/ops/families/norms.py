@@ -60,8 +60,7 @@ def _group_norm(b: Builder) -> None:
 
 @alike("use_input_stats")
 def instance_norm(b: Builder) -> None:
-    """Batch and channels split, because every image and channel has its own statistics, unless running ones
-    are kept."""
+    """Batch and channels split, unless running statistics are kept."""
     shape = b.tensor(b.arg(0)).shape
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
@@ -133,7 +132,7 @@ def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
 
 
 def statistics_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variance per channel of the rows that are here, in at least float32, in one pass."""
+    """Return mean and variance per channel of the local rows, in at least float32, in one pass."""
     # Without running statistics the CPU's kernel computes in the input's type.
     running = x.new_zeros((2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
     found: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
@@ -148,7 +147,7 @@ def normalised(
     var: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return the norm of ``x`` with these statistics, in whose type PyTorch's kernel takes the parameters."""
+    """Return the norm of ``x`` with these statistics, in whose dtype the parameters are taken."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps
@@ -157,11 +156,10 @@ def normalised(
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Batch norm over a batch split over ``axes``: it uses statistics of the whole batch, forward and
-    backward.
+    """Batch norm of a batch split over ``axes``, with the whole batch's statistics forward and backward.
 
-    Each pass over the batch is one kernel, on GPUs those of PyTorch's ``SyncBatchNorm``. Statistics and their
-    sums are float32 for narrower inputs, as in these kernels.
+    One kernel per pass, on GPUs those of PyTorch's ``SyncBatchNorm``; statistics are float32 for narrower
+    inputs.
     """
 
     @staticmethod
@@ -217,11 +215,7 @@ def _gradient(
     total: torch.Tensor,
     count: int,
 ) -> torch.Tensor:
-    """Return the input's gradient.
-
-    Args:
-        total: the gradients of bias and weight, of the whole batch of ``count`` values per channel.
-    """
+    """Return the input's gradient from ``total``, the batch's gradients of bias and weight."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
         result: torch.Tensor = torch.ops.aten.batch_norm_backward_elemt(
@@ -246,7 +240,7 @@ def _gradient_of(grad: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 _SHAPES = torch.library.Library("aten", "IMPL", "Meta")
-"""The shapes of results of PyTorch's own kernels, which fake tensors need and PyTorch does not tell."""
+"""Shapes of results of PyTorch's own kernels, for fake tensors."""
 for _name, _shapes in (
     ("batch_norm_update_stats", _statistics_of),
     ("batch_norm_backward_elemt", _gradient_of),
@@ -269,11 +263,7 @@ def sync_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute ``_native_batch_norm_legit_functional`` over a split batch.
-
-    Returns:
-        The output, mean, inverse standard deviation, new running mean, new running variance.
-    """
+    """Return output, mean, inverse deviation, new running mean and variance over a split batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 
@@ -286,7 +276,6 @@ def moved_statistics(
     momentum: float,
     count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the new running mean and variance."""
     # As in PyTorch: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum

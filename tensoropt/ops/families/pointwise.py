@@ -39,7 +39,7 @@ _POSITIVE = """
 _WIDE = """
     exp.default expm1.default tan.default asin.default sinh.default cosh.default
 """
-"""Operators computed in float32 under mixed precision, since they amplify their operand's relative error."""
+"""Operators in float32 under mixed precision, as they amplify relative errors."""
 _POSITIVE_AND_WIDE = """
     acos.default log.default log1p.default log2.default rsqrt.default pow.Tensor_Scalar pow.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar_out log10.default
@@ -142,4 +142,4 @@ ELEMENT_WISE = frozenset(
     if spec.rule in (_pointwise, _linear_pointwise, _addition)
     for target in spec.targets
 )
-"""Operators that compute each element of their result from the same element of their operands."""
+"""Operators that compute each element from the same element of their operands."""

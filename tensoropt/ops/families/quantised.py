@@ -1,9 +1,4 @@
-"""Linear layers whose weight is bytes (:mod:`tensoropt.ops.quantised`), each as one operator.
-
-The weight exists only while its product is computed, in forward and again in backward: as operators of their
-own, the calls that make it would leave it for backward to keep. It splits as any linear layer does, its bytes
-with it: along rows, ``out_features`` and ``in_features``, these in whole blocks where blocks have scales.
-"""
+"""Linear layers with quantised weights (:mod:`tensoropt.ops.quantised`), each as one operator."""
 
 from __future__ import annotations
 
@@ -15,12 +10,11 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.quantised import QuantisedProduct, Scheme
 
 QUANTISED_LINEAR = "quantised_kernels.quantised_linear"
-"""The operator, and the kernel of the same name: (x, codes, scales, nested scales, offset, bias, scheme)."""
+"""The operator and kernel: (x, codes, scales, nested scales, offset, bias, scheme)."""
 
 
 def _quantised_linear(b: Builder) -> None:
-    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``, where i is made up of groups of blocks, blocks of a
-    group and the places in a block."""
+    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``; i is made of groups, blocks and places."""
     x, codes, scales, nested, _, bias, name = b.op.args
     scheme = Scheme.of(name)
     outputs, width = b.tensor(codes).shape
@@ -56,13 +50,12 @@ def quantised_linear(
     bias: torch.Tensor | None,
     scheme: str,
 ) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` for the part of the weight that this rank's bytes stand for.
+    """Return ``x @ weight.T + bias`` for this rank's part of the weight.
 
     Args:
         x: ``[..., inputs]``.
         codes, scales, nested, offset: as in :class:`~tensoropt.ops.quantised.WeightBytes`.
         bias: ``[outputs]``, in any floating-point type.
-        scheme: the name of the bytes' scheme.
     """
     product: torch.Tensor = QuantisedProduct.apply(x, codes, scales, nested, offset, bias, scheme)
     return product

@@ -33,7 +33,7 @@ def cat(b: Builder) -> None:
 
 
 def stack(b: Builder) -> None:
-    """A new dim, which is never split, in addition to the operands' own dims."""
+    """A new dim, which is never split, before the operands' own."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
     result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
@@ -45,7 +45,7 @@ def stack(b: Builder) -> None:
 
 
 def repeat(b: Builder) -> None:
-    """Copies become the outer atom of a dim: a loop of the result alone, as every copy is the operand."""
+    """Copies become the outer atom of a dim: a loop of the result alone."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []
@@ -91,10 +91,7 @@ def diff(b: Builder) -> None:
 
 @alike("output_size")
 def repeat_interleave(b: Builder) -> None:
-    """Every element of a dim becomes several neighbours: an inner loop of the result alone.
-
-    Without a dim, it repeats the elements of all dims, flattened in order.
-    """
+    """Every element of a dim becomes several neighbours: an inner loop of the result alone."""
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
         raise Opaque(b.op.name)
@@ -111,7 +108,7 @@ def repeat_interleave(b: Builder) -> None:
 
 
 def gated(b: Builder) -> None:
-    """One half of a dim times the sigmoid of the other half: the position within a half is the inner loop."""
+    """One half of a dim times the sigmoid of the other; the position within a half is the inner loop."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", -1) % max(len(shape), 1)
     halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
@@ -136,8 +133,7 @@ def _windows(b: Builder) -> None:
 
 @alike("output_size kernel_size dilation padding stride")
 def columns(b: Builder) -> None:
-    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all dims but places
-    split."""
+    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all but places split."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     image, cols = (before, after) if "im2col" in b.op.target else (after, before)
     if len(image) != 4 or len(cols) != 3:

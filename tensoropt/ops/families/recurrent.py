@@ -1,5 +1,4 @@
-"""Recurrent layers that are one call: only the batch splits, because the hidden state feeds back into all of
-itself."""
+"""Recurrent layers that are one call: only the batch splits."""
 
 from __future__ import annotations
 

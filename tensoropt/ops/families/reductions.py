@@ -1,5 +1,4 @@
-"""Reductions: the dim of a sum is a contracted loop; extremes, orderings, norms and distances keep it
-whole."""
+"""Reductions: a sum's dim is contracted; extremes, orderings, norms and distances keep it whole."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 
 @alike("k largest sorted descending stable")
 def _dim_reduction(b: Builder) -> None:
-    """The dim that is reduced or ordered stays whole, because results of its parts do not add up."""
+    """The reduced or ordered dim stays whole, because results of its parts do not add up."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
         dim = b.arg(_ORDERING[b.op.target], "dim", -1) % max(len(shape), 1)

@@ -1,10 +1,4 @@
-"""A layer of experts as one operator: tokens go to the experts that a router chose, and results come back.
-
-Models write it as a dozen operators: the chosen rows are sorted by expert, multiplied with one matrix per
-group of rows, brought back into the order of tokens, and summed with the router's weights. Each of them
-depends on the order of all rows, so that none can be cut along the tokens, and the rows of an expert lie
-wherever the counts of the other experts say.
-"""
+"""A layer of experts as one operator: tokens go to the experts chosen by a router, and results come back."""
 
 from __future__ import annotations
 
@@ -37,10 +31,9 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
 EXPERTS = "expert_kernels.experts"
-"""The operator, and the kernel of the same name: (x, choice, weight of each choice, weights of the experts,
-body, number of experts)."""
+"""The operator and kernel: (x, choice, its weights, the experts' weights, body, number of experts)."""
 DISPATCH = "dispatch"
-"""The loop that stands for experts and tokens split along one axis."""
+"""The loop of experts and tokens split along one axis."""
 SPLIT, SLICE, TRANSPOSE, INDEX = (
     "aten.split.Tensor",
     "aten.slice.Tensor",
@@ -51,7 +44,7 @@ ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
 
 
 class BodyCall(NamedTuple):
-    """A call of the body; operands are names that begin with ``$``."""
+    """A call of the body; names that begin with ``$`` are operands."""
 
     target: str
     args: tuple[Any, ...]
@@ -59,33 +52,32 @@ class BodyCall(NamedTuple):
     results: tuple[str, ...]
 
 
-Body = tuple[BodyCall, ...]
+_Body = tuple[BodyCall, ...]
 
 
-def body_of(data: Sequence[Any]) -> Body:
-    """Return the body of an operator's argument, which is plain data."""
+def _body_of(data: Sequence[Any]) -> _Body:
     return tuple(
         BodyCall(target, tuple(args), tuple((k, v) for k, v in kwargs), tuple(results))
         for target, args, kwargs, results in data
     )
 
 
-def plain(body: Body) -> tuple[Any, ...]:
-    """Inverse of :func:`body_of`."""
+def plain(body: _Body) -> tuple[Any, ...]:
+    """Convert a body to plain data, the inverse of :func:`_body_of`."""
     return tuple(map(tuple, body))
 
 
 def weight_name(number: int) -> str:
-    """Return the name in a body of a weight, by its position."""
+    """Return the name of a weight in a body, by its position."""
     return f"$w{number}"
 
 
-def operands_of(value: Any) -> list[str]:
+def _operands_of(value: Any) -> list[str]:
     """Return the operands of a body's call, or of a part of its arguments, in order."""
     if isinstance(value, str):
         return [value] if value.startswith("$") else []
     if isinstance(value, (list, tuple)):
-        return [name for item in value for name in operands_of(item)]
+        return [name for item in value for name in _operands_of(item)]
     return []
 
 
@@ -93,7 +85,7 @@ def operands_of(value: Any) -> list[str]:
 
 
 class _Whole(Exception):  # noqa: N818 - a signal, not an error
-    """A body does something with the features inside experts that is not understood: they stay whole."""
+    """The features inside experts stay whole, as a body uses them in an unknown way."""
 
 
 _Dim = tuple[str, ...] | None
@@ -101,22 +93,17 @@ _Dim = tuple[str, ...] | None
 
 
 class _Features:
-    """The features inside every expert, which first products make and the last one contracts: how they make
-    up the dims of weights and of values, for a body of products and element-wise operators.
+    """The features inside every expert, made by first products and contracted by the last.
 
     Attributes:
         size: their number.
-        parts: the number of equal parts of what first products make, of which a gate is one.
-        dims: per weight, its dims behind that of the experts.
-        added: the weights that are added to the last product's result.
+        parts: the number of equal parts of first products' results, a gate among them.
+        dims: per weight, its dims behind the experts'.
+        added: the weights added to the last product.
     """
 
-    def __init__(self, body: Body, shapes: Sequence[tuple[int, ...]]):
-        """Read a body on weights of these shapes.
-
-        Raises:
-            _Whole: they cannot be split.
-        """
+    def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
+        """Read a body on weights of these shapes; raise _Whole if they cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()
@@ -145,7 +132,7 @@ class _Features:
             raise _Whole
         return self._weights[product.args[1]]
 
-    def _joined(self, body: Body) -> _Dim:
+    def _joined(self, body: _Body) -> _Dim:
         if self.parts == 1:
             return ("features",)
         ways = set()
@@ -161,7 +148,7 @@ class _Features:
         return ways.pop()
 
     def _read(self, call: BodyCall) -> None:
-        first, given = call.args[0], [n for n in operands_of((call.args, call.kwargs)) if n in self._made]
+        first, given = call.args[0], [n for n in _operands_of((call.args, call.kwargs)) if n in self._made]
         if call.target in GROUPED_PRODUCTS:
             self._made[call.results[0]] = self._product(call)
         elif call.target == INDEX and first in self._weights:
@@ -187,7 +174,7 @@ class _Features:
 
     def _element_wise(self, call: BodyCall, given: Sequence[str]) -> _Dim:
         kinds = {self._made[name] for name in given}
-        biases = [n for name in operands_of(call.args) if (n := self._biases.get(name)) is not None]
+        biases = [n for name in _operands_of(call.args) if (n := self._biases.get(name)) is not None]
         if len(kinds) != 1 or any(len(self.shapes[bias]) != 2 for bias in biases):
             raise _Whole
         (kind,) = kinds
@@ -211,7 +198,7 @@ def _experts(b: Builder) -> None:
     added: Collection[int] = ()
     loops: dict[str, int] = {}
     with contextlib.suppress(_Whole):
-        inner = _Features(body_of(data), shapes)
+        inner = _Features(_body_of(data), shapes)
         dims, added = inner.dims, inner.added
         loops["features"] = b.loop("features", inner.size)
         loops["parts"] = b.loop("parts", inner.parts, splittable=False)
@@ -231,12 +218,12 @@ def _experts(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-class SplitExperts(NamedTuple):
+class _SplitExperts(NamedTuple):
     """An axis along which the experts are split.
 
     Attributes:
-        axis, parts: its number, and how many parts it makes.
-        exchanged: whether it splits the tokens, too, so that rows are sent along it.
+        axis, parts: its number and size.
+        exchanged: whether it splits tokens too, so that rows are sent along it.
     """
 
     axis: int
@@ -247,11 +234,11 @@ class SplitExperts(NamedTuple):
 def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
     x, choice, scale, weights, data, count = call.args
     sent, features = shard.split(shard.loop_named(DISPATCH)), shard.split(shard.loop_named("features"))
-    body = body_of(data)
+    body = _body_of(data)
     if features:
         body = _narrowed(body, math.prod(shard.mesh[a] for a in features))
     axes = sorted({*sent, *shard.split(shard.loop_named("experts"))})
-    split = tuple(SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
+    split = tuple(_SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
     if not split:
         return replace(call, args=(x, choice, scale, weights, plain(body), count))
     width = shard.read_shape(0)[1]
@@ -281,13 +268,12 @@ def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
     return -(-tokens // parts) * chosen
 
 
-def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -> int:
-    """Return the rows that a rank is expected to compute; the same number from each rank that it exchanges
-    with.
+def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) -> int:
+    """Return the rows that a rank is expected to compute, equally many from each rank.
 
     Args:
-        rows: those of the tokens of each of them.
-        imbalance: the rows of the busiest rank, relative to the mean.
+        rows: those of each rank's tokens.
+        imbalance: the busiest rank's rows over the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)
     blocks = math.prod(one.parts for one in split)
@@ -295,7 +281,7 @@ def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -
     return min(math.ceil(rows * imbalance / blocks), rows) * peers
 
 
-def _narrowed(body: Body, parts: int) -> Body:
+def _narrowed(body: _Body, parts: int) -> _Body:
     return tuple(
         call._replace(args=(call.args[0], call.args[1] // parts, *call.args[2:]))
         if call.target == SPLIT
@@ -308,11 +294,7 @@ def _narrowed(body: Body, parts: int) -> Body:
 
 
 class _Rows(torch.autograd.Function):
-    """The rows of chosen tokens: row ``index[i]`` of those that repeat each token ``times`` times.
-
-    Its gradient is a sum over the repetitions of each token, which takes no atomic additions as long as no
-    row is left out: replicas get the same bits on every device.
-    """
+    """Rows ``index`` of tokens repeated ``times`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:
@@ -330,7 +312,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Exchanged(torch.autograd.Function):
-    """The rows that other ranks send to this one, for those that it sends; gradients go the other way."""
+    """An all-to-all of rows; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -350,12 +332,12 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Routes(NamedTuple):
-    """The rows of a rank's tokens that it has computed, and those that it computes.
+    """The rows of a rank's tokens that are computed anywhere, and those that it computes.
 
     Attributes:
-        rows: of the rows of its tokens, those that are computed, in the order in which they are sent.
-        experts: the expert, among this rank's, of each row that it computes, in the order in which they come.
-        sent, received: the numbers of rows to and from each rank that it exchanges with.
+        rows: those of its tokens, in sending order.
+        experts: the local expert of each received row.
+        sent, received: the numbers of rows to and from each rank.
     """
 
     rows: torch.Tensor
@@ -365,7 +347,7 @@ class _Routes(NamedTuple):
 
 
 def _routes(
-    context: ShardContext, choice: torch.Tensor, count: int, split: Sequence[SplitExperts], expected: int
+    context: ShardContext, choice: torch.Tensor, count: int, split: Sequence[_SplitExperts], expected: int
 ) -> _Routes:
     axes = tuple(one.axis for one in split if one.exchanged)
     peers = _blocks(context, split)
@@ -395,9 +377,8 @@ def _routes(
     return _Routes(torch.cat(parts), experts, sent, received)
 
 
-def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
-    """Return which block of the experts each rank has with which this one exchanges rows, in the order of
-    their group; its own alone if it exchanges none."""
+def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
+    """Return the experts' block of each rank in the exchange group; its own alone if it exchanges none."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]
@@ -405,7 +386,7 @@ def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
     return blocks
 
 
-def _run(body: Body, values: dict[str, Any]) -> torch.Tensor:
+def _run(body: _Body, values: dict[str, Any]) -> torch.Tensor:
     def bound(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("$"):
             return values[value]
@@ -435,23 +416,22 @@ def experts(
     split: Sequence[Sequence[Any]] = (),
     expected: int = 0,
 ) -> torch.Tensor:
-    """Return the sum over its chosen experts of what they make of each token.
+    """Return the weighted sum of the chosen experts' results for each token.
 
     Args:
         x: ``[tokens, width]``.
         choice: ``[tokens, chosen]``, numbers of experts.
-        scale: ``[tokens, chosen]``, the factor of each of them.
-        weights: ``[experts, ...]``, of this rank's experts.
-        body: what an expert computes, see the module.
+        scale: ``[tokens, chosen]``, their factors.
+        weights: ``[experts,...]``, of this rank's experts.
+        body: an expert's computation.
         count: the number of all experts.
-        split: :class:`SplitExperts` of each axis that splits the experts.
-        expected: the rows that this rank computes, as predictions assume; used where nobody has chosen, on
-            fake tensors and where a single process stands for many.
+        split: :class:`_SplitExperts` of each axis that splits the experts.
+        expected: the predicted rows of this rank, for fake tensors and single processes.
 
     Returns:
-        ``[tokens, width]``; without those experts of other ranks that are not exchanged with.
+        ``[tokens, width]``, without the experts of ranks outside the exchange group.
     """
-    times, calls, axes = choice.shape[1], body_of(body), tuple(SplitExperts(*one) for one in split)
+    times, calls, axes = choice.shape[1], _body_of(body), tuple(_SplitExperts(*one) for one in split)
     over = tuple(one.axis for one in axes if one.exchanged)
     if axes:
         routes = _routes(context, choice, count, axes, expected)

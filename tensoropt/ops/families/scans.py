@@ -1,5 +1,4 @@
-"""Operators along a dim that they keep (softmax, cumulative sums, Fourier transforms); that dim stays
-whole."""
+"""Operators along a dim that stays whole: softmax, cumulative sums, Fourier transforms."""
 
 from __future__ import annotations
 

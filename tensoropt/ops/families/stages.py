@@ -1,9 +1,4 @@
-"""The ends of a pipeline's stages: operators for tensors that arrive from one stage and depart for the next.
-
-Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
-lowered like that of any other tensor. They compute nothing: a tensor that arrives is passed to the lowered
-graph, and one that departs is one of its results.
-"""
+"""The ends of a pipeline's stages: operators for tensors that arrive and depart."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from tensoropt.ops.index_space import Builder
 from tensoropt.ops.kernels import ShardContext
 
 ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
-"""The targets of a tensor that another stage has made, and of one that the next stage needs."""
+"""The targets of a received tensor, and of one that is sent."""
 
 
 class _Arrive(torch.autograd.Function):
@@ -44,15 +39,13 @@ class _Depart(torch.autograd.Function):
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the received tensor, which stays alive as long as operators need it."""
+    """Return the received tensor."""
     arrived: torch.Tensor = _Arrive.apply(value)
     return arrived
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that is sent, kept until its gradient arrives; a separate result even if a stage only
-    passes it on.
-    """
+    """Return the sent tensor, always as a separate result."""
     departed: torch.Tensor = _Depart.apply(value)
     return departed
 

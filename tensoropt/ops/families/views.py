@@ -107,9 +107,7 @@ def expand(b: Builder) -> None:
 
 
 def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops], list[Loops]]:
-    """Return the labels before and after cutting ``dim`` into equal pieces (the piece index is never
-    split).
-    """
+    """Return the labels before and after cutting ``dim`` into equal pieces, whose index is never split."""
     shape = b.tensor(b.arg(0)).shape
     labels: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
     piece = pieces[0]
@@ -137,8 +135,7 @@ def split(b: Builder) -> None:
 
 @alike("end")
 def _slice_(b: Builder) -> None:
-    """A slice that is one of several equal tiles keeps the inner atom; any other slice keeps the dim
-    whole."""
+    """A slice that is one of several equal tiles keeps the inner atom; any other keeps the dim whole."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
@@ -195,7 +192,7 @@ def view_as_real(b: Builder) -> None:
 
 
 def _local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a reshape to the local shape; a view of a shard may have to copy, which ``reshape`` does."""
+    """Return a reshape to the local shape; a view of a shard may have to copy."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 

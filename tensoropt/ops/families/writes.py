@@ -34,7 +34,7 @@ def scatter(b: Builder) -> None:
 
 @alike("alpha")
 def index_add(b: Builder) -> None:
-    """``y = x; y[index[i]] += source[i]``: every part of the rows adds its own values."""
+    """``y = x; y[index[i]] += source[i]``: parts of the rows are summed."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
@@ -58,7 +58,7 @@ def _index_fill(b: Builder) -> None:
 
 
 def _index_put(b: Builder) -> None:
-    """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, rows that are added up split."""
+    """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, summed rows split."""
     source, indices = b.tensor(b.arg(0)), b.arg(1)
     positions = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
     tensors = [b.tensor(indices[p]) for p in positions]
@@ -84,7 +84,7 @@ def _index_put(b: Builder) -> None:
 
 @alike("index start end step")
 def _scatter_into_slice(b: Builder) -> None:
-    """The written dim stays whole; base and source are added up, each where it is visible."""
+    """The written dim stays whole; base and source are summed, each where visible."""
     shape = b.tensor(b.arg(0)).shape
     narrow = b.op.target == "aten.slice_scatter.default"
     dim = b.arg(2, "dim", 0) % max(len(shape), 1)

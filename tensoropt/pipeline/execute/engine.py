@@ -1,4 +1,4 @@
-"""One training step of a pipelined plan on this rank: its stages, run by one of PyTorch's schedules."""
+"""One training step of a pipelined plan on this rank, run by one of PyTorch's schedules."""
 
 from __future__ import annotations
 
@@ -40,25 +40,20 @@ _SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-"""PyTorch's schedules for one stage per rank, and for several."""
+"""PyTorch's schedules for several stages per rank."""
 
 
 class PipelinedEngine(Engine[Pending]):
-    """Runs the stages of a pipelined plan that lie on this rank.
+    """Runs this rank's stages of a pipelined plan.
 
-    The loss comes from the last stage; every rank gets it. A buffer that a step changes is up to date on the
-    ranks of its stage, and on all ranks after :meth:`sync_buffers`.
+    The last stage broadcasts the loss. A buffer that a step changes is up to date on the ranks of its stage,
+    and on all ranks after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
-        values: the model's parameters and buffers by graph name; only the parameters of this rank's stages
-            are read.
-        seed: the seed of dropout.
-        device: the device that this rank computes on; by default that of the values.
+        values: parameters and buffers by graph name; only those of this rank's stages are read.
+        device: by default that of the values.
         runtime: this rank's position; by default its place in the ``torch.distributed`` job.
-
-    Attributes:
-        stages: the stages on this rank, by number.
     """
 
     uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
@@ -132,7 +127,6 @@ class PipelinedEngine(Engine[Pending]):
 
     @property
     def module(self) -> Any:
-        """The lowered modules of this rank's stages."""
         return torch.nn.ModuleList([stage.module for stage in self.stages.values()])
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
@@ -251,11 +245,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """A step whose micro-batches have run in all stages of a rank.
-
-    Attributes:
-        of: the pending step of each stage; each stage's buckets know theirs.
-    """
+    """A step whose micro-batches have run in all stages of a rank. ``of``: the pending step of each stage."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""One stage of a pipeline on one rank: a sharded engine whose micro-batches a schedule runs.
-
-The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
-backward of single micro-batches, and for the messages sent and received between them.
-"""
+"""One stage of a pipeline on one rank: a sharded engine run by a PyTorch schedule."""
 
 from __future__ import annotations
 
@@ -32,27 +28,16 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class TrailingGradients:
-    """The gradients of a place's last backward on their way to their shards, while the place computes what
-    comes next.
-
-    The place waits for the gradients of one backward as its next backward ends, whichever stage's that is, so
-    that no more than one backward's gradients take memory.
-    """
+    """Gradients of a place's last backward, scattered while the place computes on."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
 
     def add(self, call: CallAhead, gradients: Gradients, *, last: bool) -> None:
-        """Add the gradients of a backward that has finished.
-
-        Args:
-            gradients: the gradients to add them to.
-            last: whether no other micro-batch will add to them.
-        """
+        """Add the gradients of a finished backward; ``last``: no micro-batch adds to them later."""
         self._calls.append((call, gradients, last))
 
     def take_in(self) -> None:
-        """Wait for the gradients in flight, and take them in."""
         while self._calls:
             call, gradients, last = self._calls.pop(0)
             with nullcontext() if last else gradients.of_earlier():
@@ -60,11 +45,7 @@ class TrailingGradients:
 
 
 class StagedParameters(LocalParameters):
-    """A rank's part of a pipelined plan's parameters: those of its stages, as these store them.
-
-    Args:
-        stages: the parameters of the stages on this rank; no two of these stages use the same parameter.
-    """
+    """A rank's part of a pipelined plan's parameters, those of its stages, which are disjoint."""
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[ParameterShards]):
         self.strategy = strategy
@@ -73,33 +54,30 @@ class StagedParameters(LocalParameters):
         self._stage_of = {name: stage for stage in stages for name in stage.leaves}
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of this rank's part of a whole parameter of one of its stages, in the type in which
-        it is stored."""
         return self._stage_of[name].shard(name, value)
 
     def copies(self, name: str) -> int:
-        """Return the number of ranks that have the same part, in all stages that use the parameter."""
+        """Return the number of ranks with the same part, in all stages that use the parameter."""
         stage = self._stage_of.get(name)
         return 1 if stage is None else len(self.strategy.holders(name)) * stage.copies(name)
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
         return self._stage_of[name].shard_index(name)
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
-        """Return the axes of the job's mesh along which ranks of the parameter's stage have the same part of
-        it."""
+        """Return the axes of the job's mesh along which a parameter is replicated."""
         # After the micro-batch axis, the job's mesh has a pipeline axis, which a stage's mesh lacks.
         return tuple(axis + 1 for axis in self._stage_of[name].replica_axes(name))
 
     @property
     def gathers_state(self) -> bool:
-        """Whether some stage gathers parameters, or its buffers are to be brought up to date."""
+        """Whether some stage gathers parameters or synchronises buffers."""
         return bool(self.strategy.graph.atoms.graph.mutations) or gathers_state(*self.strategy.stages)
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of one of its stages' parameters, as a part of the whole parameter in the
-        model's own shape, distributed over the ranks of the stage."""
+        """Return this rank's part of a parameter as a DTensor over the stage's ranks, in the model's
+        shape.
+        """
         stage, part = self._stage_of[name], value.detach()
         if stage.runtime.device_mesh is None:
             return part.reshape(stage.strategy.tensor(name).shape)
@@ -108,11 +86,9 @@ class StagedParameters(LocalParameters):
 
 
 class TiedParameters:
-    """Parameters that several stages use, with a copy in each stage and one common gradient.
+    """Parameters tied across stages: a copy in each stage and one summed gradient per step.
 
-    This is how Megatron-LM treats the embedding that the head shares (Narayanan et al., SC 2021): the sums
-    over each stage's micro-batches are summed over these stages, once per step, so that the copies stay
-    equal.
+    Megatron-LM's way for the embedding tied to the head (Narayanan et al., SC 2021).
     """
 
     def __init__(self, strategy: PipelinedStrategy, runtime: Runtime):
@@ -142,20 +118,16 @@ class TiedParameters:
 
 
 class StageEngine(ShardedEngine):
-    """The engine that runs the strategy of one stage on this rank.
+    """The engine of one stage on this rank.
 
     Args:
-        part: the stage.
-        strategy: the strategy of the stage's graph.
-        values: the whole model's parameters and buffers by graph name; only the stage's are read.
-        runtime: this rank's position in the stage's mesh.
-        trailing: the gradients that are still on their way after backwards of this place's stages.
+        values: parameters and buffers by graph name; only the stage's are read.
+        trailing: this place's gradients in flight.
 
     Attributes:
         given: the model's inputs in the running call.
-        outputs: those of the model's results that this stage made, for each micro-batch.
-        gradients: the gradients of departing tensors, by position, as received for a micro-batch; each is
-            dropped with the node that takes it.
+        outputs: for each micro-batch, the model's results of this stage.
+        gradients: received gradients of departing tensors, dropped as autograd takes them.
     """
 
     def __init__(
@@ -188,11 +160,7 @@ class StageEngine(ShardedEngine):
     def begin_step(
         self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool
     ) -> None:
-        """Prepare for a call of the model.
-
-        Args:
-            pending: given for a call that a backward follows; its gradients wait for the script's backward.
-        """
+        """Prepare for a call of the model. ``pending``: the step, if a backward follows."""
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
@@ -204,7 +172,7 @@ class StageEngine(ShardedEngine):
             self.unsharded.clear()
 
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the departing tensors of one micro-batch; for the last stage, its results."""
+        """Return one micro-batch's departing tensors, or the results of the last stage."""
         self.runtime.micro_batch = micro_batch
         if self._copying is not None:
             self._copying.arrive()
@@ -229,11 +197,11 @@ class StageEngine(ShardedEngine):
         return tuple(sent) or results
 
     def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of a departed tensor, in place of the one with which autograd was called."""
+        """Return a departed tensor's gradient in place of autograd's stand-in."""
         return self.gradients[micro_batch].pop(number)
 
     def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
-        """Begin the backward of a micro-batch; ``last`` says that none follows."""
+        """Begin the backward of a micro-batch; ``last`` if none follows."""
         self.runtime.micro_batch = micro_batch
         self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
         self.shards.accumulated.one_call = True
@@ -245,7 +213,6 @@ class StageEngine(ShardedEngine):
             self.shards.accumulated.begin_last()
 
     def end_backward_of(self) -> None:
-        """End the backward of a micro-batch."""
         self._trailing.take_in()
         while self._calls:
             self._calls[0].leave()
@@ -257,21 +224,16 @@ class StageEngine(ShardedEngine):
         return None  # see begin_step()
 
     def add_up_weights(self) -> None:
-        """Add the parameter gradients that follow to those already there, each as soon as it is made.
-
-        Otherwise PyTorch's way to make them apart would hold those of the first micro-batch all at once.
-        """
+        """Accumulate parameter gradients as they are made; PyTorch would keep the first micro-batch's."""
         self.shards.accumulated.complete()
 
     def take_in_weights(self) -> None:
-        """Take in the gradients of parameters, which were made separately from those of the arriving
-        tensors.
-        """
+        """Take in gradients of parameters that were made separately."""
         for name in self.shards.accumulated.views:
             self.shards.accumulated.take_in(name)
 
     def end_step(self) -> None:
-        """Reduce the gradients that are not reduced yet, after all micro-batches."""
+        """Reduce the remaining gradients after all micro-batches."""
         self.runtime.micro_batch = 0
         self.given = ()
         self.gradients.clear()
@@ -281,9 +243,7 @@ class StageEngine(ShardedEngine):
     # -- what crosses -----------------------------------------------------------------------------------
 
     def shown(self, names: Sequence[str], *, arriving: bool) -> tuple[torch.Tensor, ...]:
-        """Return tensors without data for the tensors that arrive, or depart: the shapes and types of this
-        rank's parts.
-        """
+        """Return meta tensors with the local shapes and dtypes of arriving or departing tensors."""
         examples = []
         for name in names:
             group = (arriving_group if arriving else departing_group)(name)
@@ -302,7 +262,7 @@ class StageEngine(ShardedEngine):
 
 
 class _StageModule(nn.Module):
-    """The stand-in that the schedule takes for the stage's module."""
+    """The schedule's stand-in for the stage's module."""
 
     engine: StageEngine
 
@@ -322,7 +282,7 @@ class _StageModule(nn.Module):
 
 
 class _Voted:
-    """The outcome of a vote in which every stage knows its shapes."""
+    """A shape exchange whose outcome every stage knows beforehand."""
 
     def item(self) -> int:
         return 1
@@ -331,13 +291,9 @@ class _Voted:
 class _Messages:
     """The tensors of messages in flight in one direction, by micro-batch.
 
-    Schedules keep messages in variables and lists until they ask for the next ones or the step is over, and
-    with the messages what was sent and received. Here each message has a tensor of its own, over the memory
-    of what is sent, which is emptied once the message is known to have arrived: whoever still refers to it
-    then keeps no memory alive.
-
-    Messages that must pass through the host (:func:`tensoropt.engine.runtime.through_host`) are copies in its
-    memory; what was received is copied into its buffer once it has arrived.
+    Schedules keep references to sent and received tensors until the step ends. Each message therefore has its
+    own tensor over the memory, emptied when the message is known to be complete. Messages through the host
+    (:func:`tensoropt.engine.runtime.through_host`) are copies there.
     """
 
     def __init__(self) -> None:
@@ -387,18 +343,17 @@ def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor 
 
 
 class RunningStage(PipelineStage):
-    """A stage as schedules run it; it holds received tensors only until their backward is over, and sent
-    tensors only until they have surely arrived.
+    """A stage that holds received tensors only until their backward, and sent ones until known received.
 
     Args:
         engine: the engine of the stage on this rank.
-        index, count: the stage's number, and how many stages there are.
-        group: the ranks at the same place of the stages' meshes, along the pipeline.
-        taken: for each micro-batch, those whose gradients have reached the stage before once this stage has
-            the input of its forward.
-        taken_on: the micro-batches whose tensors have reached the next stage, if this one has no backward
+        index, count: the stage's number, and the number of stages.
+        group: the ranks with the same coordinate in all stages, along the pipeline.
+        taken: micro-batch -> those whose gradients the previous stage has received when this forward's input
+            arrives.
+        taken_on: the same of tensors sent to the next stage, without backward
             (:func:`tensoropt.pipeline.memory.taken_on`).
-        waits: whether the schedule waits for a gradient to be sent before it asks for the next to be sent.
+        waits: whether the schedule waits for each gradient to be sent before the next.
     """
 
     def __init__(
@@ -433,7 +388,7 @@ class RunningStage(PipelineStage):
 
     @property
     def has_backward(self) -> bool:
-        """Whether gradients reach the stage in this call of the model."""
+        """Whether the stage runs a backward in this call."""
         return self._has_backward and self.engine.part.has_backward
 
     @has_backward.setter
@@ -461,7 +416,7 @@ class RunningStage(PipelineStage):
 
     @staticmethod
     def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
-        """Drop the buffers, which PyTorch makes for all micro-batches beforehand and keeps for all steps."""
+        """Free the buffers that PyTorch allocates for all micro-batches and all steps."""
         for chunk_infos in infos.values():
             for info in chunk_infos:
                 info.buffer = None
@@ -473,20 +428,18 @@ class RunningStage(PipelineStage):
                 info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the receipts before a forward, into buffers made now."""
+        """Return the receives before a forward, into new buffers."""
         self._make_room(self.args_recv_info[fwd_chunk_id])
         return self._coming.of(fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the receipts before a backward, into buffers made now."""
+        """Return the receives before a backward, into new buffers."""
         if self.has_backward and not self.is_last:
             self._make_room(self.grad_recv_info[bwd_chunk_id])
         return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        """Return stand-ins for the gradients with which autograd is called: autograd takes the gradients
-        themselves from the engine, because its caller would otherwise hold them until it has finished.
-        """
+        """Return stand-ins for the gradients, which autograd's caller would otherwise keep alive."""
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         for info in self.grad_recv_info[bwd_chunk_id]:
             info.buffer = None
@@ -499,13 +452,13 @@ class RunningStage(PipelineStage):
         )
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """Take tensors from a stage on the same rank, which holds them only for a backward of its own."""
+        """Take tensors from a stage on the same rank."""
         super().set_local_fwd_input(prev_stage_outputs, mb_index)
         if not self.engine.part.returns_gradients:
             self._empty(prev_stage_outputs)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Return the gradients for a stage on the same rank; none if this one has no backward."""
+        """Return the gradients for a stage on the same rank; none without backward."""
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
@@ -517,7 +470,7 @@ class RunningStage(PipelineStage):
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the messages that go to the next stage."""
+        """Return the sends to the next stage."""
         if not self.has_backward:
             self._release_sent("F", fwd_chunk_id)
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
@@ -529,7 +482,7 @@ class RunningStage(PipelineStage):
             self._going.came(sent)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the gradients that go back."""
+        """Return the sends of gradients to the previous stage."""
         if self._waits:
             self._going_back.all_came()
         if self.has_backward and not self.is_first:
@@ -537,16 +490,14 @@ class RunningStage(PipelineStage):
         return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def release_messages(self) -> None:
-        """Release all messages, which have been sent and received, so that none stays for the optimizer's
-        step and the next forward.
-        """
+        """Release all messages before the optimizer's step."""
         for messages in (self._coming, self._going, self._coming_back, self._going_back):
             messages.all_came()
         self.fwd_cache.clear()
 
     @staticmethod
     def _empty(values: Iterable[torch.Tensor]) -> None:
-        """Free the memory of tensors, but keep their shapes and their places in autograd's graph."""
+        """Free the memory of tensors, but keep their shapes and autograd nodes."""
         for value in values:
             value.data = value.new_empty(()).expand(value.shape)
 
@@ -576,7 +527,7 @@ class RunningStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Run the backward of one micro-batch; without ``full_backward`` only for the arriving tensors."""
+        """Run the backward of one micro-batch; without ``full_backward``, only for the arriving tensors."""
         if not self.has_backward:
             self._release_sent("B", bwd_chunk_id)
             return
@@ -614,9 +565,7 @@ class RunningStage(PipelineStage):
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run the rest of a micro-batch's backward: the gradients of parameters; all of it in a stage that
-        returns none.
-        """
+        """Run a micro-batch's gradients of parameters, or all of its backward if the stage returns none."""
         if not self.has_backward:
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)

@@ -1,9 +1,4 @@
-"""A call of a model in evaluation by a pipelined plan: the graph of the call in parts, one after another.
-
-The graph is another one than the plan's. Each of its groups runs in the stage that has its parameters, or a
-group of its name, and groups of one stage that follow one another are a part, which has the stage's
-configurations (:mod:`tensoropt.sharding.evaluating`).
-"""
+"""A call in eval mode by a pipelined plan: its graph in parts, one after another."""
 
 from __future__ import annotations
 
@@ -29,12 +24,12 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class _Part:
-    """Groups of one stage that follow one another.
+    """Consecutive groups of one stage.
 
     Attributes:
-        place: the part of the devices that computes it.
+        place: the place that computes it.
         stage: its graph.
-        strategy: how the ranks of the place compute it.
+        strategy: its strategy on the place's mesh.
     """
 
     place: int
@@ -47,16 +42,13 @@ class _Part:
 
 
 class StagedCall(LoweredCall):
-    """A call by a pipelined plan; all ranks pass, and get, all rows.
+    """A call by a pipelined plan; all ranks pass and get all rows.
 
     Args:
-        plan: the plan.
-        call: the graph of the call.
-        job: this rank's position in the job.
-        collect: gives every rank what one place has.
+        collect: broadcasts a result of one place.
 
     Raises:
-        PlanError: no stage has all parameters of a group, or one uses them in other parts than the plan.
+        PlanError: no stage has all parameters of a group, or the call uses them in other parts.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):
@@ -142,7 +134,6 @@ class StagedCall(LoweredCall):
 
 
 def _parts(plan: PipelinedStrategy, call: CallGraph, mesh: AxisSizes) -> list[_Part]:
-    """Return the parts of a call's graph, in the order in which they run."""
     stages = _stages(plan, call)
     runs = [
         (stage, [group for _, group in run])
@@ -172,11 +163,7 @@ def _parts(plan: PipelinedStrategy, call: CallGraph, mesh: AxisSizes) -> list[_P
 
 
 def _stages(plan: PipelinedStrategy, call: CallGraph) -> list[int]:
-    """Return the stage of the plan in which each group runs.
-
-    Raises:
-        PlanError: no stage has all parameters of a group.
-    """
+    """Return the plan's stage of each group; PlanError if no stage has all its parameters."""
     planned: dict[str, int] = {}
     for number, part in enumerate(plan.parts):
         for group in part.graph.groups:
@@ -210,11 +197,11 @@ def _with_own_results(groups: GroupGraph) -> GroupGraph:
 def _strategy(
     plan: Strategy, part: Stage, planned: Mapping[str, str], mesh: AxisSizes, crossing: Mapping[str, Layout]
 ) -> Strategy:
-    """Return the strategy of a part on the parameters of its stage.
+    """Return the strategy of a part.
 
     Args:
-        plan: that of the stage.
-        crossing: the layouts of what arrives.
+        plan: the strategy of the stage.
+        crossing: the layouts of arriving tensors.
     """
     graph = part.graph
 

@@ -1,4 +1,4 @@
-"""One training step of a placed plan, on the devices that this process runs."""
+"""One training step of a placed plan, on the devices of this process."""
 
 from __future__ import annotations
 
@@ -30,26 +30,18 @@ from tensoropt.placement.strategy import PlacedStrategy
 class PlacedEngine(Engine[TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
-    With several micro-batches, the forwards run one after another in the model's call, and the backwards in
-    ``backward()``. A training graph then gives only the loss. A buffer that a step changes is up to date
-    where it is read, and everywhere after :meth:`sync_buffers`.
+    With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; a
+    training graph then gives only the loss.
 
     Args:
-        strategy: the plan.
-        values: the model's parameters and buffers by graph name.
-        devices: for one process that runs all devices, the PyTorch device of each. By default a process runs
-            one device in a ``torch.distributed`` job, and all devices without a job.
-        seed: the seed of dropout.
-        transport: replaces the job's own way of reaching the other processes; it has a ``rank``.
-        device: the device that this rank computes on, if ``devices`` do not say; by default that of the
-            values.
-
-    Attributes:
-        local: the devices that this process runs.
-        transport: carries values to the other processes.
+        values: parameters and buffers by graph name.
+        devices: the PyTorch device of each, for one process with all devices; by default one per rank of a
+            job.
+        transport: replaces the job's own; it has a ``rank``.
+        device: without ``devices``, this rank's; by default that of the values.
 
     Raises:
-        PlanError: the plan cannot be run in its order, or not on this number of devices.
+        PlanError: the order deadlocks, or the number of devices is wrong.
     """
 
     uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
@@ -215,11 +207,7 @@ class PlacedEngine(Engine[TapedStep]):
 
 
 def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
-    """Return the devices on which one process runs all devices of a plan.
-
-    Raises:
-        PlanError: the model is to run on a GPU, and there are fewer of them than the plan needs.
-    """
+    """Return the PyTorch devices of a plan for one process; PlanError if there are too few GPUs."""
     if like.type != "cuda" or strategy.devices == 1:
         return (like,) * strategy.devices
     gpu_count = torch.cuda.device_count()

@@ -1,7 +1,4 @@
-"""Lowering of placed plans: what the nodes of a placed program add to those of other plans.
-
-Messages go through a transport. Backward runs one placed operator at a time.
-"""
+"""Lowering of placed plans: messages through a transport, and backward one placed operator at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class _Entry(torch.autograd.Function):
-    """The function through which a value enters an operator; it keeps nothing."""
+    """Passes a value into an operator and saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
@@ -59,9 +56,7 @@ class _Entry(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """The function that joins an operator's results under one root, whose backward takes the gradients off
-    the tape and releases them: autograd then frees each as soon as it is used up.
-    """
+    """Joins an operator's results under one root, whose backward takes and releases their gradients."""
 
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
@@ -76,7 +71,7 @@ class _Made(torch.autograd.Function):
 
 
 class Tape:
-    """The graphs and gradients of one micro-batch, from forward to backward."""
+    """The autograd graphs and gradients of one micro-batch, from forward to backward."""
 
     def __init__(self, anchor: torch.Tensor):
         self.anchor = anchor
@@ -85,13 +80,12 @@ class Tape:
         self._owned: set[Place] = set()
 
     def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
-        """Return a value as an operator reads it."""
         # Values come without history, and autograd skips functions without any input that requires a
         # gradient: the anchor does.
         return _Entry.apply(self.anchor, value, weakref.ref(self), place)
 
     def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
-        """Record an operator's results; called where gradients are enabled."""
+        """Record an operator's results; call with gradients enabled."""
         grown = [(place, value) for place, value in made if value.requires_grad]
         if grown:
             places = tuple(place for place, _ in grown)
@@ -99,8 +93,7 @@ class Tape:
             self._roots[operator] = (places, root)
 
     def add(self, place: Place, gradient: torch.Tensor) -> None:
-        """Add a reader's share of a gradient. The first share is taken as the sum; it may belong to something
-        else, too, so a second one makes a sum that is the tape's own."""
+        """Add a reader's share of a gradient; the first is kept as it is, a second makes a new sum."""
         if place not in self._gradients:
             self._gradients[place] = gradient
         elif place in self._owned:
@@ -110,12 +103,12 @@ class Tape:
             self._owned.add(place)
 
     def take(self, place: Place) -> torch.Tensor | None:
-        """Return the sum of all shares, and release it; None if no reader had one."""
+        """Return and release the sum of all shares; None if there are none."""
         self._owned.discard(place)
         return self._gradients.pop(place, None)
 
     def backward(self, operator: int) -> None:
-        """Run an operator's backward with the gradients of its results, all of which are there."""
+        """Run an operator's backward once its results' gradients are complete."""
         places, root = self._roots.pop(operator, ((), None))
         # Without any gradient, nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
@@ -132,11 +125,11 @@ class TapedStep(DeferredStep):
 
 @dataclass(frozen=True)
 class LocalDevices:
-    """The devices of the plan that this process runs, and their PyTorch devices.
+    """The plan's devices that this process runs.
 
     Attributes:
         own: their positions among the plan's devices.
-        devices: for each device of the plan, where its tensors lie; only those in ``own`` matter.
+        devices: the PyTorch device of each of the plan's devices.
     """
 
     own: tuple[int, ...]
@@ -144,12 +137,12 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The device for values that belong to no operator."""
+        """The device of values that belong to no operator."""
         return self.devices[self.own[0]]
 
 
 class PlacedParameters(LocalParameters):
-    """The parameters on this process's devices, whole; one that no operator reads is on every process."""
+    """The whole parameters on this process's devices; those that no operator reads are everywhere."""
 
     def __init__(
         self,
@@ -174,11 +167,9 @@ class PlacedParameters(LocalParameters):
         return self._local_holders(name)[0]
 
     def copies(self, name: str) -> int:
-        """Return the number of devices that hold a parameter."""
         return len(self.strategy.holders(name))
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a parameter's whole value on its device, in the type in which it is stored."""
         device = self.local.devices[self._device(name)]
         dtype = getattr(torch, self.source.tensors[name].stored_dtype)
         return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
@@ -196,16 +187,14 @@ class PlacedParameters(LocalParameters):
         )
 
     def in_state(self, name: str) -> bool:
-        """Return True: a state dict has whole parameters on every rank."""
         return True
 
     @property
     def gathers_state(self) -> bool:
-        """Whether several processes have the parameters."""
         return self.runtime.distributed
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return, on every rank, the value on the rank that holds the parameter; all ranks must call it."""
+        """Broadcast the value from the rank of the parameter; a collective."""
         mesh = self.runtime.device_mesh
         if mesh is None:
             return value
@@ -221,12 +210,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """The state that the nodes of a lowered plan share while they run.
-
-    Attributes:
-        transport: carries values to other devices.
-        tape: the tape of the running micro-batch; None if no backward follows.
-    """
+    """State shared by a lowered plan's nodes; ``tape`` is the micro-batch's, None without backward."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport
@@ -234,7 +218,7 @@ class StepContext:
         self._earlier = 0
 
     def begin(self, micro_batch: int) -> None:
-        """Set the numbers of messages to those of a micro-batch."""
+        """Set the message numbers of a micro-batch."""
         self._earlier = micro_batch * len(self.strategy.transfers)
 
     def send(self, number: int, value: torch.Tensor) -> None:
@@ -242,20 +226,19 @@ class StepContext:
         self.transport.send(self._earlier + number, target, value)
 
     def receive(self, number: int) -> Arriving:
-        """Begin to receive a value, or a gradient, of the running micro-batch."""
+        """Begin to receive a value or gradient of the running micro-batch."""
         name, source, target, _ = self.strategy.transfers[number]
         where = self.local.devices[target]
         return self.transport.receive(self._earlier + number, source, *self.form(name), where)
 
     def form(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return the shape and the type of a value, in one micro-batch."""
+        """Return a value's shape and dtype in one micro-batch."""
         graph = self.strategy.placed_graph
         value = graph.values[name]
         dtype = graph.groups.atoms.graph.tensors[value.tensor].dtype
         return graph.shape(value), getattr(torch, dtype)
 
     def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
-        """Return a value as an operator reads it."""
         return value if self.tape is None else self.tape.enter(place, value)
 
     def end(self, number: int, places: tuple[Place, ...], *made: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -272,8 +255,6 @@ def _wait_for(arriving: Arriving) -> torch.Tensor:
 
 
 class _Interpretation(Interpretation):
-    """The reading of a placed plan's program."""
-
     def __init__(self, strategy: Strategy, runtime: Runtime, step: StepContext):
         super().__init__(strategy, runtime)
         self.step, self.placed = step, step.strategy.placed_graph
@@ -325,11 +306,11 @@ class _Interpretation(Interpretation):
 
 
 def lower_placed(order: PlacedOrder, runtime: Runtime, step: StepContext, *, evaluating: bool) -> Lowered:
-    """Return the forward of the devices that this process runs.
+    """Lower the forward of this process's devices.
 
     Args:
         order: the order of forward.
-        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
+        evaluating: whether to lower a training graph in eval mode.
     """
     lowering = PlacedLowering(step.strategy, order, step.local.own, evaluating)
     return _Interpretation(lowering.strategy, runtime, step).lowered(lowering.program())

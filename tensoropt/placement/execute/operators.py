@@ -1,7 +1,4 @@
-"""What placed operators compute otherwise than shards: cuts of tensors, joins of pieces, counts of targets.
-
-``split`` operators cut a tensor along an atom, and ``join`` operators join its pieces.
-"""
+"""Nodes of placed plans alone: ``split`` of a tensor along an atom, ``join`` of pieces, counts of targets."""
 
 from __future__ import annotations
 
@@ -33,20 +30,17 @@ class Cut:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """The whole tensor's shape by atoms."""
         return tuple(size for dim in self.atoms for size in dim)
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """The whole tensor's shape."""
         return tuple(prod(dim) for dim in self.atoms)
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Return the shape of a piece."""
         return local_shape(self.atoms, (self.code,), (self.count,), (index,))
 
     def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
-        """Return a copy of one piece."""
+        """Copy one piece."""
         start, length = chunk(self.flat[self.code], self.count, index)
         # Atoms are factors of dims, so a cut along one is a slice of the tensor reshaped to its atoms.
         part = whole.reshape(self.flat).narrow(self.code, start, length)
@@ -108,21 +102,17 @@ class _Join(torch.autograd.Function):
 
 
 def split(cut: Cut, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return all pieces, differentiably."""
     result = _Split.apply(whole, cut)
     assert isinstance(result, tuple)
     return result
 
 
 def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
-    """Return the whole of all pieces, differentiably."""
     return _Join.apply(cut, *pieces)
 
 
 class Piece:
-    """The piece of an operator that runs in the running micro-batch; the
-    :class:`~tensoropt.ops.kernels.ShardContext` of its kernels. Pieces do not communicate while they run.
-    """
+    """The running piece of an operator; the :class:`~tensoropt.ops.kernels.ShardContext` of its kernels."""
 
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
@@ -161,7 +151,7 @@ class Piece:
         raise AssertionError("a piece whose keys go around is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count over the whole batch, taken before the step began."""
+        """Return a count over the whole batch, made before the step."""
         if all(self.mesh[axis] == 1 for axis in axes):
             return value
         # Counted once per process, which may run several devices.

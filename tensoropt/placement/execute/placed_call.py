@@ -1,9 +1,4 @@
-"""A call of a model in evaluation by a placed plan: its graph, placed like the plan's.
-
-The graph is another one than the plan's, and is placed anew: each group on the device that has its
-parameters, or a group of its name, whole, in the graph's order. What the plan cuts into pieces runs on the
-device of the first of them.
-"""
+"""A call in eval mode by a placed plan: each group on the device of its parameters or of the same name."""
 
 from __future__ import annotations
 
@@ -22,15 +17,11 @@ from tensoropt.placement.strategy import PlacedStrategy, needed_routes
 
 
 class PlacedCall(LoweredCall):
-    """A call by a placed plan; all ranks pass, and get, all rows.
+    """A call by a placed plan; all ranks pass and get all rows.
 
     Args:
-        plan: the plan.
-        call: the graph of the call.
-        local: the devices that this process runs.
-        transport: carries values to the other processes.
-        runtime: where the engine runs.
-        collect: gives every rank what one device has.
+        local: the devices of this process.
+        collect: broadcasts a result of one device.
     """
 
     def __init__(

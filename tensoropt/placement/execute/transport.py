@@ -1,8 +1,4 @@
-"""The ways in which values get from one device to another.
-
-All operators and transfers of a placed plan have one order (:mod:`tensoropt.placement.order`), and each
-process runs its part of it.
-"""
+"""Messages between devices, in the one order of :mod:`tensoropt.placement.order`."""
 
 from __future__ import annotations
 
@@ -17,39 +13,31 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 
 Arriving = Callable[[], torch.Tensor]
-"""A message in flight: waits for the tensor, and returns it."""
+"""A message in flight: waits for the tensor and returns it."""
 
 
 class Transport(Protocol):
-    """The communication between devices. All processes take part in the same messages in the same order; the
-    number of a message is its place in the step, those of the first micro-batch come first.
-    """
+    """Communication between devices, in the same order on all processes."""
 
     def send(self, number: int, target: int, value: torch.Tensor) -> None:
-        """Begin to send to a device of the plan; the value is kept until it is sent."""
+        """Begin to send to a device of the plan; keep the value until it is sent."""
         ...
 
     def receive(
         self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Arriving:
-        """Begin to receive from a device of the plan."""
-        ...
+    ) -> Arriving: ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Return the value of ``source`` on all processes, in place where the value is contiguous."""
+        """Broadcast from ``source``, in place if the value is contiguous."""
         ...
 
     def finish(self) -> None:
-        """Wait until everything is sent.
-
-        Raises:
-            RuntimeError: a message could not be sent.
-        """
+        """Wait until everything is sent; RuntimeError if a message failed."""
         ...
 
 
 class Alone:
-    """The transport of one process that runs all devices, given the PyTorch device of each."""
+    """The transport of one process with all devices."""
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = devices
@@ -73,10 +61,9 @@ class Alone:
 
 
 class Job:
-    """The messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
+    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
-    Gloo reports that a message was sent only to a thread that waits for it, so one does, and then releases
-    the value. NCCL's work objects hold what they send themselves.
+    A thread waits for gloo's sends and releases their values; NCCL's work objects hold theirs.
     """
 
     def __init__(self) -> None:

@@ -56,10 +56,6 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:
-    """Return the scheme that allows the batch, or Megatron-LM's splits, on each axis, with parameters whole
-    or in shards.
-    """
-
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(tables, variable, index, recomputing=False):
             return NO_OPTION

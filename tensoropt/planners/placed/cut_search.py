@@ -12,9 +12,8 @@ far, which stays if that is slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
 
 import networkx as nx
 import numpy as np
@@ -22,14 +21,14 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
 from tensoropt.placement.flat import FlatProblem, Integers, step_s
-from tensoropt.placement.graph import GroupSplit, Splits
+from tensoropt.placement.graph import Splits
+from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.annealing import State
 from tensoropt.planners.placed.common.starting import scheduled
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.placed.local_search import LocalSearch, simulated_places
-from tensoropt.units import format_seconds
 
 _NAME = "cut_search"
 _SEGMENTS = 12
@@ -58,32 +57,9 @@ class CutSearch:
 DEFAULTS = CutSearch()
 
 
-class Cuttable(Protocol):
-    """A problem whose operators can be cut along the batch."""
-
-    @property
-    def problem(self) -> PlacementProblem: ...
-
-    def whole_of(self, operator: int) -> str | None:
-        """Return the operator that this one is, or is a piece of; None for one that only moves data or holds
-        parameters."""
-        ...
-
-    def batch_cuts(self, pieces: int) -> Mapping[str, GroupSplit]:
-        """Return cuts into so many pieces of the batch of everything that can be cut so."""
-        ...
-
-    def split(self, splits: Splits) -> Self:
-        """Return the problem with these cuts in addition."""
-        ...
-
-
-G = TypeVar("G", bound=Cuttable)
-
-
 @dataclass(frozen=True)
-class _Found(Generic[G]):
-    graph: G
+class _Found:
+    graph: PricedGraph
     cuts: Splits
     simulated: SimulatedPlacement
 
@@ -92,8 +68,8 @@ class _Found(Generic[G]):
         return self.simulated.time_s
 
 
-class _Search(Generic[G]):
-    def __init__(self, whole: G, limit: float | None, seed: int, settings: CutSearch):
+class _Search:
+    def __init__(self, whole: PricedGraph, limit: float | None, seed: int, settings: CutSearch):
         self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
         count = whole.problem.devices.count
         cuts = {number: whole.batch_cuts(number) for number in range(count, 1, -1)}
@@ -101,7 +77,7 @@ class _Search(Generic[G]):
         numbers = [n for n in cuts if count % n == 0 and cuts[n]] or [n for n in cuts if cuts[n]][:1]
         self.everywhere: list[Splits] = [cuts[number] for number in numbers]
         self.segments = segments(whole, int(np.clip(_SEGMENTS_PER_SECOND * settings.seconds, 1, _SEGMENTS)))
-        self.found: list[_Found[G]] = []
+        self.found: list[_Found] = []
         self.tried: list[Splits] = []
         self.refusal: InfeasibleError | None = None
 
@@ -113,7 +89,7 @@ class _Search(Generic[G]):
             if placed:
                 self._descend(min(placed, key=lambda found: found.time_s))
 
-    def _descend(self, best: _Found[G]) -> None:
+    def _descend(self, best: _Found) -> None:
         cuts_of = best.cuts or self.everywhere[0]
         share, before = (1 - _STARTS) / (2 * len(self.segments)), None
         while best is not before:
@@ -126,17 +102,17 @@ class _Search(Generic[G]):
                     tried = self._try(cuts, best, share)
                     best = tried if tried is not None and tried.time_s < best.time_s else best
 
-    def _try(self, cuts: Splits, before: _Found[G] | None, share: float) -> _Found[G] | None:
+    def _try(self, cuts: Splits, before: _Found | None, share: float) -> _Found | None:
         """Place a graph with these cuts, from where its operators lie in another plan, if that is not much
         slower than the plan to begin with; return the fastest found."""
         self.tried.append(cuts)
         graph = self.whole.split(cuts)
         problem = graph.problem
-        known: list[tuple[str, Placement]] = []
+        known: list[Placement] = []
         if before is not None:
             known = list(_carried(before.simulated, problem, self.seed))
             flat = FlatProblem.of(problem)
-            begun = min((step_s(flat, placement) for _, placement in known), default=0.0)
+            begun = min((step_s(flat, placement) for placement in known), default=0.0)
             if begun > _MUCH_SLOWER * before.time_s:
                 return None
         effort = LocalSearch(seconds=share * self.settings.seconds)
@@ -149,9 +125,7 @@ class _Search(Generic[G]):
         return self.found[-1]
 
 
-def _carried(
-    before: SimulatedPlacement, problem: PlacementProblem, seed: int
-) -> Iterator[tuple[str, Placement]]:
+def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     """Yield placements in which every operator that another plan has too lies where it lies there, and takes
     its turn as there."""
     lies = dict(zip(before.problem.names, before.placement.device, strict=True))
@@ -159,9 +133,9 @@ def _carried(
     state = State.of(before)
     names = [[before.problem.names[o] for o in line.tolist()] for line in (state.ahead, state.back)]
     ahead, back = (_in_turn(problem, line, backward=i == 1) for i, line in enumerate(names))
-    for source, placement in scheduled(replace(problem, pinned=(*problem.pinned, *pins)), seed):
+    for placement in scheduled(replace(problem, pinned=(*problem.pinned, *pins)), seed):
         carried = State(np.array(placement.device, dtype=np.int64), ahead, back)
-        yield source, carried.placement(problem)
+        yield carried.placement(problem)
 
 
 def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> Integers:
@@ -180,7 +154,7 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
     return np.array(list(nx.lexicographical_topological_sort(order, key=lambda o: (turns[o], o))))
 
 
-def segments(whole: Cuttable, most: int) -> list[tuple[str, ...]]:
+def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
     """Return the operators in the model's order, divided into segments: each alone, or if they are more than
     ``most``, segments of about equal weight, each border where the fewest bytes cross.
 
@@ -209,8 +183,8 @@ def segments(whole: Cuttable, most: int) -> list[tuple[str, ...]]:
 
 
 def placements(
-    whole: G, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
-) -> list[tuple[G, PlacedAnswer]]:
+    whole: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
+) -> list[tuple[PricedGraph, PlacedAnswer]]:
     """Return graphs, cut in different ways, with placements that fit and that no other one found beats.
 
     Raises:
@@ -232,13 +206,9 @@ def placements(
     return [(f.graph, PlacedAnswer(f.simulated.placement, _notes(search, f))) for f in kept]
 
 
-def _notes(search: _Search[G], found: _Found[G]) -> tuple[str, ...]:
+def _notes(search: _Search, found: _Found) -> tuple[str, ...]:
     if not found.cuts:
         return ("nothing is cut",)
     pieces = sorted({count for _, count in found.cuts.values()})
-    everywhere = [f.time_s for f in search.found if f.cuts in search.everywhere]
-    step = f"the step takes {format_seconds(min(everywhere))}" if everywhere else "nothing found fits"
     groups = len({name for segment in search.segments for name in segment})
-    cut = f"the batch of {len(found.cuts)} of {groups} groups is cut in {', '.join(map(str, pieces))}"
-    rest = "; every other group lies on one device" if len(found.cuts) < groups else ""
-    return (f"{cut}{rest}; with all cut that can be, {step}",)
+    return (f"the batch of {len(found.cuts)} of {groups} groups is cut in {', '.join(map(str, pieces))}",)

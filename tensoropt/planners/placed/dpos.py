@@ -161,9 +161,6 @@ class _DposScheduler:
             self.memory.book(self.units, unit, device)
 
     def _required_device(self, operator: int) -> int:
-        """Return the device where an operator has to lie: that of its unit, or the critical-path device (line
-        10); -1 if it is free.
-        """
         unit = self.units.of[operator]
         # Placed operators leave the path, also where their unit decides for them, since line 5 counts what
         # remains.
@@ -226,20 +223,14 @@ class _DposScheduler:
         """Return arg min EFT over devices with room (lines 12 to 19). Ties go to the first device."""
         unit = self.units.of[operator]
         permitted = self.units.allowed[unit] & self.memory.room(self.units, unit)
-        seconds = self.problem.forward_s[operator]
-        bounds = np.where(permitted, ready + seconds, np.inf)
-        """No device finishes earlier than it would if idle; devices are tried in this order."""
-        best, chosen = float("inf"), -1
-        for device in np.argsort(bounds, kind="stable"):
-            if not bounds[device] < best and not (bounds[device] == best and device < chosen):
-                break
-            took = float(seconds[device])
-            finish = self.slots[device].earliest(float(ready[device]), took) + took
-            if finish < best or (finish == best and device < chosen):
-                best, chosen = finish, int(device)
-        if chosen < 0:
+        if not permitted.any():
             raise NoRoomError(unit)
-        return chosen
+        seconds = self.problem.forward_s[operator].tolist()
+        finish = {
+            d: self.slots[d].earliest(float(ready[d]), seconds[d]) + seconds[d]
+            for d in np.flatnonzero(permitted).tolist()
+        }
+        return min(finish, key=finish.__getitem__)
 
     # -- backward ---------------------------------------------------------------------------------
 

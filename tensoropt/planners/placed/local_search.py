@@ -10,7 +10,7 @@ It is limited in effort, not in seconds, so that an answer depends on the seed a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
 from tensoropt.types import Floats
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import format_bytes
 
 TASKS_PER_SECOND = 25e6
 """The tasks of steps computed in a second on the machine where this was measured, on one core of an AMD EPYC:
@@ -86,7 +86,6 @@ class _Search:
         self._chain(self._fastest(start), self.caps, _FASTEST / 2)
 
     def tighten(self, simulated: SimulatedPlacement) -> None:
-        """Look again, with less room where a placement exceeds its device's capacity when simulated."""
         over = np.array(simulated.peak_bytes) - self.problem.devices.capacity_bytes
         start = State.of(simulated)
         booked = start.booked(self.tables, self.problem.devices.count)
@@ -108,7 +107,6 @@ class _Search:
         return self.shelf.state(known[-1]) if known else start.copy()
 
     def _below(self, cap: float, start: State) -> State:
-        """Return the fastest state within a cap, or the leanest; ``start`` if there is none."""
         known = self.shelf.unbeaten()
         within = [number for number in known if self.shelf.edges[number] <= cap]
         return self.shelf.state((within or known[:1] or [0])[-1]) if known else start.copy()
@@ -118,7 +116,6 @@ class _Search:
         return float(np.maximum(booked - self.caps, 0.0).sum())
 
     def _ladder(self) -> list[float]:
-        """Return caps, descending, from what the fastest books to what no fullest device can do without."""
         known, edges = self.shelf.unbeaten(), self.shelf.edges
         most = edges[known[-1]] if known else edges[-1]
         return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]
@@ -142,24 +139,21 @@ def simulated_places(
     memory_limit_bytes: float | None,
     seed: int,
     settings: LocalSearch,
-    known: Sequence[tuple[str, Placement]] | None = None,
+    known: Iterable[Placement] = (),
 ) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
     """Return (what :func:`placements` finds, ascending in memory; notes on how).
 
     Args:
         name: the planner that refuses.
-        known: placements from which to start in place of those of the heuristics, each with its origin.
+        known: placements from which to start; none for those of the heuristics.
 
     Raises:
         InfeasibleError: nothing found fits.
     """
     problem = limited(problem, memory_limit_bytes)
-    starts = [
-        (source, simulate_placement(problem, placement))
-        for source, placement in known or heuristics(problem, seed)
-    ]
+    starts = [*known] or [*heuristics(problem, seed)] or [_anywhere(problem)]
+    begun = [simulate_placement(problem, placement) for placement in starts]
     search = _Search(problem, seed, settings)
-    begun = [simulated for _, simulated in starts] or [_anywhere(problem)]
     search.run(begun)
     found = [*begun, *search.simulated()]
     for _ in range(_ROUNDS):
@@ -167,47 +161,27 @@ def simulated_places(
             break
         search.tighten(min(found, key=_excess_bytes))
         found += search.simulated()
-    fitting = [simulated for simulated in found if simulated.fits()]
-    if not fitting:
-        raise InfeasibleError(_refusal(name, problem, found))
-    kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
+    kept = reduce_points(
+        [simulated for simulated in found if simulated.fits()], lambda s: (s.memory_bytes, s.time_s)
+    )
+    if not kept:
+        capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
+        raise InfeasibleError(
+            f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
+            f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
+            "devices or a smaller batch"
+        )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
     proof = f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"
-    return kept, (*_notes(search, starts, kept), proof)
+    return kept, (f"{search.tried:,} placements tried in {search.chains} chains", proof)
 
 
-def _anywhere(problem: PlacementProblem) -> SimulatedPlacement:
+def _anywhere(problem: PlacementProblem) -> Placement:
     """Return a placement to begin with where no heuristic finds one: every unit on the first device that may
     run it."""
     units = units_of(problem)
-    device = [int(units.choices[unit][0]) for unit in units.of]
-    return simulate_placement(problem, Placement.in_order(device, problem.devices.count))
+    return Placement.in_order([int(units.choices[unit][0]) for unit in units.of], problem.devices.count)
 
 
 def _excess_bytes(simulated: SimulatedPlacement) -> float:
     return float((np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes).max())
-
-
-def _refusal(name: str, problem: PlacementProblem, found: Sequence[SimulatedPlacement]) -> str:
-    in_all = problem.devices.in_all
-    capacity = format_bytes(in_all(float(problem.devices.capacity_bytes.max())))
-    return (
-        f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
-        f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
-        "devices or a smaller batch"
-    )
-
-
-def _notes(
-    search: _Search, starts: Sequence[tuple[str, SimulatedPlacement]], kept: Sequence[SimulatedPlacement]
-) -> tuple[str, ...]:
-    fitting = [(simulated.time_s, source) for source, simulated in starts if simulated.fits()]
-    took = format_seconds(kept[-1].time_s)
-    tried = f"{search.tried:,} placements tried in {search.chains} chains"
-    if not fitting:
-        return (f"no heuristic found a placement that fits; annealing did, {took}: {tried}",)
-    before, source = min(fitting)
-    if kept[-1].time_s < before:
-        origin = f"{format_seconds(before)} of {source}"
-        return (f"annealed from the heuristics' placements: {origin} became {took}; {tried}",)
-    return (f"nothing found is faster than {source}, {took}: {tried}",)

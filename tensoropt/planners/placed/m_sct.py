@@ -12,8 +12,6 @@ Its guarantee needs every message to be shorter than every operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
@@ -39,21 +37,6 @@ SECONDS = 60.0
 """The time limit of the linear program; an assumption."""
 
 
-@dataclass(frozen=True)
-class _Precedence:
-    """The graph of the linear program.
-
-    Attributes:
-        seconds: (operators,) the mean over the devices that each may lie on.
-        edges: (edges, 2) the producer and the reader, ascending.
-        message_s: (edges,) the seconds of all that goes along an edge, the mean over pairs of devices.
-    """
-
-    seconds: Floats
-    edges: NDArray[np.intp]
-    message_s: Floats
-
-
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
     """Choose favourites, then schedule with them.
 
@@ -62,8 +45,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
     units = units_of(problem)
-    graph = precedence(problem, units)
-    favourite = favourites(problem.size, graph)
+    favourite = favourites(problem, units)
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
         schedule = earliest_first(problem, units, memory, favourite)
@@ -72,8 +54,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
 
 
-def precedence(problem: PlacementProblem, units: Units) -> _Precedence:
-    """Return the graph with mean times; nothing is sent between operators that share a device anyway."""
+def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:
+    """Return (operators,) seconds, the mean over the devices that each may lie on; (edges, 2) producer and
+    reader, ascending; (edges,) the seconds of all that goes along each, the mean over pairs of devices, and
+    nothing between operators that share a device anyway."""
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
     devices = problem.devices
@@ -90,10 +74,10 @@ def precedence(problem: PlacementProblem, units: Units) -> _Precedence:
             edge = (tensor.producer, reader)
             messages[edge] = messages.get(edge, 0.0) + sent
     edges = np.array(sorted(messages), dtype=np.intp).reshape(-1, 2)
-    return _Precedence(seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges]))
+    return seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges])
 
 
-def favourites(operators: int, graph: _Precedence) -> list[int]:
+def favourites(problem: PlacementProblem, units: Units) -> list[int]:
     """Return the favourite child of each operator, or -1.
 
     min w over 0 <= x_ij <= 1, s_i >= 0, w (Baechi, section 3.1, constraints of the relaxed program):
@@ -110,20 +94,21 @@ def favourites(operators: int, graph: _Precedence) -> list[int]:
     Raises:
         UnsuitableError: the time ran out.
     """
+    seconds, edges, messages = _precedence(problem, units)
+    operators, count = problem.size, len(edges)
     favourite = [-1] * operators
-    count = len(graph.edges)
-    if not count or not graph.message_s.any():
+    if not count or not messages.any():
         return favourite
     bounds = np.zeros((count + operators + 1, 2))
     bounds[:count, 1] = 1.0
     bounds[count:, 1] = np.inf
     objective = np.zeros(count + operators + 1)
     # times are counted in mean operator times, so that the solver's tolerances suit them
-    scale = float(graph.seconds.mean()) or 1.0
-    seconds, messages = graph.seconds / scale, graph.message_s / scale
+    scale = float(seconds.mean()) or 1.0
+    seconds, messages = seconds / scale, messages / scale
     objective[-1] = count
     objective[:count] = count * 1e-4 * float(seconds.max()) * messages / float(messages.sum())
-    matrix, right = _rows(graph.edges, seconds, messages)
+    matrix, right = _rows(edges, seconds, messages)
     solution = linprog(
         objective,
         A_ub=matrix,
@@ -137,7 +122,7 @@ def favourites(operators: int, graph: _Precedence) -> list[int]:
             f"m_sct's linear program over {operators} operators and {count} edges was not solved within "
             f"{SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
         )
-    for (parent, child), left in zip(graph.edges.tolist(), solution.x[:count], strict=True):
+    for (parent, child), left in zip(edges.tolist(), solution.x[:count], strict=True):
         # The program is relaxed: x is seldom 0 or 1, and the threshold rounds it.
         if left <= _THRESHOLD:
             favourite[parent] = child

@@ -6,144 +6,77 @@ operators that are cut in the same way on both sides of an edge need neither.
 
 The paper starts from the data-parallel graph if the model fits on one device, otherwise from the model
 itself. The data-parallel graph is the batch of every operator cut into as many pieces as there are devices,
-or the next number that divides it. Here both are tried, as neither is better for all models: the answer is
-the one that is faster when simulated, and a note has both. An operator that is already in pieces is cut anew
-as a whole: the same dims and counts are tried for it instead of its current ones.
+or the next number that divides it. An operator that is already in pieces is cut anew as a whole.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
 
-from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.placement.graph import GroupSplit, Splits
+from tensoropt.placement.graph import GroupSplit
+from tensoropt.placement.prices import PricedGraph
 from tensoropt.planners.placed.common.task_ranks import placed_ranks
 from tensoropt.planners.placed.common.units import (
     MemoryBook,
     NoRoomError,
     PlacedAnswer,
     Units,
-    memory_limits,
     place_within_memory,
     units_of,
 )
 from tensoropt.planners.placed.dpos import DposSchedule, schedule_by_ranks
-from tensoropt.units import format_seconds
-
-
-class Splittable(Protocol):
-    """A problem whose operators can be cut."""
-
-    @property
-    def problem(self) -> PlacementProblem: ...
-
-    def whole_of(self, operator: int) -> str | None:
-        """Return the operator that this one is, or is a piece of; None for one that only moves data or holds
-        parameters.
-        """
-        ...
-
-    def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """Return the ways in which an operator can be cut; none if ``whole_of`` is None."""
-        ...
-
-    def data_parallel(self) -> Splits:
-        """Return cuts of everything whose batch can be cut, into as many pieces as there are devices or the
-        nearest possible number."""
-        ...
-
-    def split(self, splits: Splits) -> Self:
-        """Return the problem with these cuts in addition to those already made, replacing those of the same
-        operators.
-        """
-        ...
-
-
-S = TypeVar("S", bound=Splittable)
 
 
 @dataclass(frozen=True)
-class _Trial(Generic[S]):
-    graph: S
+class _Trial:
+    graph: PricedGraph
     units: Units
     schedule: DposSchedule
 
 
-def placements(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[tuple[S, PlacedAnswer]]:
-    """Return the graph as it was cut with its placement, from the start that is faster when simulated.
+def placements(
+    graph: PricedGraph, memory_limit_bytes: float | None, seed: int
+) -> tuple[tuple[PricedGraph, PlacedAnswer]]:
+    """Return the graph as it was cut with its placement.
 
     Raises:
-        InfeasibleError: an operator has no room on any device, whichever the start.
+        InfeasibleError: an operator has no room on any device.
     """
-    found: list[tuple[float, str, S, PlacedAnswer]] = []
-    refusals: list[InfeasibleError] = []
-    outcomes: list[str] = []
-    for start, name in _starts(graph, memory_limit_bytes):
-        try:
-            split, answer = _place_from(start, memory_limit_bytes)
-        except InfeasibleError as refusal:
-            refusals.append(refusal)
-            outcomes.append(f"{name}: no room")
-            continue
-        time_s = simulate_placement(split.problem, answer.placement).time_s
-        found.append((time_s, name, split, answer))
-        outcomes.append(f"{name}: {format_seconds(time_s)}")
-    if not found:
-        raise refusals[0]
-    _, name, split, answer = min(found, key=lambda each: each[0])  # of equals, the published one
-    both = (f"the published start is {'; the other is '.join(outcomes)}",) if len(outcomes) > 1 else ()
-    return ((split, replace(answer, notes=(f"started from {name}", *both, *answer.notes))),)
-
-
-def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
-    """Return the graphs to begin with, by what they are, the published one (section 5.2) first.
-
-    Either may have no room where the other has: parameters are not replicated here, so that pieces may fit
-    where operators do not.
-    """
-    batch = graph.data_parallel()
-    if not batch:
-        return [(graph, "the model itself, as its batch cannot be cut")]
-    count = next(iter(batch.values()))[1]
-    parallel = graph.split(batch), f"data parallelism (the batch of {len(batch)} groups cut in {count})"
-    whole = graph, "the model itself"
-    bytes_in_all = float(units_of(graph.problem).bytes.sum())
-    fits = bool((memory_limits(graph.problem, limit) >= bytes_in_all).any())
-    return [parallel, whole] if fits else [whole, parallel]
-
-
-def _place_from(start: S, limit: float | None) -> tuple[S, PlacedAnswer]:
-    # As in retry.py, if counting what is in flight leaves no room, that is left to the simulator.
-    counts_transients, first = True, _trial(start, limit, True)
-    if first is None:
-        counts_transients, first = False, _trial(start, limit, False)
+    start, name = _start(graph, memory_limit_bytes)
+    # If counting what is in flight leaves no room, that is left to the simulator.
+    ways = ((counts, _trial(start, memory_limit_bytes, counts)) for counts in (True, False))
+    counts, first = next((way for way in ways if way[1] is not None), (False, None))
     cut: dict[str, GroupSplit] = {}
-    if first is None:
-        graph, units = start, units_of(start.problem)
-    else:
-        best, cut = _search(first, limit, counts_transients)
-        graph, units = best.graph, best.units
+    units = units_of(start.problem)
+    if first is not None:
+        best, cut = _search(first, memory_limit_bytes, counts)
+        start, units = best.graph, best.units
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return schedule_by_ranks(graph.problem, units, memory).answer
+        return schedule_by_ranks(start.problem, units, memory).answer
 
-    answer = place_within_memory("os_dpos", graph.problem, units, limit, attempt)
+    answer = place_within_memory("os_dpos", start.problem, units, memory_limit_bytes, attempt)
     cuts = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
     listed = ", ".join(cuts[:3]) + (f" and {len(cuts) - 3} more" if len(cuts) > 3 else "")
-    notes = (f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
-    return graph, replace(answer, notes=notes)
+    notes = (f"started from {name}", f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
+    return ((start, replace(answer, notes=notes)),)
 
 
-def _trial(graph: S, limit: float | None, counts_transients: bool) -> _Trial[S] | None:
-    """Run algorithm 1 on a graph, with or without counting tensors in flight; return None if it finds no
-    room.
-    """
+def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
+    """Return the graph to begin with, and what it is (section 5.2)."""
+    batch = graph.data_parallel()
+    bytes_in_all = float(units_of(graph.problem).bytes.sum())
+    if batch and (graph.problem.devices.within(limit) >= bytes_in_all).any():
+        count = next(iter(batch.values()))[1]
+        return graph.split(batch), f"data parallelism (the batch of {len(batch)} groups cut in {count})"
+    return graph, "the model itself"
+
+
+def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> _Trial | None:
     units = units_of(graph.problem)
     try:
         schedule = schedule_by_ranks(
-            graph.problem, units, MemoryBook.empty(memory_limits(graph.problem, limit), counts_transients)
+            graph.problem, units, MemoryBook.empty(graph.problem.devices.within(limit), counts_transients)
         )
     except NoRoomError:
         return None
@@ -151,8 +84,8 @@ def _trial(graph: S, limit: float | None, counts_transients: bool) -> _Trial[S] 
 
 
 def _search(
-    best: _Trial[S], limit: float | None, counts_transients: bool
-) -> tuple[_Trial[S], dict[str, GroupSplit]]:
+    best: _Trial, limit: float | None, counts_transients: bool
+) -> tuple[_Trial, dict[str, GroupSplit]]:
     """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until a cut gains
     nothing.
     """
@@ -174,7 +107,7 @@ def _search(
     return best, cut
 
 
-def _longest_first(start: _Trial[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
+def _longest_first(start: _Trial) -> list[tuple[str, tuple[GroupSplit, ...]]]:
     """Return the possible cuts on the critical path under this placement, by descending computation time
     (lines 4, 5).
     """

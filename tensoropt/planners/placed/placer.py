@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.units import PlacedAnswer, memory_limits, units_of
+from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
 from tensoropt.units import format_bytes
 
 
@@ -96,7 +96,7 @@ def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
 
 
 def _check_memory(problem: PlacementProblem, placement: Placement, limit: float | None) -> None:
-    most = memory_limits(problem, limit)
+    most = problem.devices.within(limit)
     peaks, in_all = simulate_placement(problem, placement).peak_bytes, problem.devices.in_all
     for device, (peak, room) in enumerate(zip(peaks, most, strict=True)):
         if peak > room:

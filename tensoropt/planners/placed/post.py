@@ -33,13 +33,12 @@ from tensoropt.planners.placed.common.units import (
     MemoryBook,
     PlacedAnswer,
     Units,
-    memory_limits,
     place_within_memory,
     units_of,
 )
 from tensoropt.planners.placed.local_search import TASKS_PER_SECOND
 from tensoropt.types import Floats
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import format_bytes
 
 _ASCENTS = 10
 """The steps of gradient ascent of an update (algorithm 1, line 6)."""
@@ -95,25 +94,19 @@ def place(
         learner = _Learner(problem, units, memory, settings, seed)
         learner.run()
         if learner.best is None:
-            raise InfeasibleError(_refusal(problem, memory_limit_bytes, learner))
+            most = problem.devices.in_all(float(problem.devices.within(memory_limit_bytes).max()))
+            near = format_bytes(learner.least_excess_bytes)
+            raise InfeasibleError(
+                f"post finds no plan within {format_bytes(most)} on {problem.devices.count} devices: of "
+                f"{learner.drawn:,} placements the nearest is {near} above; raise the limit, use more "
+                "devices, or draw more (--planner-option post.placements=...)"
+            )
         for unit, device in enumerate(learner.best.tolist()):
             memory.book(units, unit, device)
         placement = Placement.in_order(learner.best[learner.unit_of].tolist(), problem.devices.count)
-        first, best = format_seconds(learner.first_s), format_seconds(learner.best_s)
-        return PlacedAnswer(
-            placement, (f"{learner.drawn:,} placements drawn; the first takes {first}, the best {best}",)
-        )
+        return PlacedAnswer(placement, (f"{learner.drawn:,} placements drawn",))
 
     return place_within_memory("post", problem, units, memory_limit_bytes, attempt)
-
-
-def _refusal(problem: PlacementProblem, limit: float | None, learner: _Learner) -> str:
-    most = problem.devices.in_all(float(memory_limits(problem, limit).max()))
-    return (
-        f"post finds no plan within {format_bytes(most)} on {problem.devices.count} devices: it drew "
-        f"{learner.drawn:,} placements, the nearest {format_bytes(learner.least_excess_bytes)} above; raise "
-        "the limit, use more devices, or draw more (--planner-option post.placements=...)"
-    )
 
 
 class _Learner:
@@ -157,7 +150,6 @@ class _Learner:
         return (below <= self.random.random((len(below), 1))).sum(axis=1)
 
     def _time(self, devices: Integers) -> float:
-        """Return the seconds of a step, and more if it does not fit; keep the fastest that does."""
         step_s = float(flat_step(self.flat, devices[self.unit_of], self.order, self.order[::-1])[0])
         self.first_s = self.first_s or step_s
         over = self._excess_bytes(devices)

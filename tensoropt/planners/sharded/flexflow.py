@@ -17,7 +17,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,29 +34,14 @@ PROPOSALS = 600
 6.2)."""
 
 SECONDS = 30.0
-"""Seconds per space; an assumption. The notes say if they run out before the proposals: the result then
-depends on the machine."""
+"""Seconds for both chains of a space; an assumption. The notes say if they run out before the proposals: the
+result then depends on the machine."""
 
 _SHARPNESS = 20.0
 """``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
 
 
-@dataclass
-class Deadline:
-    """The seconds that a planner may still spend; ``passed`` is checked between steps."""
-
-    seconds: float
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def passed(self) -> bool:
-        """Whether the seconds are used up."""
-        return time.monotonic() - self.started > self.seconds
-
-
 class _Chain:
-    """Moves in one space: complete strategies from configurations of groups."""
-
     def __init__(self, task: PlanningTask, number: int, limit: float | None):
         self.task = task
         self.number = number
@@ -129,7 +113,6 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
-        """Return the strategy with one random group reconfigured at random; None if that is impossible."""
         name = rng.choice(self.groups)
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])
@@ -141,15 +124,16 @@ class _Chain:
 
 
 def metropolis_hastings(
-    chain: _Chain, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
+    chain: _Chain, start: dict[str, int], proposals: int, rng: random.Random, seconds: float
 ) -> tuple[float, dict[str, int], bool]:
     """Return (cost, choice, whether the time ran out) of the best strategy visited."""
+    end = time.monotonic() + seconds
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
     # Relative to the start, so that one sharpness suits models of microseconds and of minutes.
     beta = _SHARPNESS / cost if math.isfinite(cost) else 0.0
     for step in range(proposals):
-        if deadline.passed:
+        if time.monotonic() > end:
             return lowest, best, True
         # Section 6.2: a chain ends when half of its budget brought nothing better.
         if step - last > proposals // 2:
@@ -176,9 +160,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         # Each space draws from a generator of its own, so that its result does not depend on the other
         # spaces.
         chain, rng = _Chain(task, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
-        deadline = Deadline(SECONDS)
         starts = [s for s in (chain.data_parallel(), chain.anything(rng)) if s is not None]
-        ends = [metropolis_hastings(chain, start, PROPOSALS, deadline, rng) for start in starts]
+        ends = [metropolis_hastings(chain, start, PROPOSALS, rng, SECONDS / 2) for start in starts]
         late = any(end[2] for end in ends)
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:

@@ -90,8 +90,6 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
 
 
 def _routers(graph: GroupGraph) -> frozenset[str]:
-    """Return the groups that choose experts: from a product of the activations to the choice and its
-    weights."""
     producer, found = graph.atoms.graph.producer, set[str]()
     for layer in graph.groups:
         waiting = [ref.name for ref in layer.anchor.args[1:3]] if layer.anchor.target == EXPERTS else []

@@ -73,9 +73,6 @@ class _Recursion:
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Return the choice with the least communication for everything chosen so far; of equal ones, that
-        with the least memory.
-        """
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         if not all(map(len, kept.values())):
             raise NoStrategyError("an operator's split of earlier axes goes with none of this one")

@@ -48,7 +48,6 @@ def _reduction_times(layouts: _StoredLayouts) -> set[Reduce]:
 
 
 def _stage_scheme(stage: int) -> Scheme:
-    """Return the scheme with the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:

@@ -27,7 +27,10 @@ from tensoropt.search.entangled.relaxation import (
     relax,
     tighten,
 )
-from tensoropt.search.exact import (
+from tensoropt.search.hull import HullSearch, flatten
+from tensoropt.search.order import Order, greedy_order
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
+from tensoropt.search.shared import (
     LINES,
     SearchResult,
     SearchSettings,
@@ -35,9 +38,6 @@ from tensoropt.search.exact import (
     lines_that_fit,
     useful_classes,
 )
-from tensoropt.search.hull import HullSearch, flatten
-from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.sources import Source
 from tensoropt.search.within import track_auto
 
@@ -79,8 +79,6 @@ class _Conditioned:
     tried: int = 0
 
     def search(self, classes: _Classes, free: Sequence[int] = ()) -> bool:
-        """Search with the fixed operators except ``free`` at ``classes``; return whether anything new turned
-        up."""
         masks = {f: np.arange(self.reduced.domains[f]) == c for f, c in classes.items() if f not in free}
         inner = restrict(self.reduced, masks)
         # The growth of 0.1 per absorbed table is that of all our orders, see affordable_order.
@@ -100,7 +98,6 @@ class _Conditioned:
         return new
 
     def guess(self, bounded: Relaxation) -> None:
-        """Try the assignments that look-alikes and the relaxation choose, and at least some assignment."""
         guesses = [
             *_alike(self.reduced, self.fixed),
             *preferred_classes(bounded.split, self.fixed, bounded.hull.picks),
@@ -231,7 +228,6 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) 
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
-    """Return operators whose removal makes the search take milliseconds, including those of ``order``."""
     return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 

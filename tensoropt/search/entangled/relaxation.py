@@ -22,11 +22,11 @@ import numpy as np
 from tensoropt.frontier import merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.entangled.fixing import SplitGraph, condition, split
-from tensoropt.search.exact import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.hull import SLACK, Hull, HullSearch, descend, flatten, leaf_values, pass_up
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.search.shared import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.sources import Source, VertexSource
 from tensoropt.types import Floats, Indices
 

@@ -1,11 +1,4 @@
-"""The rule checker: it runs an operator whole and in pieces, and checks whether the pieces recombine.
-
-A rule claims how every operand is placed on a mesh axis for each of its choices, forward and backward. The
-claim is tested in the way it will be used: operands are cut (or turned into summands) according to their
-placements, every rank runs the call that :func:`tensoropt.ops.localise.localise` gives it, outputs and input
-gradients are reassembled according to *their* placements, and the result must equal that of the whole
-operator.
-"""
+"""The rule checker: run an operator whole and in pieces, and check that the pieces recombine."""
 
 from __future__ import annotations
 
@@ -43,8 +36,7 @@ _Coordinate = tuple[int, ...]
 def distribute(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
 ) -> dict[_Coordinate, torch.Tensor]:
-    """Return every rank's piece of ``value``: slices where it is sharded, random summands where it is
-    partial."""
+    """Return every rank's piece of ``value``: slices where sharded, random summands where partial."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
     members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
     summands = {m: _noise(value, generator) for m in members[1:]}
@@ -63,7 +55,7 @@ def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def shard(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: _Coordinate
 ) -> torch.Tensor:
-    """Return the part of ``value`` that the sharding axes leave at coordinate ``at``."""
+    """Return the part of ``value`` at coordinate ``at``."""
     flat = value.reshape([size for dim in atoms for size in dim])
     for axis, code in enumerate(placements):
         if code >= 0:
@@ -83,11 +75,7 @@ def difference(
     mesh: Sequence[int],
     tolerance: float,
 ) -> tuple[str, str] | None:
-    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details); None if they
-    do not.
-
-    On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
-    """
+    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details), or None."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
     label = "x".join(layout_names(placements))
     for at, piece in pieces.items():
@@ -131,11 +119,7 @@ def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Return a value for every tensor that the operator reads; constants keep theirs.
-
-    Args:
-        exact: use float64 for floating-point values instead of the graph's own precision.
-    """
+    """Return a value for every read tensor, in float64 if ``exact``; constants keep theirs."""
     samples = samples_of(op.target)
     limits: dict[str, tuple[int, int]] = {}
     if samples.limits is not None:
@@ -190,8 +174,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One collective that a kernel issued."""
-
     kind: str
     axes: tuple[int, ...]
     elements: int
@@ -204,7 +186,7 @@ class _Sent:
 
 
 class _ThreadedRanks:
-    """All ranks of a mesh. Collectives meet at a barrier; every rank must issue the same sequence."""
+    """All ranks of a mesh as threads; collectives meet at a barrier, in the same order on every rank."""
 
     def __init__(self, mesh: Sequence[int]):
         self.mesh = tuple(mesh)
@@ -214,11 +196,7 @@ class _ThreadedRanks:
         self._board: dict[tuple[int, ...], Any] = {}
 
     def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
-        """Call ``work(context)`` on every rank; one after another if nothing can be sent.
-
-        Raises:
-            the first rank's exception; the others are released from their barrier.
-        """
+        """Call ``work(context)`` on every rank, in turn unless ``parallel``; re-raise the first error."""
         contexts = [_ThreadedRanks.Context(self, at) for at in self.places]
         if not parallel or len(contexts) == 1:
             return {context.at: work(context) for context in contexts}
@@ -245,8 +223,6 @@ class _ThreadedRanks:
         return results
 
     class Context:
-        """One rank's :class:`tensoropt.ops.kernels.ShardContext`."""
-
         def __init__(self, ranks: _ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
             self.ranks, self.at, self.seed, self.step = ranks, at, seed, step
             self.device = torch.get_default_device()
@@ -256,7 +232,6 @@ class _ThreadedRanks:
             return flat_index(self.ranks.mesh, self.at, axes)
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-            """Return ``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
             with self._posted("all_reduce", value, value, axes) as of_group:
                 values = torch.stack(of_group)
                 return values.amax(0) if op == "max" else values.sum(0)
@@ -310,8 +285,7 @@ _TOLERANCE = {
     torch.bfloat16: 4e-2,
     torch.float16: 4e-3,
 }
-"""Relative errors that count as rounding. The numbers are assumptions: far above a type's precision, because
-sums of pieces round in another order, and far below what a wrong claim gives."""
+"""Relative errors of rounding, far above precision and far below a wrong claim's; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +293,8 @@ class Mismatch:
     """A rule's claim that does not hold.
 
     Attributes:
-        choices, mesh: how the operator was split.
-        tensor: the output, or the operand with a wrong gradient; "" for the operator as a whole.
+        tensor: the output, or the operand with a wrong gradient; "" for neither.
         kind: ``value``, ``gradient``, ``shape``, ``collectives`` or ``error``.
-        detail: what went wrong.
     """
 
     operator: str
@@ -347,7 +319,7 @@ class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this m
 
 @dataclass(frozen=True)
 class _Run:
-    """The results of one rank (or of the whole operator): outputs by name, gradients by operand name."""
+    """The results of one rank, or of the whole operator: outputs and gradients by name."""
 
     outputs: _Tensors
     gradients: _Tensors
@@ -361,12 +333,10 @@ def check_choices(
     seed: int = 0,
     scale: float = 1.0,
 ) -> Mismatch | None:
-    """Check that splitting ``op`` gives the same as the whole operator; return None, or the first claim that
-    fails.
+    """Check that splitting ``op`` gives the whole operator's results; return the first failing claim or None.
 
     Args:
-        scale: the scale of operands and of the outputs' gradients; an operator with thresholds (a backward
-            that clips) behaves differently for large ones.
+        scale: that of operands and output gradients; operators with thresholds depend on it.
     """
     try:
         _check(op, atoms, choices, mesh, seed, scale)

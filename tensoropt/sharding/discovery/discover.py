@@ -1,10 +1,8 @@
-"""Discovery: how an operator without a rule splits, determined by running it.
+"""Discovery: find how an operator without a rule splits, by running it.
 
-A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is kept
-if the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and if the rule
-checker (:mod:`tensoropt.sharding.discovery.check`) confirms outputs *and* gradients: on several shapes and
-seeds, in two parts and in single elements (so that any atom of a loop may be cut), and for two loops at a
-time.
+Small random operands are run whole and cut. A cut is kept if outputs recombine (concatenation, sum, mean or
+equality) and the rule checker (:mod:`tensoropt.sharding.discovery.check`) confirms outputs and gradients on
+several shapes and seeds, in two parts and single elements, and for pairs of loops.
 """
 
 from __future__ import annotations
@@ -31,26 +29,22 @@ from tensoropt.ranks.worker_process import call_in_fork
 from tensoropt.sharding.discovery.check import check_choices, sample_inputs
 
 _PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
-"""The sizes that replace those of an operator, smallest first: all even, so that they can be cut in two, and
-all different, so that a mix-up of dims shows."""
+"""Sizes of probes: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
 _LARGEST_PROBE = 1 << 17
-"""The most elements of an operand for which the operator is run at its own sizes, to limit the time; the
-number is an assumption."""
+"""The most elements of an operand for running the operator at its own sizes; an assumption."""
 _MOST_PARTS = 64
-"""The most parts in which a loop is tried: the small sizes come to single elements, an operator's own may be
-thousands. The number is an assumption."""
+"""The most parts in which a loop is tried; an assumption."""
 
 
 @dataclass(frozen=True)
 class _ProbeOperator:
-    """The operator on small tensors: a separate graph with one operator."""
+    """The operator on small tensors, as a graph of its own."""
 
     op: Operator
     graph: OperatorGraph
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The distinct operands, in order of first use."""
         return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
 
     @property
@@ -126,7 +120,7 @@ def _value_matters(tensor: Tensor, value: Any) -> bool:
 
 
 _TOLERANCE = 1e-4
-"""Tolerance relative to the largest value; an assumption, as in the search for splits."""
+"""Tolerance relative to the largest value; an assumption."""
 
 
 def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
@@ -178,22 +172,20 @@ def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
 _VERSION = 2
 """A part of every key; increased when the search method changes."""
 _MOST_TIES = 64
-"""The most ways to cut a dim together with dims of other operands that are tried. The number is an
-assumption: it only keeps operators with many operands of equal dims from taking forever."""
+"""The most ways tried to cut a dim together with other operands' dims; an assumption."""
 TRIAL_S = 60.0
-"""The seconds that all runs of an operator in a fork may take; most finish in a fraction of one."""
+"""The seconds that all runs of an operator in a fork may take; most take a fraction of one."""
 _SCALES = (1.0, 1e-3, 1e3)
-"""The scales of operands and gradients at which a user's own operator is tried: clipping, rounding or
-normalising shows at one of them, or is assumed absent. The numbers are an assumption."""
+"""Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
 _SUM, _WHOLE, _MEAN = -1, -2, -3
-"""The treatment of an output that the loop does not index: parts add up, are equal, or are averaged."""
+"""An output that the loop does not index: its parts are summed, equal, or averaged."""
 _KINDS = {_SUM: "sum", _WHOLE: "whole", _MEAN: "mean"}
 _LOST = "lost"
 """The field of a record with the reason why the operator could not be tried."""
 
 
 class Kept(Protocol):
-    """A place that keeps findings between processes (the profile store is one implementation)."""
+    """A store of findings (the profile store is one)."""
 
     def get(self, key: str, kind: str) -> Any: ...
 
@@ -202,8 +194,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: for each distinct operand, in order of first use, the dim that it cuts (None: none), and for
-    each output the dim along which it is concatenated, or SUM, WHOLE or MEAN."""
+    """One loop: the dim it cuts per operand, and the dim, SUM, WHOLE or MEAN of concatenation per output."""
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
@@ -218,12 +209,11 @@ class Discovery:
     """The findings about one operator.
 
     Attributes:
-        splits: loops that may be split, each alone or together with any other.
+        splits: loops that may be split, alone or together.
         linear: whether a partial sum may pass through.
-        additive: whether the backward of a sum of gradients is the sum of their backwards, as for everything
-            that autograd differentiates; a user's own backward may clip or normalise.
+        additive: whether backward is linear in the gradient; a user's own may clip or normalise.
         refused: the reason why no search was made, or "".
-        lost: whether that is because the operator hung or crashed when it was tried.
+        lost: whether it hung or crashed.
     """
 
     splits: tuple[Split, ...] = ()
@@ -236,7 +226,7 @@ class Discovery:
         return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
 
     def to_record(self) -> dict[str, Any]:
-        """Return the findings as plain data for a store; refusals other than a lost operator are not kept."""
+        """Return the findings as plain data; of refusals, only lost operators."""
         if self.lost:
             return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]
@@ -245,7 +235,6 @@ class Discovery:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
-        """Inverse of :meth:`to_record`."""
         if _LOST in record:
             return cls(refused=record[_LOST], lost=True, additive=False)
         splits = tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"])
@@ -253,11 +242,7 @@ class Discovery:
 
 
 def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Discovery:
-    """Return how the operator splits; see the module.
-
-    Args:
-        kept: a store that is searched first and written to afterwards.
-    """
+    """Return how the operator splits; ``kept`` is read first and written afterwards."""
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
@@ -279,7 +264,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
 
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """Return the findings ``before`` if they still hold, otherwise new findings."""
+    """Return the findings ``before`` if they still hold, otherwise new ones."""
     probes = list(_probes_of(op, graph))
     if not probes:
         return Discovery(refused="it does not run on small random tensors")
@@ -335,8 +320,7 @@ def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """Like :func:`_tried`, but in a fork. A process that ran a backward on a GPU cannot be forked for another
-    one (PyTorch's engine refuses); in that case the operator is tried in this process."""
+    """Call :func:`_tried` in a fork, or in this process if its GPU backward forbids forks."""
 
     def child() -> Discovery | None:
         torch.set_num_threads(1)  # this process's OpenMP threads do not exist in its fork
@@ -355,7 +339,6 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
 
 
 def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -> IndexSpace:
-    """Return the index space of an operator, given these findings."""
     builder = Builder(op, graph)
     names = tuple(dict.fromkeys(op.inputs()))
     reads: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in names]
@@ -385,7 +368,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """Return a key of the operator's call: its target, its arguments, and the properties of its operands."""
+    """Return a key of the operator's call: target, arguments, properties of operands."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
@@ -417,8 +400,7 @@ def _is_pytorchs(op: Operator) -> bool:
 
 
 def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
-    """Return whether the operator may hang or crash: a user's own, or one of PyTorch's that reads integers,
-    which may be used as addresses without a check (pivots are)."""
+    """Return whether the operator may hang or crash: a user's own, or one with integer addresses (pivots)."""
     return not _is_pytorchs(op) or any(
         t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
         for t in (graph.tensors[name] for name in op.inputs())
@@ -564,11 +546,7 @@ def _pieces(
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
-    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
-
-    A loop has one size: a dim whose size differs from that of the cut dim (for example because each row is
-    repeated) is not the loop's, although its pieces follow one another.
-    """
+    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None."""
     if len({p.shape for p in parts}) != 1:
         return None
     for dim in range(whole.dim()):
@@ -611,8 +589,7 @@ def _holds(
     first: int = 0,
     seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Return whether loops from ``first`` on are right on this probe, forward and backward: each alone, in
-    few parts and in single elements, and with every loop before it. Without gradients, the values decide."""
+    """Return whether loops from ``first`` on are right on this probe, forward and backward."""
     space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
     atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
     graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)

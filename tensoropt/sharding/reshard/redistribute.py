@@ -1,9 +1,8 @@
 """Execution of resharding: the steps of :mod:`tensoropt.sharding.reshard.steps` on local tensors.
 
-There is one autograd function per edge: its forward issues the edge's forward steps, its backward the
-backward steps. DTensor's ``redistribute`` gives the same results for the combinations that it can express
-(289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
-group needs one, and takes about 100 us per edge, so the steps are issued directly.
+One autograd function per edge issues its forward and backward steps. DTensor's ``redistribute`` agrees where
+it can express them (289 of 400 combinations on a 2x2 mesh); it refuses "anything -> Partial", issues one
+all-reduce per axis, and takes about 100 us per edge.
 """
 
 from __future__ import annotations
@@ -27,21 +26,17 @@ from tensoropt.sharding.reshard.steps import (
 
 
 def as_sent(value: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as collectives take it: complex numbers as pairs of real ones, in the same
-    memory. Several of PyTorch's collectives pass complex numbers on to backends that know none.
-    """
+    """Return a contiguous tensor for collectives, complex numbers as pairs of real ones."""
     return torch.view_as_real(value.resolve_conj()).flatten() if value.is_complex() else value
 
 
 def as_received(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of :func:`as_sent` for a flat tensor of this type."""
+    """Inverse of :func:`as_sent` for a flat tensor of this dtype."""
     return torch.view_as_complex(value.view(-1, 2)) if dtype.is_complex else value
 
 
 @dataclass(frozen=True)
 class _AllReduce:
-    """The sum of a tensor over a group of ranks, returned to each of them."""
-
     group: dist.ProcessGroup | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +47,7 @@ class _AllReduce:
         return x
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start reducing ``x``, which is given up, in place; return a function that waits for it."""
+        """Start reducing ``x`` in place; return a function that waits for it."""
         sent = x.contiguous()
         under_way = dist.all_reduce(sent, group=self.group, async_op=True)
 
@@ -65,11 +60,11 @@ class _AllReduce:
 
 @dataclass(frozen=True)
 class _ReduceScatter:
-    """The sum of a tensor over a group of ranks, in pieces, one for each of them.
+    """A reduce-scatter over a group of ranks.
 
     Attributes:
         atom: the atom that is cut.
-        parts, position: the number of pieces, and the number of this rank's piece.
+        parts, position: the number of pieces, and this rank's.
         zigzag: whether pieces are cut in zig-zag order.
     """
 
@@ -101,8 +96,7 @@ class _ReduceScatter:
         return wait
 
     def _pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """Return each rank's piece, contiguous in memory and in the order of ranks, as the collective needs
-        it."""
+        """Return the ranks' pieces, contiguous and in the order of ranks."""
         size, atom, parts = x.shape[self.atom], self.atom, self.parts
         shard = -(-size // parts)
         if self.zigzag:
@@ -129,14 +123,14 @@ _Sizes = tuple[int, ...]
 
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
-"""A function that applies one step of a resharding to this rank's shard, in the tensor's atom view."""
+"""Applies one step of a resharding to this rank's shard, in the tensor's atom view."""
 
 
 class Ahead(Protocol):
-    """An interface to parameters gathered ahead, and to gradients that are scattered behind backward."""
+    """Prefetched parameters, and gradients scattered one block later."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a gathered parameter at its use; None if it has to be gathered now."""
+        """Return a gathered parameter at its use; None if it must be gathered now."""
         ...
 
     def note(self, spec: EdgeSpec) -> None:
@@ -144,30 +138,25 @@ class Ahead(Protocol):
         ...
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a parameter gathered for backward, as announced with :meth:`note`; None if it has to be
-        gathered now."""
+        """Return a parameter gathered for backward after :meth:`note`; None if it must be gathered now."""
         ...
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take over the gradient of a use, to scatter it with others; return False if it has to be scattered
-        now."""
+        """Take a use's gradient to scatter it with others; return False if it must be scattered now."""
         ...
 
 
 class _AtTheUse:
-    """An implementation of :class:`Ahead` that gathers nothing ahead."""
+    """An :class:`Ahead` that prefetches nothing."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return None, because nothing is gathered ahead."""
         return None
 
-    def note(self, spec: EdgeSpec) -> None:
-        """Do nothing, because nothing is gathered ahead."""
+    def note(self, spec: EdgeSpec) -> None: ...
 
     take_again = take
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Return False, because no gradient is taken over."""
         return False
 
 
@@ -175,22 +164,18 @@ AT_THE_USE = _AtTheUse()
 
 
 class _Standpoint(Protocol):
-    """A coordinate on every axis."""
-
     @property
     def place(self) -> tuple[int, ...]: ...
 
 
 class Rank(_Standpoint, Protocol):
-    """The information that an edge needs about the rank on which it runs.
+    """What an edge needs of its rank.
 
     Attributes:
-        micro_batch: the coordinate on axis 0, which changes over time.
-        unsharded: parameters that are gathered once per step, by name.
-        routes: the routes computed so far.
-        gathered: called with each parameter, or copy of an activation, that was made and that backward makes
-            again.
-        ahead: the parameters gathered ahead in the current call.
+        micro_batch: the coordinate on axis 0.
+        unsharded: parameters gathered once per step.
+        gathered: callback for parameters and copies that backward makes again.
+        ahead: the prefetching of the current call.
     """
 
     micro_batch: int
@@ -212,29 +197,24 @@ class Rank(_Standpoint, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpec:
-    """An edge as the executor needs it; each is equal only to itself, so that lookups by edge are fast.
+    """An edge as the executor needs it; equal only to itself, so that lookups are fast.
 
     Attributes:
         name: the tensor's name, for messages and hooks.
         atoms: global atom sizes, per dim.
         mesh: axis sizes, micro-batches first.
         source, target: layouts.
-        forward, backward: steps; backward is empty if no gradient flows.
-        parameter: the source is a stored parameter (its gathered form need not be kept for backward).
-        dtype: the type to which the source is cast before it moves (a parameter's master weights), or None;
-            its gradient is cast back after it has moved.
-        back: the destination of the gradient, if that is not the source: the edge then starts from the
-            unsharded copy of a parameter (:mod:`tensoropt.engine.gathering`) and its gradient goes to the
-            stored shard.
-        order: the tensor's memory order (:func:`tensoropt.profiling.workload.memory_orders`), None for the
-        order of its dims. The result has the same order, so that kernels see the layout they were timed with.
-        block: the block for which a parameter is gathered ahead, or that of a gradient that is scattered
-            behind; or None.
-        behind: the block whose backward has made the last of the gradients that are added up and scattered
-            behind together with this one; None if it is sent separately.
-        readers: the number of groups that take what is gathered ahead.
-        zigzag: the positions of the atoms whose shards come in zig-zag order; they divide evenly.
-        gathered_again: backward moves an activation again instead of keeping it as it has arrived.
+        forward, backward: steps; backward is empty without gradient.
+        parameter: the source is a stored parameter.
+        dtype: the dtype to which the source is cast before it moves, or None; its gradient is cast back.
+        back: the gradient's destination if not the source: the stored shard of an unsharded copy.
+        order: the memory order of the dims (:func:`tensoropt.profiling.workload.memory_orders`), which the
+            result keeps as kernels were timed with it; None if contiguous.
+        block: the block that prefetches the parameter or scatters its gradient, or None.
+        behind: the last block that adds to a gradient scattered with this one; None if sent separately.
+        readers: the number of groups that take a prefetched parameter.
+        zigzag: the atoms in zig-zag order; they divide evenly.
+        gathered_again: backward moves the activation again.
     """
 
     name: str
@@ -255,15 +235,14 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return the steps, start and end of one direction. The layouts are one-directional here: only those
-        of their codes that shard matter, for the exact sizes of shards."""
+        """Return the steps, start and end of one direction; only the layouts' sharding codes matter."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
         return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
 
     def as_it_lies(self) -> EdgeSpec:
-        """Return the same edge for the tensor with its dims in memory order."""
+        """Return the edge for the tensor with its dims in memory order."""
         if self.order is None:
             return self
         places = permuted_atoms(self.atoms, self.order)
@@ -285,22 +264,20 @@ class EdgeSpec:
 
     @property
     def made_again(self) -> bool:
-        """Whether backward recomputes the result instead of keeping it."""
+        """Whether backward makes the result again."""
         gathered = any(step.kind == "all_gather" for step in self.forward)
         return self.gathered_again or (self.parameter and (gathered or self.dtype is not None))
 
 
 @dataclass(frozen=True)
 class Route:
-    """One direction of an edge, as one rank executes it in one micro-batch.
-
-    A step executes hundreds of edges, so everything that stays the same from step to step is computed once.
+    """One direction of an edge for one rank and micro-batch, computed once as steps run hundreds.
 
     Attributes:
-        order, inverse: from the order of the dims to the memory order, and back; None if they are the same.
-        sizes: the atom sizes of the incoming shard; None if each of its dims is one atom.
+        order, inverse: permutation of dims to memory order, and back; None if equal.
+        sizes: the atom sizes of the incoming shard; None if each dim is one atom.
         moves: the operations on it.
-        shape: the shape of the resulting shard; None if each of its dims is one atom.
+        shape: the shape of the resulting shard; None if each dim is one atom.
     """
 
     order: _Sizes | None
@@ -310,7 +287,7 @@ class Route:
     shape: _Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a shard moved along the route, with its dims back in their order."""
+        """Move a shard along the route."""
         if not self.moves:
             return value
         value = self._entered(value)
@@ -319,11 +296,7 @@ class Route:
         return self._left(value)
 
     def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start moving a gradient, which is given up, along a route that is a single reduction.
-
-        Returns:
-            A function that waits for the result and returns what :meth:`go` would have returned.
-        """
+        """Start moving a gradient, which is given up, along a single reduction; return a waiting function."""
         (move,) = self.moves
         assert isinstance(move, _AllReduce | _ReduceScatter)
         wait = move.begin(self._entered(value))
@@ -341,13 +314,12 @@ class Route:
 
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
-    """Return a shard moved along an edge, or its gradient moved back."""
+    """Move a shard along an edge, or its gradient back."""
     return _known_route(runtime, spec, backward=backward).go(value)
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """Start moving a gradient, which is given up, back along an edge whose backward is a single reduction;
-    return a function that waits for it."""
+    """Start moving a gradient, which is given up, back along an edge; return a waiting function."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 
@@ -395,15 +367,14 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
 
 
 def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
-    """Return a shard in zig-zag order, of ``2 * parts`` chunks the one at ``position`` and its counterpart
-    from the end, as a tensor with these two as a dim of its own before the rest of the atom."""
+    """Return a zig-zag shard: chunk ``position`` of ``2 * parts`` and its mirror, as a new dim."""
     chunks = x.unflatten(atom, (2 * parts, -1))
     pair = slice(position, 2 * parts - position, 2 * parts - 1 - 2 * position)
     return chunks[(slice(None),) * atom + (pair,)]
 
 
 def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
-    """Return the shards in zig-zag order one after another, contiguous in memory."""
+    """Return the shards in zig-zag order one after another, contiguous."""
     pieces = x.new_empty([parts, *_resized(x, atom, x.shape[atom] // parts)])
     for position, piece in enumerate(pieces):
         piece.unflatten(atom, (2, -1)).copy_(_zigzag_shard(x, atom, parts, position))
@@ -411,7 +382,7 @@ def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
 
 
 def _zigzag_joined(shards: torch.Tensor, atom: int) -> torch.Tensor:
-    """Return the whole of shards in zig-zag order, of which the first dim has one after another."""
+    """Return the whole of shards in zig-zag order, stacked in the first dim."""
     size = shards.shape[atom + 1] // 2
     first = [shard.narrow(atom, 0, size) for shard in shards]
     return torch.cat([*first, *(shard.narrow(atom, size, size) for shard in reversed(shards.unbind()))], atom)
@@ -569,8 +540,7 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor every rank has whole (an input or a constant): a view of its shard,
-    and zeros on all but the first coordinate of an axis that adds it up."""
+    """Return this rank's view of an input or constant; zeros but at coordinate 0 of a partial axis."""
     sizes = [size for dim in spec.atoms for size in dim]
     shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
     # A folded constant is kept at size 1 where it does not change.
@@ -590,13 +560,13 @@ def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.T
 
 @dataclass(frozen=True)
 class Packed:
-    """A rank's part in a shared collective; the data that it sends is flat.
+    """A rank's part in a coalesced collective, as flat data.
 
     Attributes:
-        group: the ranks that take part.
-        parts: the number of these ranks.
-        pack: converts the shard, or the gradient, into what is sent.
-        unpack: converts what arrives into the result.
+        group: the ranks.
+        parts: their number.
+        pack: shard or gradient -> sent data.
+        unpack: received data -> result.
     """
 
     group: dist.ProcessGroup | None
@@ -606,8 +576,7 @@ class Packed:
 
 
 def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """Return the gathering of a parameter in one step; shards smaller than the largest are sent with
-    padding."""
+    """Return a parameter's gathering in one step; small shards are padded."""
     (step,) = spec.forward
     ends = (spec.source, spec.target)
     own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
@@ -635,8 +604,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
 
 
 def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """Return the reduction of such a parameter's gradient to the shards, in one step, padded in the
-    same way."""
+    """Return the reduction of such a parameter's gradient in one step; small shards are padded."""
     (step,) = spec.backward
     ends = (spec.target, spec.back or spec.source)
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)

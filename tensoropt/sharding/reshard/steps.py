@@ -1,9 +1,4 @@
-"""Resharding: the collectives that convert one placement of a tensor into another.
-
-One direction at a time: the forward placements of producer and consumer give the forward sequence, and their
-gradient placements, swapped, give the backward sequence. The executor issues exactly these steps and the cost
-model prices exactly these steps; nothing else decides what is sent.
-"""
+"""Resharding: the collectives that convert one placement of a tensor into another."""
 
 from __future__ import annotations
 
@@ -24,12 +19,11 @@ class ReshardingStep:
     """One step on one rank's shard, in the tensor's atom view.
 
     Attributes:
-        kind: the kind of operation.
         axes: mesh axes of the (flattened) group, ascending.
-        atom: the atom that is sliced, scattered, gathered or padded; for an all-to-all, the atom that becomes
-            whole; -1 if the step has none.
+        atom: the atom that is sliced, scattered, gathered, padded or, by an all-to-all, made whole; -1 for
+            none.
         target: for an all-to-all, the atom that becomes sharded.
-        before, after: sizes of all atoms of the largest shard before and after the step.
+        before, after: the largest shard's atom sizes before and after the step.
     """
 
     kind: StepKind
@@ -40,8 +34,10 @@ class ReshardingStep:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Return the number of elements that a collective moves on one rank: the gathered output, the
-        scattered input, or the tensor that is reduced or exchanged (uneven shards are padded to the largest).
+        """Return the elements that a collective moves on one rank: gathered output, scattered input, or the
+        tensor.
+
+        Uneven shards are padded to the largest.
         """
         parts = prod(mesh[axis] for axis in self.axes)
         if self.kind == "all_gather":
@@ -52,7 +48,7 @@ class ReshardingStep:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Return whether an atom is surrounded by others, so that its pieces are not contiguous in memory."""
+    """Return whether an atom has others on both sides, so that its pieces are not contiguous."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
@@ -118,8 +114,7 @@ class _StepFinder:
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
-        """Return the suffix of axes that must be removed from ``atom``: everything after the common
-        prefix."""
+        """Return the axes to remove from ``atom``: everything after the common prefix."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         common = 0
         for axis, wanted in zip(now, then, strict=False):
@@ -141,8 +136,7 @@ class _StepFinder:
         self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Use ``kind`` steps to shard what can be sharded from ``source`` placements, outermost axes
-        first."""
+        """Shard what can be sharded from ``source`` placements by ``kind`` steps, outermost axes first."""
         moved = source in self.current
         while moved:
             moved = False
@@ -154,8 +148,7 @@ class _StepFinder:
                     moved = True
 
     def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
-        """Return the innermost axes leaving ``atom`` that can move together to one other atom; [] if there
-        are none."""
+        """Return the innermost axes leaving ``atom`` that can move together to one other atom, or []."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
             # The whole run must move to one atom; otherwise the exchange would need a group for each.
@@ -239,12 +232,7 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """Return a key that is equal for moves of equally large tensors whose steps have equal kinds, axes and
-    payloads.
-
-    If everything that is sharded divides evenly, the identity of the atoms does not matter, only their order;
-    an uneven move equals no other.
-    """
+    """Return a key equal for moves of equally large tensors with equal kinds, axes and payloads of steps."""
     numbers: dict[int, int] = {}
     parts: dict[int, int] = {}
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):
@@ -264,18 +252,16 @@ def move_pattern(
 def edge_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
 ) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
-    """Return the (forward, backward) steps of an edge from layout ``source`` to layout ``target``."""
+    """Return the (forward, backward) steps of an edge between layouts."""
     forward = resharding_steps(atoms, mesh, forward_placements(source), forward_placements(target))
     backward = resharding_steps(atoms, mesh, gradient_placements(target), gradient_placements(source))
     return forward, backward
 
 
 def resharding_elements(steps: Sequence[ReshardingStep], mesh: Sequence[int]) -> int:
-    """Return the most elements that a resharding has alive in addition to its input, including its result.
+    """Return the most elements of a resharding in addition to its input, with its result.
 
-    Shards along an atom that is surrounded by others are not contiguous in memory: collectives then need a
-    copy with the pieces one after another, and gathered pieces need a further copy to be reassembled. The
-    same holds for shards of which some are smaller: the pieces are padded, and cut when they are reassembled.
+    Shards along an inner atom, and uneven ones, are copied before the collective and again when reassembled.
     """
     peak = 0
     for i, s in enumerate(steps):

@@ -78,7 +78,7 @@ def reach(page: Any, selector: str, key: str = "Tab") -> int:
 @pytest.mark.slow
 def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., Any]) -> None:
     page = opened(quick.url("new"))
-    page.wait_for_selector("#fit-table td")
+    page.wait_for_selector("#devices-said:not(:empty)")
     reach(page, ".skip")
     page.keyboard.press("Enter")
     reach(page, "#start")

@@ -122,9 +122,11 @@ def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobMana
     manager = managed(workers_app.endless)
     id = manager.submit(REQUEST).id
     until(manager, id, lambda j: bool(j.stages))
+    assert manager.first(id) == "DP 2"
     child = psutil.Process(int((manager.folder / id / workers_app.PIDS).read_text()))
     manager.cancel(id)
     assert until(manager, id, ended).state == "cancelled"
+    assert manager.first(id) == ""
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 

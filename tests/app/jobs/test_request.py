@@ -53,6 +53,7 @@ def test_a_form_asks_what_the_command_line_asks(uploads: Uploads) -> None:
         ({"batch": "8,16"}, "zoo:gpt2-tiny --cluster dgx-h100 --batch 8,16"),
         ({"model": "zoo:gpt2-tiny?layers=4"}, "zoo:gpt2-tiny?layers=4 --cluster dgx-h100"),
         ({"model": "meta-llama/Llama-3.2-1B"}, "hf:meta-llama/Llama-3.2-1B --cluster dgx-h100"),
+        ({"model": "hf:t5-small"}, "hf:t5-small --cluster dgx-h100"),
         ({"model": "llama3-8b", "sequence": "2048"}, "zoo:llama3-8b --cluster dgx-h100 --sequence 2048"),
         ({"devices": "dgx-h100x4"}, "zoo:gpt2-tiny --cluster dgx-h100x4"),
         ({"devices": "8xRTX-4090"}, "zoo:gpt2-tiny --cluster rtx-4090x2"),

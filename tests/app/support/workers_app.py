@@ -18,6 +18,7 @@ def endless(arguments: list[str], log: str, messages: Connection, parent: int) -
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(log).write_text("looking for something that is not there\n")
     Path(log).with_name(PIDS).write_text(f"{child.pid}")
+    messages.send(("first", "DP 2"))
     messages.send(("progress", ("search", 1, 4, "mesh 2x4")))
     time.sleep(600)
 

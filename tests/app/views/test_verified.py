@@ -17,6 +17,7 @@ from tensoropt_app.views.point import (
 )
 
 from tensoropt.exploration.verified import Verified
+from tensoropt.plan.keys import plan_key
 from tensoropt.report.ran import miss_sentences
 
 POINTS = [point.changed(choice=(i % 3, i // 3, 0, 1)) for i, point in enumerate(exploration().points)]
@@ -26,7 +27,7 @@ DATA = FrontierData.of(exploration(POINTS))
 def found(**changes: Any) -> Verified:
     """Of point 2: 30 GiB and 600 ms predicted."""
     fields: dict[str, Any] = {
-        "key": DATA.exploration.keys[2], "mesh": "2x4", "micro_batches": 1,
+        "key": plan_key(DATA.exploration.plan(2)), "mesh": "2x4", "micro_batches": 1,
         "memory_predicted_bytes": 30 * GIB, "time_predicted_s": DATA.time[2],
         "memory_tracked_bytes": 33 * GIB, "time_measured_s": 0.54,
         "loss_difference": 1e-7, "gradient_difference": 1e-6, "ok": True, "checked_on": "8 ranks",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import tensoropt
-from tensoropt.exploration.frontier_table import frontier_svg
+from tensoropt.files import write_text
 from tensoropt.verify import verify_plan
+from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
@@ -34,7 +35,10 @@ def main() -> None:
     picture = stem.with_suffix(".svg") if options.quick else PICTURE
     source = "zoo:mlp" if options.quick else "zoo:gpt2-demo"
     exploration = tensoropt.explore(tensoropt.load_model(source), cluster="local:2")
-    frontier_svg(exploration, picture, title=f"{source} on 2 CPU ranks")
+    stairs = [(point.memory_bytes / 2**20, point.time_s) for point in exploration.frontier]
+    title = f"{source} on 2 CPU ranks"
+    chart = Chart(title, "memory per device, MiB", "time per step, s", {"frontier": stairs}, stairs=True)
+    write_text(picture, figure([chart], columns=1))
     ends = {"leanest": exploration.plan(0), "fastest": exploration.plan(len(exploration.points) - 1)}
     runs = {name: verify_plan(plan)["plans"][0] for name, plan in ends.items()}
     data = {

@@ -9,11 +9,11 @@ from numba import njit
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from tensoropt.search.exact import build_program
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
+from tensoropt.search.shared import build_program
 
 
 def lambda_bisection(graph, tolerance: float) -> int:

@@ -110,6 +110,7 @@ def test_blocks_with_tied_and_shared_parameters(traced):
     assert traced(model) == (2, 6)
 
 
+@pytest.mark.slow
 def test_a_tensor_that_one_block_has_under_two_names_is_no_two_tensors(traced):
     model = stack(lambda b, x: b.layer(x) + b.other(x), count=4)
     for block in model.blocks:
@@ -134,6 +135,7 @@ def test_calls_with_other_arguments_are_other_calls(traced, around, found):
     assert traced(stack(gate, around)) == found
 
 
+@pytest.mark.slow
 def test_calls_with_tensors_of_other_shapes_are_other_calls(traced):
     def around(s, x):
         for i, block in enumerate(s.blocks):
@@ -163,6 +165,7 @@ def test_blocks_that_return_dictionaries_none_and_their_own_input(traced):
     assert traced(stack(lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, around)) == (2, 6)
 
 
+@pytest.mark.slow
 def test_what_nothing_reads_of_a_block_stays_unread(traced):
     def around(s, x):
         for block in s.blocks:
@@ -201,6 +204,7 @@ def test_a_layer_index_that_is_read_is_read_for_each(traced):
     assert traced(stack(lambda b, x: b.layer(x) if b.index % 2 else torch.tanh(b.layer(x)))) == (6, 6)
 
 
+@pytest.mark.slow
 def test_dropout_that_differs(traced):
     model = stack(lambda b, x: b.drop(b.layer(x)))
     for i, block in enumerate(model.blocks):
@@ -215,6 +219,7 @@ def test_layers_of_other_shapes_or_with_hooks(traced):
     assert traced(model) == (2, 4)
 
 
+@pytest.mark.slow
 def test_norms_that_count_what_they_see_are_no_blocks(traced):
     model = stack(lambda b, x: b.norm(b.layer(x)))
     for block in model.blocks:
@@ -287,6 +292,7 @@ def test_blocks_whose_trace_stands_for_no_other_one(traced, function, held):
     traced(model())
 
 
+@pytest.mark.slow
 def test_a_list_that_a_block_appends_to(traced):
     def around(s, x):
         skips = []
@@ -331,6 +337,7 @@ def test_a_tensor_that_is_read_though_it_was_not_given(traced):
     assert traced(stack(lambda b, x: b.layer(x) + outer[0], around)) == (0, 0)
 
 
+@pytest.mark.slow
 def test_inside_blocks_that_are_traced_one_by_one_smaller_ones_are_found(traced):
     """The outer blocks change what they are given; the inner ones do not."""
 
@@ -362,6 +369,7 @@ def test_what_is_counted_in_a_global_shows_in_the_second_block(traced):
     assert traced(stack(counting, around)) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [lambda b: vars(b)["index"], lambda b: b.__dict__["index"]])
 def test_an_index_that_is_read_past_the_attribute(traced, index):
     assert traced(stack(lambda b, x: b.layer(x) * (index(b) + 1))) == (6, 6)
@@ -371,7 +379,7 @@ def test_a_block_that_refuses_gives_the_models_own_reason():
     def gate(b, x):
         return b.layer(x) if x.sum() > 0 else x
 
-    with pytest.raises(exporting.CaptureError, match=r"value of a tensor \(in `blocks\.0`\)"):
+    with pytest.raises(exporting.CaptureError, match=r"test_blocks\.py:\d+ .*value of a tensor"):
         capture(stack(gate), (X,))
 
 

@@ -35,7 +35,12 @@ def fastest(problem) -> float:
 
 @pytest.mark.parametrize(
     ("seconds", "devices"),
-    [((0.2, 12.0, 0.2, 9.0, 0.1), 2), ((6.0, 5.0, 0.1), 2), ((0.1, 8.0, 0.2, 0.1), 4), ((0.1, 0.2, 0.1), 2)],
+    [
+        ((6.0, 5.0, 0.1), 2),
+        ((0.1, 0.2, 0.1), 2),
+        pytest.param((0.2, 12.0, 0.2, 9.0, 0.1), 2, marks=pytest.mark.slow),
+        pytest.param((0.1, 8.0, 0.2, 0.1), 4, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_cut_is_what_enumeration_cuts(seconds, devices):
     chain = Chain(seconds, devices=devices, parallel=True)
@@ -51,18 +56,6 @@ def test_what_is_cut_is_what_enumeration_cuts(seconds, devices):
     assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(best)
 
 
-def test_answers_fit_and_none_beats_another():
-    chain = Chain((2.0, 6.0, 1.0, 4.0), devices=2, parallel=True, capacity=6e5)
-    answers = placements(chain, None, 0, LITTLE)
-    simulated = [simulate_placement(graph.problem, answer.placement) for graph, answer in answers]
-    assert all(s.fits() for s in simulated)
-    memory, times = [s.memory_bytes for s in simulated], [s.time_s for s in simulated]
-    assert memory == sorted(memory)
-    assert times == sorted(times, reverse=True)
-    again = placements(chain, None, 0, LITTLE)
-    assert [answer for _, answer in again] == [answer for _, answer in answers]
-
-
 class Evens(Chain):
     """A batch of which only two halves are equal."""
 
@@ -70,7 +63,7 @@ class Evens(Chain):
         return super().batch_cuts(pieces) if pieces == 2 else {}
 
 
-@pytest.mark.parametrize("devices", [3, 5])
+@pytest.mark.parametrize("devices", [3])
 def test_a_batch_that_no_divisor_of_the_devices_divides_leaves_some_out(devices):
     chain = Evens((8.0, 9.0, 8.0), devices=devices, parallel=True)
     graph, answer = placements(chain, None, 0, LITTLE)[-1]
@@ -133,6 +126,7 @@ def two_towers(tmp_path) -> Iterator[PricedGraph]:
         yield PlacedPrices(prepare_graph(capture(model, args).graph).graph, cluster, costs).price()
 
 
+@pytest.mark.slow
 def test_towers_that_meet_in_all_pairs_are_cut_up_to_there(two_towers):
     """No sample of the product follows the batch of one input alone: it stays whole, the towers need not."""
     whole = two_towers

@@ -28,10 +28,28 @@ def diamond(**changes) -> PlacementProblem:
     return problem_of([1, 4, 2, 1], [(0, 1), (0, 2), (1, 3), (2, 3)], message_s=1.0, **changes)
 
 
-def test_ranks_by_hand():
-    ranks = ranks_of(diamond(), units_of(diamond()))
-    assert ranks.forward.tolist() == [8, 6, 4, 1]
-    assert ranks.path == (0, 1, 3)
+UPDATE = np.full((4, 2), 3.0) * np.eye(4)[2][:, None]
+SLOWER = {"forward_s": np.array([[1, 2], [4, 8], [2, 4], [1, 2]], dtype=float)}
+RANKS = {
+    "by hand": (False, {}, [8, 6, 4, 1], None),
+    # Backward takes twice as long, and forward ends where backward starts.
+    "through backward": (True, {}, [22, 20, 18, 15], [2, 11, 7, 14]),
+    "the update follows backward": (True, {"update_s": UPDATE}, None, [2, 11, 7, 14]),  # 4 + max(3, 1 + 2)
+    "a long update": (True, {"update_s": 3 * UPDATE}, None, [2, 11, 13, 16]),
+    "of the slowest device there may be": (False, SLOWER, [14, 11, 7, 2], None),
+    "of a pin": (False, {**SLOWER, "pinned": tuple((o, (0,)) for o in range(4))}, [6, 5, 3, 1], None),
+    "of what is together": (False, {**SLOWER, "together": ((0, 1, 2, 3),)}, [12, 10, 6, 2], None),
+}
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_ranks(case):
+    training, changes, forward, backward = RANKS[case]
+    problem = replace(diamond(training=training), **changes)
+    ranks = ranks_of(problem, units_of(problem))
+    assert forward is None or ranks.forward.tolist() == forward
+    assert backward is None or ranks.backward.tolist() == backward
+    assert ranks.path == ((0, 1, 3, 2) if case == "a long update" else (0, 1, 3))
 
 
 def test_the_path_goes_to_the_largest_rank_whatever_is_sent_to_it():
@@ -45,33 +63,6 @@ def test_the_path_goes_to_the_largest_rank_whatever_is_sent_to_it():
     ranks = ranks_of(problem, units_of(problem))
     assert ranks.backward.tolist() == [4, 2, 104]
     assert ranks.path == (1, 2, 0)
-
-
-def test_ranks_go_through_backward():
-    # backward takes twice as long: 3: 2 + 1 + 10 ..., and forward ends where backward starts
-    problem = diamond(training=True)
-    ranks = ranks_of(problem, units_of(problem))
-    assert ranks.backward.tolist() == [2, 8 + 1 + 2, 4 + 1 + 2, 2 + 1 + 11]
-    assert ranks.forward.tolist() == [1 + 1 + 20, 4 + 1 + 15, 2 + 1 + 15, 1 + 14]
-    assert ranks.path == (0, 1, 3)
-
-
-def test_the_update_follows_backward():
-    problem = diamond(training=True)
-    problem = replace(problem, update_s=np.full((4, 2), 3.0) * np.eye(4)[2][:, None])
-    ranks = ranks_of(problem, units_of(problem))
-    assert ranks.backward.tolist() == [2, 11, 7, 14]  # 4 + max(3, 1 + 2): no longer than the way to 0
-    problem = replace(problem, update_s=3 * problem.update_s)
-    assert ranks_of(problem, units_of(problem)).backward.tolist() == [2, 11, 13, 16]
-
-
-def test_ranks_take_the_slowest_device_and_link_there_may_be():
-    problem = replace(diamond(), forward_s=np.array([[1, 2], [4, 8], [2, 4], [1, 2]], dtype=float))
-    assert ranks_of(problem, units_of(problem)).forward.tolist() == [14, 11, 7, 2]
-    pinned = replace(problem, pinned=tuple((o, (0,)) for o in range(4)))
-    assert ranks_of(pinned, units_of(pinned)).forward.tolist() == [6, 5, 3, 1]
-    joined = replace(problem, together=((0, 1, 2, 3),))
-    assert ranks_of(joined, units_of(joined)).forward.tolist() == [12, 10, 6, 2]
 
 
 def test_ranks_of_a_placement_are_what_it_takes():

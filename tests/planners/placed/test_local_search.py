@@ -24,7 +24,7 @@ LITTLE = LocalSearch(seconds=0.01)
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.4, 0.7, 1.5, float("inf")]))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_answers_fit_and_none_beats_another(seed, training, capacity):
     problem = constrained(seed, training, capacity)
     try:
@@ -43,17 +43,17 @@ def test_answers_fit_and_none_beats_another(seed, training, capacity):
     assert places(problem, None, seed, LITTLE) == answers
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_heuristic_is_better_within_its_memory(seed):
     problem = random_problem(seed, 40, 3, mixed=True)
     simulated = [simulate_placement(problem, a.placement) for a in places(problem, None, 0, LITTLE)]
-    for _, placement in heuristics(problem, 0):
+    for placement in heuristics(problem, 0):
         other = simulate_placement(problem, placement)
         within = [s.time_s for s in simulated if s.memory_bytes <= other.memory_bytes]
         assert min(within) <= other.time_s
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_it_finds_the_best_placement_of_small_graphs(seed):
     problem = random_problem(seed, 5, 2, training=seed % 2 == 0)
     best = best_play(problem)
@@ -78,7 +78,7 @@ def test_a_limit_that_sums_keep_and_the_simulator_does_not():
 def test_a_chain_ends_where_its_arrays_say(seed, training):
     problem = replace(random_problem(seed, 15, 3, training=training), micro_batches=1 + seed % 2)
     tables, flat = MoveTables.of(problem, units_of(problem)), FlatProblem.of(problem)
-    start = State.of(simulate_placement(problem, next(placement for _, placement in heuristics(problem, 0))))
+    start = State.of(simulate_placement(problem, next(heuristics(problem, 0))))
     cap = np.full(3, 0.6 * tables.all_bytes)
     shelf = Shelf.empty(np.linspace(0.3, 1, 8) * tables.all_bytes + 1, problem.size)
     seconds = anneal(flat, tables, start, cap, 300, seed, shelf)

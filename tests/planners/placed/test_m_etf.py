@@ -91,22 +91,6 @@ def test_it_is_the_obvious_one(seed, mixed, transfer, ports):
             assert (list(found.device), list(found.starts)) == expected
 
 
-def test_enough_memory_is_unlimited_memory():
-    for seed in range(10):
-        problem = random_problem(seed, 40, 4)
-        total = sum(problem.step_bytes(o) for o in range(problem.size))
-        assert scheduled(problem, np.full(4, total)) == scheduled(problem, np.full(4, np.inf))
-
-
-def test_a_fork_by_hand():
-    # 0 (1 s) feeds 1 and 2 (2 s each) by messages of 1 s, which feed 3 (1 s).
-    problem = problem_of([1, 2, 2, 1], [(0, 1), (0, 2), (1, 3), (2, 3)], message_s=1.0)
-    found = scheduled(problem, np.full(2, np.inf))
-    # 1 starts at 1 beside 0; 2 at 2 elsewhere, ends at 4; 3 could start at 4 there, 1's output comes at 4
-    assert found.device == (0, 0, 1, 1)
-    assert found.starts == (0.0, 1.0, 2.0, 4.0)
-
-
 def test_a_full_device_is_passed_over():
     problem = problem_of([1, 1, 1], [(0, 1), (1, 2)], message_s=1.0, stored=2.0)
     assert scheduled(problem, np.array([4.0, 4.0])).device == (0, 0, 1)

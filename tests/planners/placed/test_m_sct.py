@@ -13,13 +13,13 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import m_etf, m_sct
 from tensoropt.planners.placed.common.earliest import earliest_first
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
-from tensoropt.planners.placed.m_sct import favourites, place, precedence
+from tensoropt.planners.placed.m_sct import favourites, place
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
 
 def favourites_of(problem) -> list[int]:
-    return favourites(problem.size, precedence(problem, units_of(problem)))
+    return favourites(problem, units_of(problem))
 
 
 def awake(problem, favourite, caps=float("inf")):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -31,7 +29,7 @@ def test_the_longest_operator_is_cut_as_enumeration_says():
     assert dict(graph.splits)["op1"] == dict(best.splits)["op1"] == ("rows", 4)
     # 0.2, cut 0.1, message 0.1, 3, message 0.1, joined 0.1, 0.2
     assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(3.8)
-    assert answer.notes[0] == "started from the model itself, as its batch cannot be cut"
+    assert answer.notes[0] == "started from the model itself"
     assert answer.notes[1] == "cut on the critical path: op1 along rows into 4"
 
 
@@ -56,36 +54,19 @@ def test_a_cut_may_not_fit():
     chain = Chain((1.0, 12.0, 1.0), devices=2, message_s=0.0, capacity=2.0)
     ((graph, answer),) = placements(chain, None, 0)
     assert dict(graph.splits) == {"op1": ("rows", 2)}
-    assert answer.notes[0] == "started from the model itself, as its batch cannot be cut"
+    assert answer.notes[0] == "started from the model itself"
     assert simulate_placement(graph.problem, answer.placement).fits()
 
 
-DATA_PARALLEL = "data parallelism (the batch of 2 groups cut in {})"
-
-
-@pytest.mark.parametrize(("message_s", "kept"), [(0.1, DATA_PARALLEL.format(2)), (5.0, "the model itself")])
-def test_of_both_starts_the_faster_is_kept(message_s, kept):
-    # Two operators of 6 s: with short messages cut in two, with long ones both on one device for 12 s.
-    chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=message_s)
-    ((graph, answer),) = placements(chain, None, 0)
-    kept_s = simulate_placement(graph.problem, answer.placement).time_s
-    other = chain.split(chain.data_parallel()) if not graph.splits else chain
-    assert kept_s <= placements(replace(other, parallel=False), None, 0)[0][1].expected_s
-    assert answer.notes[0] == f"started from {kept}"
-
-
 @pytest.mark.parametrize(
-    ("capacity", "published"),
-    [
-        (4.0, f"{DATA_PARALLEL.format(2)}: 6.3 s"),
-        (1.5, f"the model itself: 12 s; the other is {DATA_PARALLEL.format(2)}: no"),
-    ],
+    ("capacity", "start"),
+    [(4.0, "data parallelism (the batch of 2 groups cut in 2)"), (1.5, "the model itself")],
 )
-def test_the_published_start_depends_on_room(capacity, published):
+def test_the_start_depends_on_room(capacity, start):
     """Data parallelism where one device holds the model, otherwise the model."""
     chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=0.0, capacity=capacity)
     ((_, answer),) = placements(chain, None, 0)
-    assert answer.notes[1].startswith(f"the published start is {published}")
+    assert answer.notes[0] == f"started from {start}"
 
 
 def test_what_is_cut_already_can_be_cut_anew():
@@ -101,32 +82,7 @@ def test_what_is_cut_already_can_be_cut_anew():
 
     ((graph, answer),) = placements(Uneven((12.0,), devices=4), None, 0)
     assert dict(graph.splits) == {"op0": ("rows", 4)}
-    assert answer.notes[2] == "cut on the critical path: op0 along rows into 4"
-
-
-def test_pieces_may_fit_where_operators_do_not():
-    class Sharded(Chain):
-        """What operators hold divides among their pieces."""
-
-        @property
-        def problem(self):
-            found = super().problem
-            cut = dict(self.splits)
-            share = [
-                self.stored / cut.get(str(self.whole_of(o)), ("", 1))[1] if self.whole_of(o) else 0.0
-                for o in range(found.size)
-            ]
-            return replace(found, parameter_bytes=np.array(share))
-
-        def split(self, splits):
-            found = super().split(splits)
-            return Sharded(**{f: getattr(found, f) for f in found.__dataclass_fields__})
-
-    chain = Sharded((4.0, 4.0), devices=4, parallel=True, message_s=0.0, stored=6.0, capacity=4.0)
-    ((graph, answer),) = placements(chain, None, 0)
-    assert answer.notes[0] == f"started from {DATA_PARALLEL.format(4)}"
-    assert answer.notes[1].startswith("the published start is the model itself: no room; the other is data")
-    assert simulate_placement(graph.problem, answer.placement).fits()
+    assert answer.notes[1] == "cut on the critical path: op0 along rows into 4"
 
 
 def test_nothing_fits_nowhere():

@@ -12,45 +12,69 @@ from tensoropt.planners.placed.placer import place
 from tests.planners.placed.hand import problem_of
 
 
-def devices_of(*args, **kwargs) -> tuple[int, ...]:
-    return place(problem_of(*args, **kwargs), None, 0).placement.device
+def placed(seconds, edges, references=(), **settings):
+    return place(replace(problem_of(seconds, edges, **settings), references=references), None, 0)
 
 
-def test_what_is_free_lies_on_device_0():
-    assert devices_of([1, 1, 1], [(0, 1), (1, 2)], message_s=1.0) == (0, 0, 0)
+# 0 holds a parameter that 1 and 3 read.
+SHARED = {
+    "seconds": [0, 1, 1, 1],
+    "edges": [(0, 1), (1, 2), (0, 3), (2, 3)],
+    "stored": [4, 0, 0, 0],
+    "references": ((0, 1, 3),),
+}
+GROUP = {"seconds": [1, 1], "edges": [], "devices": 4, "together": ((0, 1),)}
+RULES = {
+    "what is free lies on device 0": ((0, 0, 0), {"seconds": [1, 1, 1], "edges": [(0, 1), (1, 2)]}),
+    "a pin lists devices best first": (
+        (0, 2), {"seconds": [1, 1], "edges": [], "devices": 3, "pinned": ((1, (2, 1)),)}
+    ),
+    "the first that can run it": (
+        (1,), {"seconds": [[1, 1, np.inf]], "edges": [], "devices": 3, "pinned": ((0, (2, 1, 0)),)}
+    ),
+    "orders count if they agree": ((3, 3), GROUP | {"pinned": ((0, (3, 2, 1)), (1, (0, 3, 1)))}),
+    "orders that contradict do not": ((1, 1), GROUP | {"pinned": ((0, (3, 1)), (1, (1, 3)))}),
+    "the order of the one that has one": ((3, 3), GROUP | {"pinned": ((1, (3, 1)),)}),
+    "B: metadata follows its input": (
+        (1, 1, 0),
+        {"seconds": [1, 0, 1], "edges": [(0, 1), (1, 2)], "pinned": ((0, (1,)),), "stored": [1, 0, 0]},
+    ),
+    "B: unless it may not": (
+        (1, 0), {"seconds": [1, 0], "edges": [(0, 1)], "pinned": ((0, (1,)), (1, (0,))), "stored": [1, 0]}
+    ),
+    "a variable is no generator": (
+        (0, 1), {"seconds": [1, 1], "edges": [(0, 1)], "pinned": ((1, (1,)),), "stored": [4, 0]}
+    ),
+    "nor is what reads one": (
+        (0, 0, 1), {"seconds": [1] * 3, "edges": [(0, 2)], "references": ((1, 0),), "pinned": ((2, (1,)),)}
+    ),
+    "C: a variable lies with all that read it": ((1, 1, 0, 1), SHARED | {"pinned": ((3, (1,)),)}),
+    "C: also where what belongs to them is pinned": (
+        (2, 2, 2, 2), SHARED | {"together": ((2, 3),), "pinned": ((2, (2, 1)),), "devices": 3}
+    ),
+    "C: what updates it lies with what reads it": (
+        (1, 0, 1),
+        {"seconds": [1] * 3, "edges": [(0, 1), (1, 2)], "references": ((2, 0),), "pinned": ((0, (1,)),)},
+    ),
+}  # fmt: skip
 
 
-def test_pins_and_groups_decide():
-    assert devices_of([1, 1, 1], [(0, 1)], pinned=((1, (1,)),), together=((1, 2),), stored=[1, 0, 0]) == (
-        0,
-        1,
-        1,
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(rule):
+    devices, settings = RULES[rule]
+    answer = placed(**settings)
+    assert answer.placement.device == devices
+    assert answer.notes == ()
+    forward = tuple(
+        tuple(o for o, d in enumerate(devices) if d == k) for k in range(len(answer.placement.forward))
     )
+    assert answer.placement.forward == forward  # in the model's order
+    assert answer.placement.backward is None
 
 
-def test_a_pin_lists_devices_best_first():
-    assert devices_of([1, 1], [], devices=3, pinned=((1, (2, 1)),)) == (0, 2)
-    # The first that can run the operator.
-    seconds = [[1, 1, np.inf]]
-    assert devices_of(seconds, [], devices=3, pinned=((0, (2, 1, 0)),)) == (1,)
-
-
-def test_orders_of_a_group_count_if_they_agree():
-    both = {"devices": 4, "together": ((0, 1),)}
-    # 3 before 1 in both, whatever else they allow.
-    assert devices_of([1, 1], [], pinned=((0, (3, 2, 1)), (1, (0, 3, 1))), **both) == (3, 3)
-    assert devices_of([1, 1], [], pinned=((0, (3, 1)), (1, (1, 3))), **both) == (1, 1)
-    # A group follows the order of the one member that has one.
-    assert devices_of([1, 1], [], pinned=((1, (3, 1)),), **both) == (3, 3)
-
-
-def test_metadata_follows_its_input():
-    # heuristic B: 1 takes no time; it stays with 0, and 2 does not follow
-    assert devices_of([1, 0, 1], [(0, 1), (1, 2)], pinned=((0, (1,)),), stored=[1, 0, 0]) == (1, 1, 0)
-
-
-def test_metadata_that_may_not_follow_has_its_own_device():
-    assert devices_of([1, 0], [(0, 1)], pinned=((0, (1,)), (1, (0,))), stored=[1, 0]) == (1, 0)
+def test_a_variable_whose_readers_are_pinned_apart_is_refused():
+    with pytest.raises(InfeasibleError, match="no device is allowed for all operators that belong together"):
+        placed(**SHARED | {"pinned": ((1, (1,)), (3, (0,)))})
 
 
 def test_a_generator_follows_its_consumers_if_they_agree():
@@ -63,58 +87,10 @@ def test_a_generator_follows_its_consumers_if_they_agree():
     assert place(apart, None, 0).placement.device == (0, 1, 0)
 
 
-def test_a_variable_is_no_generator():
-    assert devices_of([1, 1], [(0, 1)], pinned=((1, (1,)),), stored=[4, 0]) == (0, 1)
-
-
-def referring(references: tuple[tuple[int, ...], ...], *args, **kwargs):
-    return place(replace(problem_of(*args, **kwargs), references=references), None, 0)
-
-
-def test_a_variable_lies_with_all_that_read_it():
-    # heuristic C: 0 holds a parameter that 1 and 3 read
-    shared = {"seconds": [0, 1, 1, 1], "edges": [(0, 1), (1, 2), (0, 3), (2, 3)], "stored": [4, 0, 0, 0]}
-    answer = referring(((0, 1, 3),), **shared, pinned=((3, (1,)),))
-    assert answer.placement.device == (1, 1, 0, 1)
-    assert answer.notes == ()
-    # Not only a direct pin counts, but that of what belongs together, and the order of the pin.
-    kept = {"together": ((2, 3),), "pinned": ((2, (2, 1)),), "devices": 3}
-    assert referring(((0, 1, 3),), **shared, **kept).placement.device == (2, 2, 2, 2)
-
-
-def test_what_updates_a_variable_lies_with_what_reads_it():
-    # 0 reads a buffer, 2 makes its new value
-    answer = referring(((2, 0),), [1, 1, 1], [(0, 1), (1, 2)], pinned=((0, (1,)),))
-    assert answer.placement.device == (1, 0, 1)
-
-
-def test_a_variable_whose_readers_are_pinned_apart_is_refused():
-    with pytest.raises(InfeasibleError, match="no device is allowed for all operators that belong together"):
-        referring(((0, 1, 2),), [0, 1, 1], [(0, 1), (0, 2)], pinned=((1, (1,)), (2, (0,))))
-
-
-def test_what_reads_a_variable_is_no_generator():
-    # 0 has no input but a variable, which 1 updates; 2 reads what it makes
-    answer = referring(((1, 0),), [1, 1, 1], [(0, 2)], pinned=((2, (1,)),))
-    assert answer.placement.device == (0, 0, 1)
-
-
-def test_it_runs_in_the_models_order():
-    placement = place(problem_of([1, 1, 1], [(0, 1)], pinned=((2, (1,)),)), None, 0).placement
-    assert placement.forward == ((0, 1), (2,))
-    assert placement.backward is None
-
-
 def test_it_knows_no_memory():
     problem = problem_of([1, 1], [(0, 1)], stored=4.0)
     with pytest.raises(InfeasibleError, match="placer finds no plan within 6 B: device 0 reaches 8 B"):
         place(problem, 6.0, 0)
-
-
-def test_a_device_that_cannot_run_an_operator_is_passed_over():
-    answer = place(problem_of([[np.inf, 1.0], [1.0, 1.0]], []), None, 0)
-    assert answer.placement.device == (1, 0)
-    assert answer.notes == ("1 operators cannot run on device 0 and went to the next that can",)
 
 
 def test_what_is_free_lies_on_the_best_device_that_can_run_it():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.planners.placed.common.units import MemoryBook, memory_limits, units_of
+from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.post import Post, _Learner, place
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
@@ -22,7 +22,7 @@ LITTLE = Post(placements=300, per_ascent=20, per_fit=100)
 
 
 def learner(problem, chosen=LITTLE):
-    memory = MemoryBook.empty(memory_limits(problem, None))
+    memory = MemoryBook.empty(problem.devices.within(None))
     return _Learner(problem, units_of(problem), memory, chosen, 0)
 
 
@@ -42,14 +42,14 @@ def test_answers_keep_constraints_and_fit_or_are_refused(seed, training, capacit
     assert place(problem, None, seed, LITTLE) == answer
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_finds_the_best_devices_of_small_graphs(seed):
     problem = random_problem(seed, 6, 2, training=seed % 2 == 0)
     best_s = min(
         simulate_placement(problem, Placement.in_order(devices, 2)).time_s
         for devices in product(range(2), repeat=6)
     )
-    answer = place(problem, None, 0, replace(LITTLE, placements=2_000))
+    answer = place(problem, None, 0, replace(LITTLE, placements=1_000))
     assert simulate_placement(problem, answer.placement).time_s == best_s
 
 

@@ -23,8 +23,10 @@ def solved(name: str, mesh: tuple[int, ...]) -> tuple[CostTables, TrackedFrontie
     return tables, track_frontier(tables, epsilon=0.0)
 
 
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
-@pytest.mark.parametrize("name", ["two layers", "gates", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("two layers", (2, 2)), ("gates", (1, 2)), pytest.param("gpt2", (2, 2), marks=pytest.mark.slow)],
+)
 def test_optcnn_is_the_fast_end_of_the_frontier(name, mesh):
     tables, frontier = solved(name, mesh)
     choice, options, notes = fastest(tables)

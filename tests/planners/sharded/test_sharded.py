@@ -14,7 +14,6 @@ from tensoropt.planners.registry import planner
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded import flexflow, zero
 from tensoropt.planners.sharded.common.restricted import batch_labels
-from tensoropt.planners.sharded.flexflow import Deadline
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.tofu import WHOLE
 from tensoropt.planners.tables import TableSpace
@@ -145,7 +144,7 @@ def test_a_walk_never_ends_worse_than_it_started():
     chain = flexflow._Chain(question, 0, None)
     start = chain.data_parallel()
     assert start is not None
-    cost, choice, late = flexflow.metropolis_hastings(chain, start, 25, Deadline(60.0), random.Random(0))
+    cost, choice, late = flexflow.metropolis_hastings(chain, start, 25, random.Random(0), 60.0)
     assert not late
     assert cost <= chain.cost(start)
     assert chain.cost(choice) == cost
@@ -156,4 +155,4 @@ def test_a_walk_whose_time_is_over_says_so():
     chain = flexflow._Chain(question, 0, None)
     start = chain.data_parallel()
     assert start is not None
-    assert flexflow.metropolis_hastings(chain, start, 25, Deadline(0.0), random.Random(0))[2]
+    assert flexflow.metropolis_hastings(chain, start, 25, random.Random(0), 0.0)[2]

@@ -9,11 +9,8 @@ from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
 from tensoropt.search.entangled import conditioning, relaxation
-from tensoropt.search.entangled.fixing import colourings, tie
 from tensoropt.search.entangled.relaxation import relax, tighten
-from tensoropt.search.exact import build_program
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tests import naive
@@ -61,39 +58,6 @@ def cramped(monkeypatch):
 def cases():
     yield from (Repeated(seed, steps=2) for seed in range(6))
     yield from (Case(seed, "clique", 6, 3) for seed in seeds_of(900, 908))
-
-
-def hull_of(reduced):
-    program = build_program(reduced, greedy_order(reduced, 0.1))
-    return HullSearch(program, flatten(program)).find_hull(16)
-
-
-def test_colours_go_from_equal_costs_to_equal_surroundings():
-    reduced = reduce_graph(FlatTables.of(Repeated(0, steps=5).graph))
-    counts = [int(colour.max()) + 1 for colour in colourings(reduced)]
-    assert counts == sorted(set(counts))
-    coarse = next(iter(colourings(reduced)))
-    names = reduced.graph.names
-    middle = {coarse[names.index(f"step {s}.0")] for s in (1, 2, 3)}
-    assert len(middle) == 1
-    assert coarse[names.index("step 1.0")] != coarse[names.index("step 1.1")]
-    *_, fine = colourings(reduced)
-    assert len({int(fine[names.index(f"step {s}.0")]) for s in range(5)}) == 5
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_tied_strategies_cost_what_they_cost_untied(seed):
-    case = Repeated(seed)
-    reduced = reduce_graph(FlatTables.of(case.graph))
-    for colour in colourings(reduced):
-        hull = hull_of(tie(reduced, colour))
-        for pick, memory, time in zip(hull.picks, hull.memory, hull.time, strict=True):
-            strategy = {}
-            for v, name in enumerate(case.graph.names):
-                leaf = reduced.leaves[reduced.node_leaf[v]]
-                strategy[name] = int(leaf.configuration[leaf.offsets[pick[colour[v], 0]]])
-            first = dict.fromkeys([*case.nodes, *case.keys], 0)
-            assert np.allclose(case.cost(strategy, first), [memory, time], rtol=1e-9)
 
 
 def test_prices_bound_every_strategy_and_only_raise_the_bound():

@@ -1,4 +1,4 @@
-"""Simulated annealing over placements: operators change devices, or their turn on a device.
+"""Simulated annealing over placements: operators change devices, and take their turn there by time.
 
 S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimizes the seconds
 of a step under a cap on what is booked on a device: the sum of what lies there for the whole step and of what
@@ -30,13 +30,8 @@ _TOGETHER = 6.0
 """The mean number of connected operators, beyond the first two, that move together; an assumption."""
 _JOINS = 0.7
 """The share of neighbours that move along, so that the border falls elsewhere each time; an assumption."""
-_MOVES, _ALONE, _BACK = 0.65, 0.3, 0.25
-"""The share of tries that move operators to another device, of those that move one alone, and of moves with
-which something comes back, as tight memory needs. The other tries change an order. Assumptions."""
-_CRITICAL, _BORDER = 0.5, 0.5
-"""The shares of moves that choose one of the critical operators, and the device of a neighbour, before any
-other. On AmoebaNet-D on four devices the two made chains of 20,000 tries end 4 % faster.
-"""
+_ALONE = 0.3
+"""The share of moves of one operator alone; an assumption."""
 
 Arrays = tuple[Any, ...]
 """The values of a named tuple of arrays, in a kernel."""
@@ -48,8 +43,7 @@ class MoveTables(NamedTuple):
     Rows of several lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
 
     Attributes:
-        first_before, before: for each operator, those from which it reads.
-        first_after, after: for each operator, those that read from it.
+        first_near, near: for each operator, those from which it reads, and those that read from it.
         unit: (n,) the unit of each operator; units move as a whole.
         first_member, members: the operators of each unit.
         first_choice, choices: the devices that each unit may lie on.
@@ -58,10 +52,8 @@ class MoveTables(NamedTuple):
         first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
     """
 
-    first_before: Integers
-    before: Integers
-    first_after: Integers
-    after: Integers
+    first_near: Integers
+    near: Integers
     unit: Integers
     first_member: Integers
     members: Integers
@@ -75,9 +67,12 @@ class MoveTables(NamedTuple):
     @classmethod
     def of(cls, problem: PlacementProblem, units: Units) -> Self:
         """Return the moves' view of a problem."""
-        made, read, tensors = problem.made, problem.read, problem.tensors
-        before = [sorted({tensors[t].producer for t in read[o]}) for o in range(problem.size)]
-        after = [sorted({r for t in made[o] for r in tensors[t].readers}) for o in range(problem.size)]
+        tensors = problem.tensors
+        near: list[set[int]] = [set() for _ in range(problem.size)]
+        for tensor in tensors:
+            for reader in tensor.readers:
+                near[reader].add(tensor.producer)
+                near[tensor.producer].add(reader)
         count = problem.micro_batches
         own = problem.stored_bytes + count * problem.kept_bytes
         keepers: dict[int, set[int]] = {}
@@ -88,8 +83,7 @@ class MoveTables(NamedTuple):
             if tensor.kept_by and not tensors[storage].stored:
                 keepers.setdefault(storage, set()).update(tensor.kept_by)
         return cls(
-            *joined(before),
-            *joined(after),
+            *joined(map(sorted, near)),
             np.array(units.of, dtype=np.int64),
             *joined(units.members),
             *joined([choices.tolist() for choices in units.choices]),
@@ -157,7 +151,7 @@ class State(NamedTuple):
     def booked(self, tables: MoveTables, devices: int) -> Floats:
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
-        booking = (tables.bytes, *tables[5:7], *tables[10:])
+        booking = (tables.bytes, *tables[3:5], *tables[8:])
         book(booking, self.device, booked)
         return booked
 
@@ -217,24 +211,6 @@ def _may_lie(units: Arrays, number: int, device: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _of_neighbour(links: Arrays, units: Arrays, device: Integers, operator: int, otherwise: int) -> int:
-    """Return the device of a random neighbour on another device; ``otherwise`` if there is none."""
-    first_before, before, first_after, after = links
-    unit = units[0]
-    count, target = 0, otherwise
-    for side in range(2):
-        first = first_before if side == 0 else first_after
-        row = before if side == 0 else after
-        for e in range(first[operator], first[operator + 1]):
-            d = device[row[e]]
-            if d != device[operator] and _may_lie(units, unit[operator], d):
-                count += 1
-                if np.random.random() * count < 1.0:
-                    target = d
-    return target
-
-
-@njit(cache=True, nogil=True)
 def _move(
     links: Arrays,
     units: Arrays,
@@ -247,7 +223,7 @@ def _move(
     stack: Integers,
 ) -> None:
     """Move an operator, and up to ``want - 1`` that are connected with it on its device, to ``target``."""
-    first_before, before, first_after, after = links
+    first_near, near = links
     unit, first_member, members, _, _ = units
     source = device[operator]
     stack[0] = operator
@@ -256,60 +232,22 @@ def _move(
     while k < count and count < want:
         o = stack[k]
         k += 1
-        for side in range(2):
-            first = first_before if side == 0 else first_after
-            row = before if side == 0 else after
-            for e in range(first[o], first[o + 1]):
-                other = row[e]
-                if (
-                    count < want
-                    and device[other] == source
-                    and seen[unit[other]] != mark
-                    and np.random.random() < _JOINS
-                    and _may_lie(units, unit[other], target)
-                ):
-                    seen[unit[other]] = mark
-                    stack[count] = other
-                    count += 1
+        for e in range(first_near[o], first_near[o + 1]):
+            other = near[e]
+            if (
+                count < want
+                and device[other] == source
+                and seen[unit[other]] != mark
+                and np.random.random() < _JOINS
+                and _may_lie(units, unit[other], target)
+            ):
+                seen[unit[other]] = mark
+                stack[count] = other
+                count += 1
     for k in range(count):
         number = unit[stack[k]]
         for m in range(first_member[number], first_member[number + 1]):
             device[members[m]] = target
-
-
-@njit(cache=True, nogil=True)
-def _reorder(links: Arrays, device: Integers, order: Integers, at: Integers, o: int, forward: bool) -> bool:
-    """Move an operator past others of its device, as far as dependences allow; return whether one moved."""
-    first_before, before, first_after, after = links
-    size = order.shape[0]
-    for k in range(size):
-        at[order[k]] = k
-    i = at[o]
-    low, high = -1, size
-    for e in range(first_before[o], first_before[o + 1]):
-        if forward:
-            low = max(low, at[before[e]])
-        else:
-            high = min(high, at[before[e]])
-    for e in range(first_after[o], first_after[o + 1]):
-        if forward:
-            high = min(high, at[after[e]])
-        else:
-            low = max(low, at[after[e]])
-    # Where it stands among operators of other devices makes no difference.
-    count, j = 0, i
-    for k in range(low + 1, high):
-        if k != i and device[order[k]] == device[o]:
-            count += 1
-            if np.random.random() * count < 1.0:
-                j = k
-    if j == i:
-        return False
-    step = 1 if j > i else -1
-    for k in range(i, j, step):
-        order[k] = order[k + step]
-    order[j] = o
-    return True
 
 
 @njit(cache=True, nogil=True)
@@ -365,70 +303,39 @@ def _anneal(
     compiled kernels would not survive a new name of a class."""
     np.random.seed(seed)
     device, ahead, back = state
-    links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:4], tables[4:9], tables[9:]
+    links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:7], tables[7:]
     unit, first_member, members, first_choice, choices = units
     booking = (sizes, first_member, members, kept_bytes, first_keeper, keepers)
     training = problem[13]
     size, devices = device.shape[0], caps.shape[0]
     booked = np.zeros(devices)
     fullest = book(booking, device, booked)
-    now, starts, returns, critical = flat_step(problem, device, ahead, back)
+    now, starts, returns = flat_step(problem, device, ahead, back)
     price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
     over = _over(booked, caps)
     if over == 0.0:
         _put(shelf, fullest, now, device, ahead, back)
-    next_device, next_ahead, next_back = device.copy(), ahead.copy(), back.copy()
-    at, stack, seen = (
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-        np.full(sizes.shape[0], -1, np.int64),
-    )
-    mark = 0
+    moved, stack, seen = device.copy(), np.empty(size, np.int64), np.full(sizes.shape[0], -1, np.int64)
     for number in range(tries):
         temperature = now * _HOT * (_COLD / _HOT) ** (number / tries)
-        next_device[:] = device
-        next_ahead[:] = ahead
-        next_back[:] = back
-        kind = np.random.random()
-        moved = False
-        if critical.shape[0] and np.random.random() < _CRITICAL:
-            o = critical[np.random.randint(critical.shape[0])]
-        else:
-            o = np.random.randint(size)
-        if kind < _MOVES:
-            first, last = first_choice[unit[o]], first_choice[unit[o] + 1]
-            target = choices[np.random.randint(first, last)]
-            source = device[o]
-            if np.random.random() < _BORDER:
-                target = _of_neighbour(links, units, device, o, target)
-            if target == source:
-                continue
-            want = 1 if kind < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
-            mark += 1
-            _move(links, units, next_device, o, target, want, seen, mark, stack)
-            if np.random.random() < _BACK:
-                o = np.random.randint(size)
-                if next_device[o] == target and _may_lie(units, unit[o], source):
-                    _move(links, units, next_device, o, source, want, seen, mark, stack)
-            next_fullest = book(booking, next_device, booked)
-            next_over = _over(booked, caps)
-            moved = True
-        elif kind < (1 + _MOVES) / 2 or not training:
-            if not _reorder(links, device, next_ahead, at, o, True):
-                continue
-        elif not _reorder(links, device, next_back, at, o, False):
+        o = np.random.randint(size)
+        target = choices[np.random.randint(first_choice[unit[o]], first_choice[unit[o] + 1])]
+        if target == device[o]:
             continue
-        if not moved:
-            next_fullest, next_over = fullest, over
-        seconds, starts, returns, next_critical = flat_step(problem, next_device, next_ahead, next_back)
+        moved[:] = device
+        want = 1 if np.random.random() < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
+        _move(links, units, moved, o, target, want, seen, number, stack)
+        next_fullest = book(booking, moved, booked)
+        next_over = _over(booked, caps)
+        seconds, starts, returns = flat_step(problem, moved, ahead, back)
         gain = now + price * over - seconds - price * next_over
         if gain >= 0 or np.random.random() < np.exp(gain / temperature):
-            now, over, fullest, critical = seconds, next_over, next_fullest, next_critical
-            device[:] = next_device
+            now, over, fullest = seconds, next_over, next_fullest
+            device[:] = moved
             # Sorted by time, so that an operator that changes its device comes in where it would run.
-            ahead[:] = next_ahead[np.argsort(starts[next_ahead], kind="mergesort")]
+            ahead[:] = ahead[np.argsort(starts[ahead], kind="mergesort")]
             if training:
-                back[:] = next_back[np.argsort(returns[next_back], kind="mergesort")]
+                back[:] = back[np.argsort(returns[back], kind="mergesort")]
             if over == 0.0:
                 _put(shelf, fullest, now, device, ahead, back)
     return now

@@ -20,75 +20,6 @@ from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
 from tensoropt.planners.placed.common.units import units_of
 
 
-class _Groups:
-    """Groups of operators, joined two by two; a union-find whose sets list their members."""
-
-    def __init__(self, problem: PlacementProblem):
-        self.members: dict[int, list[int]] = {o: [o] for o in range(problem.size)}
-        self.block: list[int] = list(range(problem.size))
-        self.after: dict[int, set[int]] = {o: set() for o in range(problem.size)}
-        self.before: dict[int, set[int]] = {o: set() for o in range(problem.size)}
-        for tensor in problem.tensors:
-            for reader in tensor.readers:
-                self.after[tensor.producer].add(reader)
-                self.before[reader].add(tensor.producer)
-
-    @property
-    def count(self) -> int:
-        return len(self.members)
-
-    def join(self, first: int, second: int) -> bool:
-        for old, new in ((self.after, self.before), (self.before, self.after)):
-            for neighbour in old.pop(second):
-                new[neighbour].discard(second)
-                if neighbour != first:
-                    new[neighbour].add(first)
-                    old[first].add(neighbour)
-        for operator in self.members[second]:
-            self.block[operator] = first
-        self.members[first] += self.members.pop(second)
-        return True
-
-    def lone(self) -> list[int]:
-        return [w for w in self.members if not self.after[w] and not self.before[w]]
-
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(sorted(members)) for members in self.members.values())
-
-
-class _ContractedBlocks(_Groups):
-    """Groups whose graph stays acyclic."""
-
-    def join(self, first: int, second: int) -> bool:
-        # A path between the two by other blocks would become a cycle.
-        if self._detour(first, second) or self._detour(second, first):
-            return False
-        return super().join(first, second)
-
-    def _detour(self, u: int, v: int) -> bool:
-        reached = set[int]()
-        waiting = [w for w in self.after[u] if w != v]
-        while waiting:
-            if (w := waiting.pop()) not in reached:
-                reached.add(w)
-                waiting += self.after[w]
-        return v in reached
-
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        blocks = {w: tuple(sorted(members)) for w, members in self.members.items()}
-        # A topological order; of several blocks, the one with the first operator.
-        order = nx.lexicographical_topological_sort(nx.DiGraph(self.after), key=blocks.__getitem__)
-        return tuple(blocks[w] for w in order)
-
-
-def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
-    allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
-    for operator, devices in problem.pinned:
-        allowed[operator] &= set(devices)
-    return allowed
-
-
 @dataclass(frozen=True)
 class Contraction:
     """A problem whose operators are blocks of another problem's operators.
@@ -236,20 +167,6 @@ class GroupLimits:
         )
 
 
-def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
-    """Return the bytes of all tensors that cross from a producer to a reader, and of their gradients, by
-    (producer, reader).
-    """
-    weights: dict[tuple[int, int], int] = {}
-    for tensor in problem.tensors:
-        # A gradient comes back over a cut edge and is as large as the tensor.
-        size = tensor.bytes * (1 + (problem.training and tensor.gradient))
-        for reader in tensor.readers:
-            edge = (tensor.producer, reader)
-            weights[edge] = weights.get(edge, 0) + size
-    return weights
-
-
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
     """Return the operators in blocks that run in one go, joined along the heaviest edges where that closes no
     cycle.
@@ -257,9 +174,11 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
     More blocks than requested remain if the limits, cycles or missing edges forbid further joining: compare
     ``len(result.groups)``.
     """
-    blocks = _ContractedBlocks(problem)
-    _join_along_edges(problem, blocks, _Room(problem, limits, blocks))
-    return contract(problem, blocks.groups())
+    groups = _Groups(problem, limits, acyclic=True)
+    groups.join_along_edges()
+    # A topological order; of several blocks, the one with the first operator.
+    order = nx.lexicographical_topological_sort(groups.graph, key=lambda block: sorted(groups.members[block]))
+    return contract(problem, [groups.members[block] for block in order])
 
 
 def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
@@ -270,91 +189,105 @@ def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[in
     that is heavy leaves the program no choice. The rest joins, the leanest group first, the leanest of its
     neighbours, or of all groups; these are assumptions. More groups remain only if pins forbid joining them.
     """
-    groups = _Groups(problem)
-    room = _Room(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), groups)
+    groups = _Groups(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), acyclic=False)
     for first, *others in units_of(problem).members:
         for other in others:
-            room.joined(first, other)
-    _join_along_edges(problem, groups, room)
-    room.limits = GroupLimits(most_operators=problem.size, most_groups=most_groups)
+            groups.join(first, other)
+    groups.join_along_edges()
+    groups.limits = GroupLimits(most_operators=problem.size, most_groups=most_groups)
     waiting = set(groups.members)
-    while waiting and groups.count > most_groups:
-        lean = min(waiting, key=lambda group: (room.bytes[group], group))
+    while waiting and len(groups.members) > most_groups:
+        lean = min(waiting, key=lambda group: (groups.bytes[group], group))
         waiting.discard(lean)
-        for near in (groups.after[lean] | groups.before[lean], set(groups.members)):
-            allowed = [other for other in near if other != lean and room(lean, other)]
+        for near in (set(nx.all_neighbors(groups.graph, lean)), set(groups.members)):
+            allowed = [other for other in near if other != lean and groups.room(lean, other)]
             if allowed:
-                room.joined(min(allowed, key=lambda group: (room.bytes[group], group)), lean)
+                groups.join(min(allowed, key=lambda group: (groups.bytes[group], group)), lean)
                 break
-    return groups.groups()
+    return tuple(tuple(sorted(members)) for members in groups.members.values())
 
 
-def _join_along_edges(problem: PlacementProblem, blocks: _Groups, room: _Room) -> None:
-    """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached; and
-    again as long as a round joins anything, because an edge that would have closed a cycle may be free once
-    its detour has been joined too.
+class _Groups:
+    """Groups of operators, joined two by two, and whether two of them stay within the limits together.
+
+    Attributes:
+        graph: of the groups, each named by one of its operators.
+        acyclic: whether groups must not wait for each other.
+        weights: (producer, reader) -> the bytes of what goes there, and of the gradients that come back.
+        members: the operators of each group; ``block``: the group of each operator.
+        bytes, seconds, allowed: what each holds, takes on each device, and where it may lie.
     """
-    most_groups = room.limits.most_groups
-    weights = edge_weights(problem)
-    # Ties by the operators' numbers, so that the blocks are the same in every run.
-    edges = sorted(weights, key=lambda edge: (-weights[edge], edge))
-    joined = True
-    while joined and blocks.count > most_groups:
-        joined, left = False, []
-        for edge in edges:
-            if blocks.count <= most_groups:
-                break
-            u, v = (blocks.block[o] for o in edge)
-            if u == v:
-                continue
-            if room(u, v) and room.joined(u, v):
-                joined = True
-            else:
-                left.append(edge)
-        edges = left
-    # Without this, 371 operators of DeepLab-V3 were reduced to 112 blocks instead of 40.
-    _gather(blocks, room)
 
-
-def _gather(blocks: _Groups, room: _Room) -> None:
-    """Join blocks without edges, which the algorithm never meets: for example, counters of a
-    normalization.
-    """
-    first: int | None = None
-    for block in blocks.lone():
-        if blocks.count <= room.limits.most_groups:
-            return
-        if first is not None and room(first, block) and room.joined(first, block):
-            first = blocks.block[first]
-        else:
-            first = block
-
-
-class _Room:
-    """The contents of the groups, and whether two of them stay within the limits together."""
-
-    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: _Groups):
-        self.limits, self.blocks = limits, blocks
+    def __init__(self, problem: PlacementProblem, limits: GroupLimits, *, acyclic: bool):
+        self.limits, self.acyclic = limits, acyclic
+        self.weights: dict[tuple[int, int], int] = {}
+        for tensor in problem.tensors:
+            # A gradient comes back over a cut edge and is as large as the tensor.
+            size = tensor.bytes * (1 + (problem.training and tensor.gradient))
+            for edge in ((tensor.producer, reader) for reader in tensor.readers):
+                self.weights[edge] = self.weights.get(edge, 0) + size
+        self.graph = nx.DiGraph()
+        self.graph.add_nodes_from(range(problem.size))
+        self.graph.add_edges_from(self.weights)
+        self.members: dict[int, list[int]] = {o: [o] for o in range(problem.size)}
+        self.block = list(range(problem.size))
         self.bytes = [problem.step_bytes(o) for o in range(problem.size)]
         self.seconds = problem.forward_s + problem.backward_s + problem.update_s
         self.allowed = _allowed_devices(problem)
 
-    def __call__(self, u: int, v: int) -> bool:
-        limits, members = self.limits, self.blocks.members
+    def room(self, u: int, v: int) -> bool:
+        limits = self.limits
         return (
-            len(members[u]) + len(members[v]) <= limits.most_operators
+            len(self.members[u]) + len(self.members[v]) <= limits.most_operators
             and self.bytes[u] + self.bytes[v] <= limits.most_bytes
             and float((self.seconds[u] + self.seconds[v]).min()) <= limits.most_seconds
             and bool(self.allowed[u] & self.allowed[v])
         )
 
-    def joined(self, u: int, v: int) -> bool:
-        """Join two groups, whatever the limits; return False if the groups cannot be joined."""
-        if not self.blocks.join(u, v):
+    def join(self, u: int, v: int) -> bool:
+        """Join two groups under the name of the first, whatever the limits; return False if that would close
+        a cycle."""
+        if self.acyclic and (self._detour(u, v) or self._detour(v, u)):
             return False
-        total, seconds = self.bytes[u] + self.bytes[v], self.seconds[u] + self.seconds[v]
-        devices = self.allowed[u] & self.allowed[v]
-        # Both names stand for the group, whichever of them it kept.
-        for name in (u, v):
-            self.bytes[name], self.seconds[name], self.allowed[name] = total, seconds, devices
+        before, after = list(self.graph.pred[v]), list(self.graph.succ[v])
+        self.graph.remove_node(v)
+        self.graph.add_edges_from((w, u) for w in before if w != u)
+        self.graph.add_edges_from((u, w) for w in after if w != u)
+        for operator in self.members[v]:
+            self.block[operator] = u
+        self.members[u] += self.members.pop(v)
+        self.bytes[u] += self.bytes[v]
+        self.seconds[u] = self.seconds[u] + self.seconds[v]
+        self.allowed[u] = self.allowed[u] & self.allowed[v]
         return True
+
+    def _detour(self, u: int, v: int) -> bool:
+        return any(nx.has_path(self.graph, w, v) for w in self.graph.succ[u] if w != v)
+
+    def join_along_edges(self) -> None:
+        """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached;
+        and again as long as a round joins anything, because an edge that would have closed a cycle may be
+        free once its detour has been joined too. At last those without edges, as the counters of a
+        normalization."""
+        # Ties by the operators' numbers, so that the blocks are the same in every run.
+        edges = sorted(self.weights, key=lambda edge: (-self.weights[edge], edge))
+        most, before = self.limits.most_groups, 0
+        while len(self.members) > most and len(self.members) != before:
+            before = len(self.members)
+            for u, v in ((self.block[a], self.block[b]) for a, b in edges):
+                if u != v and len(self.members) > most and self.room(u, v):
+                    self.join(u, v)
+        lone: int | None = None
+        for group in [w for w in self.members if not self.graph.degree(w)]:
+            if len(self.members) <= most:
+                return
+            if lone is None or not self.room(lone, group) or not self.join(lone, group):
+                lone = group
+
+
+def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
+    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
+    allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
+    for operator, devices in problem.pinned:
+        allowed[operator] &= set(devices)
+    return allowed

@@ -106,7 +106,6 @@ class _EarliestFirst:
                 return operator, device, earliest
 
     def _starts(self) -> Floats:
-        """Return the earliest permitted starts, (operators, devices); inf where there is none."""
         permitted = self.open & self.ready[:, None]
         if not self.memory.unlimited:
             permitted &= self.memory.rooms(self.bytes[:, :1], self.bytes[:, 1:])
@@ -145,7 +144,6 @@ class _EarliestFirst:
         return bool(self.open[operator, device] and self.memory.rooms(lasting, transient)[device])
 
     def _refresh(self, operator: int) -> bool:
-        """Compute an operator's arrivals anew; return whether that changed them."""
         if self.seen[operator] == len(self.there):
             return False
         self.seen[operator] = len(self.there)

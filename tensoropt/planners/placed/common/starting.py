@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, simulate_placement
+from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.units import format_seconds
 
 _WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
 """Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
-
-
 _SCHEDULERS = ("m_etf", "dpos")
 """Heuristics that order operators well once their devices are fixed."""
 
 
-def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
     out."""
     count = problem.devices.count
@@ -29,38 +25,23 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
         placement = Placement.in_order([device] * problem.size, count)
         # in_order asks neither for pins nor for what a device can run.
         if possible(problem, placement):
-            yield f"device {device} alone", placement
+            yield placement
     for name in _WARM_STARTS:
         yield from _method(name, problem, seed)
 
 
-def faster_heuristic(problem: PlacementProblem, seed: int, time_s: float) -> str:
-    """Return a note that names a heuristic whose placement is faster than ``time_s``; "" if there is none."""
-    simulated = ((simulate_placement(problem, place), name) for name, place in heuristics(problem, seed))
-    fastest_s, name = min(
-        ((each.time_s, name) for each, name in simulated if each.fits()), default=(time_s, "")
-    )
-    return f"{name} is faster: {format_seconds(fastest_s)}" if fastest_s < time_s else ""
-
-
-def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
-    """Yield orders of execution for operators whose devices are fixed."""
-    # Pinning every operator leaves a heuristic nothing to choose but the order.
-    yield from scheduled(replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device))), seed)
-
-
-def scheduled(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+def scheduled(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     """Yield the placements of those heuristics that order operators well."""
     for name in _SCHEDULERS:
         yield from _method(name, problem, seed)
 
 
-def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     try:
         answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
     except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
         return
-    yield name, answer.placement
+    yield answer.placement
 
 
 def possible(problem: PlacementProblem, placement: Placement) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,26 +65,16 @@ def units_of(problem: PlacementProblem) -> Units:
     Raises:
         InfeasibleError: operators that belong together have no common device; the message names them.
     """
-    root = list(range(problem.size))
-
-    def find(operator: int) -> int:
-        while root[operator] != operator:
-            # Path halving keeps union-find nearly linear.
-            root[operator] = root[root[operator]]
-            operator = root[operator]
-        return operator
-
+    joined = nx.Graph()
+    joined.add_nodes_from(range(problem.size))
     for group in problem.together:
-        for member in group[1:]:
-            # The first operator stands for its unit, so that units come in the order of execution.
-            a, b = sorted((find(group[0]), find(member)))
-            root[b] = a
-    heads = [find(operator) for operator in range(problem.size)]
-    number = {head: i for i, head in enumerate(dict.fromkeys(heads))}
-    unit_of = tuple(number[head] for head in heads)
-    members: list[list[int]] = [[] for _ in number]
-    for operator, unit in enumerate(unit_of):
-        members[unit].append(operator)
+        nx.add_path(joined, group)
+    # By their first operators, so that units come in the order of execution.
+    members = sorted(map(sorted, nx.connected_components(joined)))
+    unit_of = [0] * problem.size
+    for unit, operators in enumerate(members):
+        for operator in operators:
+            unit_of[operator] = unit
     lasting, transient = np.zeros(len(members)), np.zeros(len(members))
     for operator, unit in enumerate(unit_of):
         lasting[unit] += problem.step_bytes(operator)
@@ -93,7 +84,7 @@ def units_of(problem: PlacementProblem) -> Units:
         pins.setdefault(unit_of[operator], []).append(devices)
     order = problem.devices.best_first
     return Units(
-        unit_of,
+        tuple(unit_of),
         tuple(map(tuple, members)),
         _allowed(problem, members),
         lasting,
@@ -209,11 +200,6 @@ class NoRoomError(Exception):
         self.unit = unit
 
 
-def memory_limits(problem: PlacementProblem, limit: float | None) -> Floats:
-    """Return (devices,) the bytes of tensors that each may hold, by its capacity and the limit."""
-    return problem.devices.within(limit)
-
-
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
     """Return the problem with a limit as its devices' capacity, where that is lower."""
     if memory_limit_bytes is None:
@@ -228,7 +214,7 @@ class PlacedAnswer:
 
     Attributes:
         placement: the placement, within the capacity and the limit when simulated.
-        notes: the method's remarks on everything approximated, tightened, or left unproven.
+        notes: the method's remarks on everything approximated or left unproven.
         expected_s: the method's own estimate of the step in seconds; None if it makes none.
     """
 
@@ -251,12 +237,12 @@ _ATTEMPTS = 12
 """The most runs of a method with less and less room before it is refused; an assumption."""
 
 
-_Attempt = Callable[[MemoryBook], PlacedAnswer]
-"""A method under given caps, which returns its answer or raises :class:`NoRoomError`."""
-
-
 def place_within_memory(
-    name: str, problem: PlacementProblem, units: Units, limit: float | None, attempt: _Attempt
+    name: str,
+    problem: PlacementProblem,
+    units: Units,
+    limit: float | None,
+    attempt: Callable[[MemoryBook], PlacedAnswer],
 ) -> PlacedAnswer:
     """Return a method's placement that fits when simulated.
 
@@ -278,25 +264,25 @@ def _retry(
     problem: PlacementProblem,
     units: Units,
     limit: float | None,
-    attempt: _Attempt,
+    attempt: Callable[[MemoryBook], PlacedAnswer],
     counts_transients: bool,
 ) -> PlacedAnswer:
     """Return the placement of the first attempt that fits. If the simulator sees more bytes on a device than
     were booked, and too many, the next attempt's cap is lower than the device's limit by the difference.
     """
-    most = memory_limits(problem, limit)
+    most = problem.devices.within(limit)
     caps = most.copy()
-    for number in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         memory = MemoryBook.empty(caps.copy(), counts_transients)
         try:
             answer = attempt(memory)
         except NoRoomError as full:
-            raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
+            raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
         if np.isinf(most).all():
             return answer
         peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
         if (peaks <= most).all():
-            return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
+            return answer
         # The excess that the simulator sees over the booked bytes is taken off the cap, and never given back,
         # so that attempts do not go in circles.
         booked = memory.used + (memory.transient if counts_transients else 0.0)
@@ -308,33 +294,13 @@ def _retry(
     )
 
 
-def _tightened(most: Floats, caps: Floats, attempts: int) -> tuple[str, ...]:
-    if not attempts:
-        return ()
-    worst = int((most - caps).argmax())
+def _refusal(name: str, problem: PlacementProblem, units: Units, most: Floats, unit: int) -> str:
+    in_all = problem.devices.in_all
+    within = "the devices' capacities" if len(set(most)) > 1 else format_bytes(in_all(float(most[0])))
+    first, *others = units.members[unit]
+    suffix = f" and the {len(others)} that belong to it" if others else ""
     return (
-        f"what is in flight does not add up: booked at most {format_bytes(max(0.0, caps[worst]))} of "
-        f"{format_bytes(most[worst])} on device {worst}, attempt {attempts + 1}",
-    )
-
-
-def _refusal(
-    name: str, problem: PlacementProblem, units: Units, most: Floats, caps: Floats, unit: int
-) -> str:
-    within = (
-        "the devices' capacities"
-        if len(set(most)) > 1
-        else format_bytes(problem.devices.in_all(float(most[0])))
-    )
-    first_name = problem.names[units.members[unit][0]]
-    companions = len(units.members[unit]) - 1
-    suffix = f" and the {companions} that belong to it" if companions else ""
-    reserved = float((most - caps).max())
-    kept_free = (
-        f", {format_bytes(reserved)} of which the simulator needs for what is in flight" if reserved else ""
-    )
-    return (
-        f"{name} finds no plan within {within}{kept_free}: no device has room for the "
-        f"{format_bytes(units.bytes[unit])} of {first_name}{suffix}; the whole model holds "
+        f"{name} finds no plan within {within}: no device has room for the "
+        f"{format_bytes(units.bytes[unit])} of {problem.names[first]}{suffix}; the whole model holds "
         f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
     )

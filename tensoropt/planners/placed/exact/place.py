@@ -1,9 +1,9 @@
-"""The procedure that the exact planners share: a program, solved until its answer fits when simulated.
+"""A program, solved until its answer fits when simulated.
 
-Where a program's answer does not fit, it is solved once more with less room on the devices, as with the
-methods that sum memory (``common/units.py``). A program in which a device does one thing at a time starts
-from the best heuristic's placement of its blocks, and the faster of the two is the answer. Programs as
-published answer with what they find, whatever is faster; the notes name a faster heuristic.
+Where an answer does not fit, the program is solved once more with less room on the devices, as with the
+methods that sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device does one
+thing at a time starts from the best heuristic's placement of its blocks, and the faster of the two is the
+answer; programs as published answer with what they find.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.compare import cp_sat
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.bound import lower_bound_s
-from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
-from tensoropt.planners.placed.common.starting import faster_heuristic, heuristics, ordered, possible
-from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
-from tensoropt.planners.placed.exact.program import ROUNDING, Grid, PlacementProgram
-from tensoropt.planners.placed.exact.rules import (
-    Rules,
-    lasting_units,
-    obeys,
-    unit_bytes,
+from tensoropt.planners.placed.common.contraction import (
+    Contraction,
+    GroupLimits,
+    co_place,
+    contract,
+    share_devices,
 )
+from tensoropt.planners.placed.common.starting import heuristics, possible
+from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
+from tensoropt.planners.placed.exact.program import ROUNDING, Grid, PlacementProgram
+from tensoropt.planners.placed.exact.rules import Rules, lasting_units, obeys, unit_bytes
 from tensoropt.planners.placed.exact.solver import SolverOutcome, effort_of, solve
 from tensoropt.types import Floats
 from tensoropt.units import format_bytes, format_seconds
@@ -36,55 +38,81 @@ from tensoropt.units import format_bytes, format_seconds
 _FIRST = 0.5
 """The share of the effort that is left which one run may spend: the others may have to give devices less
 room. An assumption."""
-SHARE = 0.25
+_SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
-_MOST_CUTS = 3
-"""The most ways tried to cut a problem in two, the most even ones; an assumption."""
+_GROUPS_PER_DEVICE = 2
+"""NetSplit's at most 2n groups. n is read as the number of devices; twice the operators would be no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactProgram:
-    """A planner's program.
+class Solving:
+    """The settings of a planner that solves a program.
+
+    Attributes:
+        most_blocks: larger graphs are contracted to so many blocks, as far as possible, or to so many groups;
+            None for NetSplit's two for each device.
+        seconds: the solver's time, to which the limit on its effort is proportional; an assumption about how
+            long a person waits.
+        balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 means no rule.
+    """
+
+    most_blocks: int | None = None
+    seconds: float = 60.0
+    balance: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactPlanner:
+    """A planner that solves a program: which rules it has, and over what.
 
     Attributes:
         name: the planner's name.
-        rules: the rules of its program.
-        seconds: the solver's time, to which the limit on its effort is proportional.
+        exclusive, backward: see :class:`~tensoropt.planners.placed.exact.rules.Rules`.
+        groups: operators are timed one by one, and groups of them share a device; otherwise blocks run in one
+            go.
         knows_memory: whether it limits the memory of devices from the start.
-        promise: the reason why its own time for its answer is shorter than the simulated one.
-        note: what was grouped or contracted; "" for nothing.
+        devices: the only number of devices that it treats; None for any.
+        most_operators: the most blocks that it takes.
+        promise: why its own time for its answer is shorter than the simulated one.
     """
 
     name: str
-    rules: Rules
-    seconds: float
+    exclusive: bool = True
+    backward: bool = True
+    groups: bool = False
     knows_memory: bool = True
+    devices: int | None = None
+    most_operators: float = math.inf
     promise: str = "messages queue in another order there, and blocks run in one go"
-    note: str = ""
 
+    def place(
+        self, problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Solving
+    ) -> PlacedAnswer:
+        """Return its answer, with notes on what it promises and what is proven.
 
-@dataclass(frozen=True)
-class ExactAnswer:
-    """The answer of a program.
-
-    Attributes:
-        bound_s: seconds that are proven: no placement that obeys the rules is faster.
-    """
-
-    simulated: SimulatedPlacement
-    bound_s: float
-    notes: tuple[str, ...]
-
-    @property
-    def proven(self) -> bool:
-        """Whether nothing is faster, up to rounding."""
-        return self.simulated.time_s * (1 - ROUNDING) <= self.bound_s
-
-    @property
-    def placed(self) -> PlacedAnswer:
-        """The placement, with the notes on it."""
-        return PlacedAnswer(self.simulated.placement, self.notes)
+        Raises:
+            UnsuitableError: another number of devices, or a graph that cannot be contracted far enough.
+            MissingExtraError: OR-tools is not installed.
+            InfeasibleError: nothing found fits when simulated and obeys the rules.
+        """
+        if self.devices not in (None, count := problem.devices.count):
+            raise UnsuitableError(
+                f"{self.name} places on {self.devices} devices; this cluster has {count}; use netsplit, or "
+                f"give {self.name} {self.devices} of them"
+            )
+        cp_sat(self.name)
+        problem = limited(problem, memory_limit_bytes)
+        most = settings.most_blocks or _GROUPS_PER_DEVICE * count
+        contraction = _in_groups(problem, most) if self.groups else contracted(problem, most)
+        if (blocks := len(contraction.groups)) > self.most_operators:
+            raise UnsuitableError(
+                f"{problem.size} operators can only be contracted to {blocks} blocks; the program takes "
+                f"{self.most_operators}; use netsplit or dpos"
+            )
+        if problem.micro_batches > 1:
+            settings = replace(settings, seconds=_SHARE * settings.seconds)
+        return _Runs(self, settings, contraction, problem).answer(seed)
 
 
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
@@ -105,39 +133,10 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
         share *= 2
 
 
-def place_exactly(
-    problem: PlacementProblem, contraction: Contraction, seed: int, program: ExactProgram
-) -> ExactAnswer:
-    """Return the program's answer, with notes on what it promises, what is proven, and what is faster.
-
-    Args:
-        contraction: the problem as the program knows it: in blocks, or with groups that share a device.
-
-    Raises:
-        MissingExtraError: OR-tools is not installed.
-        InfeasibleError: nothing found fits when simulated and obeys the rules.
-    """
-    cp_sat(program.name)
-    if problem.micro_batches > 1:
-        program = replace(program, seconds=SHARE * program.seconds)
-    runs = _Runs(contraction, program)
-    start = runs.start(seed) if program.rules.exclusive else None
-    found = runs.solve(seed, start)
-    begun = (
-        None if start is None else simulate_placement(contraction.whole, contraction.expand(start.placement))
-    )
-    fitting = [each for each in (found, begun) if each is not None and each.fits()]
-    if not fitting:
-        raise InfeasibleError(runs.refusal())
-    best = min(fitting, key=lambda each: each.time_s)
-    bound_s = lower_bound_s(problem)
-    # What a program proves with all room, over operators and not blocks, holds for every placement.
-    if program.rules.exclusive and runs.blocks is problem:
-        bound_s = max(bound_s, min(runs.outcomes[0].bound_s, best.time_s))
-    notes = [*_notes(runs, found, best), _proven(program.rules, bound_s, best.time_s)]
-    if heuristic := faster_heuristic(problem, seed, best.time_s):
-        notes.append(heuristic)
-    return ExactAnswer(best, bound_s, tuple(notes))
+def _in_groups(problem: PlacementProblem, most: int) -> Contraction:
+    if problem.size > most:
+        problem = replace(problem, together=(*problem.together, *share_devices(problem, most)))
+    return contract(problem, [[o] for o in range(problem.size)])
 
 
 class _Runs:
@@ -148,34 +147,68 @@ class _Runs:
         nearest: of the answers that do not fit, the one that exceeds a device least.
     """
 
-    def __init__(self, contraction: Contraction, program: ExactProgram):
-        self.contraction, self.program, self.blocks = contraction, program, contraction.problem
+    def __init__(
+        self, program: ExactPlanner, settings: Solving, contraction: Contraction, problem: PlacementProblem
+    ):
+        self.program, self.settings = program, settings
+        self.contraction, self.blocks, self.problem = contraction, contraction.problem, problem
+        self.rules = Rules(exclusive=program.exclusive, backward=program.backward, balance=settings.balance)
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
         if not program.knows_memory:
             self.capacity = np.full_like(self.capacity, np.inf)
         # Only the size of a tick depends on this: as devices may do several things at once it is no bound.
-        backward = self.blocks.backward_s * program.rules.backward
+        backward = self.blocks.backward_s * program.backward
         self.grid = Grid.of(self.blocks, lower_bound_s(replace(self.blocks, backward_s=backward)))
-        self.effort = effort_of(program.seconds)
-        self.end = time.monotonic() + program.seconds
+        self.effort = effort_of(settings.seconds)
+        self.end = time.monotonic() + settings.seconds
         self.outcomes: list[SolverOutcome] = []
         self.nearest: SimulatedPlacement | None = None
 
-    def start(self, seed: int) -> SimulatedPlacement | None:
-        rules, blocks = self.program.rules, self.blocks
-        placements = [placement for _, placement in heuristics(blocks, seed)]
-        if rules.balance is not None:
-            placements += _halves(blocks, rules, seed)
-        simulated = (simulate_placement(blocks, p) for p in placements if obeys(blocks, p.device, rules))
+    def answer(self, seed: int) -> PlacedAnswer:
+        start, begun = self._start(seed) if self.program.exclusive else None, None
+        found = self._solve(seed, start)
+        if start is not None:
+            placement = self.contraction.expand(start.placement)
+            begun = simulate_placement(self.contraction.whole, placement)
+        fitting = [each for each in (found, begun) if each is not None and each.fits()]
+        if not fitting:
+            raise InfeasibleError(self._refusal())
+        best = min(fitting, key=lambda each: each.time_s)
+        bound_s = lower_bound_s(self.problem)
+        # What a program proves with all room, over operators and not blocks, holds for every placement.
+        if self.program.exclusive and self.blocks is self.problem:
+            bound_s = max(bound_s, min(self.outcomes[0].bound_s, best.time_s))
+        return PlacedAnswer(best.placement, tuple(self._notes(found, best, bound_s)))
+
+    def _start(self, seed: int) -> SimulatedPlacement | None:
+        placements = [*heuristics(self.blocks, seed)]
+        if self.rules.balance < 1:
+            # The heuristics know nothing of a balance: the model's order cut in two, anywhere.
+            of = units_of(self.blocks).of
+            halves = ([int(unit >= first) for unit in of] for first in range(1, max(of) + 1))
+            placements += [Placement.in_order(half, self.blocks.devices.count) for half in halves]
+        simulated = (
+            simulate_placement(self.blocks, p)
+            for p in placements
+            if possible(self.blocks, p) and obeys(self.blocks, p.device, self.rules)
+        )
         return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
 
-    def solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
+    def _solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
         most_s, hint = self.blocks.micro_batches * _serial_s(self.blocks), None
         if start is not None:
             hint = simulate_placement(replace(self.blocks, micro_batches=1), start.placement)
             most_s = max(start.time_s, hint.time_s)
         while True:
-            outcome = self._outcome(seed, most_s, hint)
+            outcome = solve(
+                PlacementProgram(self.blocks, self.rules, self.grid, most_s, self.capacity.tolist()),
+                seed=seed + len(self.outcomes),
+                effort=_FIRST * self.effort,
+                seconds=max(self.end - time.monotonic(), 0.0),
+                hint=hint,
+            )
+            self.effort -= outcome.effort
+            self.outcomes.append(outcome)
             if outcome.placement is None:
                 return None
             placement = self.contraction.expand(outcome.placement)
@@ -191,18 +224,6 @@ class _Runs:
             # one and then finds that there is none ("heuristics.fixed_search").
             hint = None
 
-    def _outcome(self, seed: int, most_s: float, hint: SimulatedPlacement | None) -> SolverOutcome:
-        outcome = solve(
-            PlacementProgram(self.blocks, self.program.rules, self.grid, most_s, self.capacity.tolist()),
-            seed=seed + len(self.outcomes),
-            effort=_FIRST * self.effort,
-            seconds=max(self.end - time.monotonic(), 0.0),
-            hint=hint,
-        )
-        self.effort -= outcome.effort
-        self.outcomes.append(outcome)
-        return outcome
-
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
         """Return the capacity of the next run: the devices' own, then less than what the rule counts of this
         answer by what the simulator sees above it; on all devices, as on equal ones the same answer would
@@ -213,80 +234,57 @@ class _Runs:
         counted = lasting_units(self.blocks, device) * unit_bytes(self.blocks)
         return np.minimum(self.capacity, max(0.0, float((counted - over)[over > 0].min())))
 
-    def refusal(self) -> str:
-        devices, rules = self.blocks.devices, self.program.rules
+    def _contracted(self) -> str:
+        before, after = self.problem.size, len(self.contraction.groups)
+        return f"{before} operators contracted to {after} blocks" if after < before else ""
+
+    def _balanced(self) -> str:
+        share = self.rules.balance
+        return "" if share >= 1 else f" with at most {share:.0%} of what is stored and kept on one device"
+
+    def _refusal(self) -> str:
+        devices = self.blocks.devices
         most = devices.in_all(float(devices.capacity_bytes.max()))
-        none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""
         within = f" within {format_bytes(most)} on {devices.count} devices" if math.isfinite(most) else ""
-        text = f"{self.program.name} finds no plan{within}{_ruled(rules)}{none}"
+        none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""
+        near = ""
         if self.nearest is not None:
-            text += (
-                f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
+            near = f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
+        remedy = "use more devices or another planner"
+        if self._balanced():
+            remedy = "or use netsplit or dpos, which have no such rule"
+        words = f"{self.program.name} finds no plan{within}{self._balanced()}{none}{near}"
+        return "; ".join(filter(None, (words, self._contracted(), f"raise the limit, {remedy}")))
+
+    def _notes(
+        self, found: SimulatedPlacement | None, best: SimulatedPlacement, bound_s: float
+    ) -> Iterator[str]:
+        outcome = self.outcomes[-1]
+        if contracted := self._contracted():
+            yield contracted
+        if found is not None:
+            yield (
+                f"the program says {format_seconds(outcome.time_s)} of its own answer, the simulator "
+                f"{format_seconds(found.time_s)}: {self.program.promise}"
             )
-        if self.program.note:
-            text += f"; {self.program.note}"
-        if rules.balance is not None:
-            return f"{text}; raise the limit, or use netsplit or dpos, which have no such rule"
-        return f"{text}; raise the limit, use more devices or another planner"
-
-
-def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[Placement]:
-    """Yield placements with the first operators on device 0 and the others on device 1, in the most even ways
-    that obey the rules: the heuristics know nothing of a balance.
-    """
-    units = units_of(problem)
-    cuts = []
-    for first in range(1, len(units.members)):
-        device = tuple(int(unit >= first) for unit in units.of)
-        if possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
-            cuts.append((int(lasting_units(problem, device).max()), device))
-    for _, device in sorted(cuts)[:_MOST_CUTS]:
-        yield from (placement for _, placement in ordered(problem, device, seed))
+        if best is not found:
+            yield f"the warm start stands: the heuristic's {format_seconds(best.time_s)} over its blocks"
+        if words := outcome.ended(self.settings.seconds):
+            yield words
+        if before := len(self.outcomes) - 1:
+            yield f"solved {before} times more with less room, as its answer did not fit when simulated"
+        gap = max(0.0, 1 - bound_s / best.time_s)
+        percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
+        yield f"gap {percent}: nothing{self._balanced()} is faster than {format_seconds(bound_s)}"
 
 
 def _over(simulated: SimulatedPlacement) -> Floats:
     return np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes
 
 
-def _notes(runs: _Runs, found: SimulatedPlacement | None, best: SimulatedPlacement) -> Iterator[str]:
-    program, outcome, took = runs.program, runs.outcomes[-1], best.time_s
-    if program.note:
-        yield program.note
-    if found is not None:
-        yield (
-            f"the program says {format_seconds(outcome.time_s)} of its own answer, the simulator "
-            f"{format_seconds(found.time_s)}: {program.promise}"
-        )
-        own = max(0.0, 1 - outcome.bound_s / outcome.time_s)
-        if own <= ROUNDING:
-            yield "its program is solved: nothing is faster by its own rules"
-        else:
-            yield f"its program's own gap is {own:.2%}"
-    if best is not found:
-        yield f"the warm start stands: the heuristic's {format_seconds(took)} over its blocks"
-    if words := outcome.ended(program.seconds):
-        yield words
-    if before := len(runs.outcomes) - 1:
-        times = f"{before} more" if before > 1 else "once more"
-        yield f"its first answer did not fit when simulated; solved {times}, with less room"
-
-
-def _proven(rules: Rules, bound_s: float, took_s: float) -> str:
-    gap = max(0.0, 1 - bound_s / took_s)
-    percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
-    return f"gap {percent}: nothing{_ruled(rules)} is faster than {format_seconds(bound_s)}"
-
-
-def _ruled(rules: Rules) -> str:
-    if rules.balance is None or rules.balance >= 1:
-        return ""
-    return f" with at most {rules.balance:.0%} of what is stored and kept on one device"
-
-
 def _serial_s(problem: PlacementProblem) -> float:
     """Return an upper bound on any sensible schedule: the seconds of everything one after another, and of
-    every message on top.
-    """
+    every message on top."""
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

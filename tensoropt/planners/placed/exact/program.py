@@ -148,8 +148,6 @@ class PlacementProgram:
     # -- constraints ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Add one device for every operator, the same for what must lie together, and only where it may
-        lie."""
         problem, units = self.problem, units_of(self.problem)
         self.unit = units.of
         literals = [
@@ -163,9 +161,6 @@ class PlacementProgram:
         self.on = [literals[unit] for unit in units.of]
 
     def _run(self) -> None:
-        """Add that an operator takes its device's time, forward and backward, and follows what it depends
-        on.
-        """
         model, problem = self.model, self.problem
         for back, seconds in ((False, problem.forward_s), (True, problem.backward_s)):
             if back and not self.backward:
@@ -193,8 +188,6 @@ class PlacementProgram:
                     model.add(self.start[True][o] >= self.turn[d]).only_enforce_if(self.on[o][d])
 
     def _send(self) -> None:
-        """Add that a tensor read elsewhere is sent there once, and its gradient back once, in that link's
-        time."""
         for number, tensor in enumerate(self.problem.tensors):
             units = {self.unit[o] for o in (tensor.producer, *tensor.readers)}
             if not tensor.readers:
@@ -268,8 +261,6 @@ class PlacementProgram:
             self.model.add(sum(terms) <= most)
 
     def _end(self) -> None:
-        """Add that the step ends with the last task, or with the optimizer of the last device; this end is
-        minimized."""
         model, problem = self.model, self.problem
         self.total = self.time()
         last = self.end[self.backward]
@@ -287,8 +278,6 @@ class PlacementProgram:
         model.minimize(self.total)
 
     def _work(self, device: int, last: list[Any]) -> None:
-        """Add the optimizer after the device's last backward, and a bound by all its work one after
-        another."""
         problem, grid = self.problem, self.grid
         update = sum(grid.ticks(s) * self.on[o][device] for o, s in enumerate(problem.update_s[:, device]))
         for o in range(problem.size):
@@ -302,7 +291,6 @@ class PlacementProgram:
             self.model.add(self.total >= problem.micro_batches * work + update)
 
     def _work_of_lanes(self) -> None:
-        """Add a bound by the messages of all micro-batches, one after another."""
         for sent in self.sending.values():
             work = sum(ticks * literal for ticks, literal in sent)
             self.model.add(self.total >= self.problem.micro_batches * work)

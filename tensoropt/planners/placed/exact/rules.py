@@ -31,12 +31,12 @@ class Rules:
         exclusive: whether a device and a lane do one thing at a time. They do not in NetSplit's program as
             published, nor in its extension of Pesto's.
         backward: whether backward is scheduled as well. It is not in the extension of Pesto's program.
-        balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
+        balance: the largest share of all stored and kept bytes that one device may hold; 1 for no rule.
     """
 
     exclusive: bool = True
     backward: bool = True
-    balance: float | None = None
+    balance: float = 1.0
 
 
 def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
@@ -75,7 +75,7 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
     """
     own = float(lasting_bytes(problem).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
-    if rules.balance is not None:
+    if rules.balance < 1:
         most = min(most, rules.balance * all_once_bytes(problem))
     unit = unit_bytes(problem)
     # Left-hand sides are rounded down and these up, so that nothing that fits is excluded.

@@ -134,7 +134,6 @@ def _stoppable(solver: Any, model: Any) -> Any:
 
 
 def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:
-    """Hint the devices and starts of a simulated schedule; the solver completes the rest."""
     problem, place = program.problem, simulated.placement
     # One literal stands for all operators of a unit, and is hinted once.
     literals = {id(row): (row, d) for row, d in zip(program.on, place.device, strict=True)}

@@ -14,7 +14,6 @@ from tensoropt.planners.placed.common.contraction import (
     GroupLimits,
     co_place,
     contract,
-    edge_weights,
     share_devices,
 )
 from tests.planners.placed.hand import problem_of
@@ -43,7 +42,7 @@ def diamond() -> PlacementProblem:
     return replace(random_problem(0, 4, 2), tensors=tensors)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_limits_hold_and_no_cycle_is_closed(seed):
     problem = random_problem(seed, 60, 3, width=8)
     limits = GroupLimits(most_operators=2 + seed % 5, most_groups=20, most_bytes=2**30, most_seconds=0.1)
@@ -54,20 +53,6 @@ def test_limits_hold_and_no_cycle_is_closed(seed):
     assert max(held) <= limits.most_bytes
     assert nx.is_directed_acyclic_graph(quotient(found))
     assert all(a < b for a, b in quotient(found).edges)  # a topological order
-
-
-def test_the_number_of_groups_is_reached_and_not_undercut():
-    found = co_place(random_problem(1, 60, 3), GroupLimits(most_operators=60, most_groups=17))
-    assert len(found.groups) == 17
-
-
-def test_the_heaviest_edge_is_joined_first():
-    problem = random_problem(3, 30, 2)
-    weights = edge_weights(problem)
-    heaviest = max(weights, key=lambda edge: (weights[edge], -edge[0], -edge[1]))
-    if heaviest[1] - heaviest[0] == 1:  # no room for a second path
-        found = co_place(problem, GroupLimits(most_operators=2, most_groups=29))
-        assert found.block[heaviest[0]] == found.block[heaviest[1]]
 
 
 def test_an_edge_beside_a_longer_path_waits_until_the_path_is_joined():
@@ -131,13 +116,6 @@ def test_a_group_may_wait_for_another_in_its_midst():
     problem = problem_of([1.0, 2.0, 2.0, 1.0], list(heavy), message_s=heavy)
     assert {(0, 3), (1,), (2,)} == set(share_devices(problem, 3))
     assert (0, 3) not in co_place(problem, GroupLimits(most_operators=2, most_groups=3)).groups
-
-
-def test_groups_that_pins_keep_apart_remain():
-    problem = replace(random_problem(1, 8, 2), pinned=tuple((o, (o % 2,)) for o in range(8)))
-    groups = share_devices(problem, 1)
-    assert len(groups) == 2
-    assert all(len({o % 2 for o in group}) == 1 for group in groups)
 
 
 @pytest.mark.parametrize("group", [co_place, share_devices])

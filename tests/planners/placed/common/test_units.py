@@ -1,9 +1,4 @@
-"""Units of operators that share a device, by hand.
-
-What devices hold while a method places, by hand.
-
-Methods asked again with less room.
-"""
+"""Units of operators that share a device, and methods that run again with less room, by hand."""
 
 from __future__ import annotations
 
@@ -50,10 +45,7 @@ def test_what_does_not_add_up_is_booked_below_the_limit():
     answer = place_within_memory("method", problem, units, 13.0, attempt)
     assert caps == [13.0, 13.0 - (16.0 - 8.0)]
     assert answer.placement.device == (0, 1, 0)
-    assert answer.notes == (
-        "told",
-        "what is in flight does not add up: booked at most 5 B of 13 B on device 1, attempt 2",
-    )
+    assert answer.notes == ("told",)
 
 
 def test_a_method_that_cannot_get_below_the_limit_is_refused():

@@ -1,0 +1,182 @@
+"""Where a model's own code is: the line that runs, that failed, or that made a traced node."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import FrameSummary, StackSummary
+from types import FrameType, TracebackType
+from typing import Any
+from unittest import mock
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
+"""The only files of this package that are models; the others on a stack are those that capture."""
+_EXPORTING = str(Path(__file__).parent / "exporting.py")
+_PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
+
+
+def is_ours(filename: str) -> bool:
+    """Return whether a source file is this package's, and no model's."""
+    return filename.startswith(_PACKAGE) and not filename.startswith(_MODELS)
+
+
+def is_own(filename: str) -> bool:
+    """Return whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
+    library.
+    """
+    if filename.startswith(_MODELS):
+        return True
+    inner = filename.startswith((_TORCH, _PACKAGE, "<"))
+    return not inner and (not filename.startswith(_PYTHON) or "site-packages" in filename)
+
+
+def calling_frame() -> FrameType | None:
+    """Return the frame where the model's code currently is; None while an export acts by itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _EXPORTING:
+            return None
+        frame = frame.f_back
+    return frame
+
+
+def asking_frame(outside: str = "") -> FrameType | None:
+    """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes,
+    each of which passes a call on to the next, and files whose names begin with ``outside``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__"
+        or (outside and frame.f_code.co_filename.startswith(outside))
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def current_line() -> str:
+    """Return ``FILE:LINE`` of the model's code that is currently running."""
+    frame = calling_frame()
+    return "the model" if frame is None else line_of(frame)
+
+
+def line_of(frame: FrameType) -> str:
+    """Return ``FILE:LINE`` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def quoted_line(frame: FrameType) -> str:
+    """Return ``FILE:LINE (source)`` of a frame."""
+    return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+def first_line(function: Any) -> str:
+    """Return ``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "func", function)  # for a partial
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "no file" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def shown_error(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and the errors it was raised from: PyTorch raises its own errors from others."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """Yield all frames that an error and its causes passed through, innermost first."""
+    for cause in causes(error):
+        passed = []
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None:
+            passed.append(trace)
+            trace = trace.tb_next
+        yield from (trace.tb_frame for trace in reversed(passed))
+
+
+def raised_by_model(error: BaseException) -> BaseException | None:
+    """Return the error, or the one behind it, that a ``raise`` or ``assert`` in the model's own code made."""
+    for cause in causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or not is_own(trace.tb_frame.f_code.co_filename):
+            continue
+        # An own line may also call what raises in C++, which is PyTorch's refusal.
+        if dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS":
+            return cause
+    return None
+
+
+def failing_line(error: BaseException) -> str:
+    """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
+    nothing.
+    """
+    for cause in causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        summary: FrameSummary | None = None
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_own(code.co_filename):
+                summary = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
+            trace = trace.tb_next
+        if summary is not None:
+            return _quoted(summary)
+    # An error of a replayed graph has the line in its text alone.
+    found = [m for cause in causes(error) for m in _TRACE_LINE.finditer(str(cause)) if is_own(m["file"])]
+    return (
+        _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"])) if found else ""
+    )
+
+
+_TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+
+
+def node_line(node: torch.fx.Node) -> str:
+    """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    index, place = places[-1]
+    parts = place.split(", ")
+    source = trace[index + 1].strip() if index + 1 < len(trace) else ""
+    filename = ", ".join(parts[:-2]).removeprefix('File "').removesuffix('"')
+    return f"{filename}:{parts[-2].removeprefix('line ')}" + (f" ({source})" if source else "")
+
+
+@contextlib.contextmanager
+def own_lines_kept() -> Iterator[None]:
+    """While open, traced nodes keep the model's innermost line, including that of a helper; PyTorch keeps
+    only those of functions called ``forward``."""
+
+    def own(self: object, frames: StackSummary) -> StackSummary:
+        return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])
+
+    with mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", own):
+        yield
+
+
+def _quoted(frame: FrameSummary) -> str:
+    line = (frame.line or "").strip()
+    return f"{frame.filename}:{frame.lineno}" + (f" ({line})" if line else "")

@@ -1,1 +1,0 @@
-"""Estimate before any search: what a model's training needs of each device, by arithmetic."""

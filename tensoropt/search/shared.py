@@ -1,0 +1,144 @@
+"""What all searches share: settings and results, programs, first strategies, and what is still useful."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.frontier import Frontier, merge
+from tensoropt.frontier.tools import Points
+from tensoropt.search.bounds import Bound
+from tensoropt.search.engine import ProgramRunner, corners_of, reachable_entries
+from tensoropt.search.hull import Hull, HullSearch
+from tensoropt.search.order import Order
+from tensoropt.search.program import Program, ProgramBuilder
+from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource, mix_neighbours
+
+# How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
+# numbers decide how long a search takes, never what an exact one returns or what any claims.
+FEW_SUMS = 300_000
+"""A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
+longer."""
+FEW_LINES, LINES = 16, 32
+"""The number of hull lines: for a first narrowing of large graphs, and for passes."""
+CORNERS = 2048
+"""The number of corners of the known strategies that prune a pass; more are coarsened, which stays exact."""
+MORE_LINES = 96
+"""The number of lines if many pairs remain: 32 miss half of the vertices of a steep frontier, and no corner
+is then narrow.
+"""
+_MESSAGE_BYTES = 1 << 30
+"""The memory for the inside and outside messages of all lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """The settings that the caller passed: allowed gap, points per table entry, threads.
+
+    ``rivals``: points of other graphs; strategies that they beat need not be returned. ``thorough``: whether
+    an allowed gap is to be proven if that takes seconds.
+    """
+
+    epsilon: float = 0.0
+    max_points: int | None = None
+    threads: int | None = None
+    rivals: Points | None = None
+    thorough: bool = True
+
+    def with_rivals(self, sources: list[Source]) -> Frontier:
+        """Return the frontier over ``sources`` and the rivals."""
+        return merge([*sources, *([] if self.rivals is None else [self.rivals])])
+
+    def after(self, sources: list[Source]) -> SearchSettings:
+        """Return the settings of a search that need not return what ``sources`` beat."""
+        return replace(self, rivals=self.with_rivals(sources)) if sources else self
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SearchResult:
+    """Strategies, the frontier over all of them with origins, their bound, and whether the result is
+    complete.
+
+    ``bound`` is None only if the frontier is exact and is its own bound.
+    """
+
+    sources: tuple[Source, ...]
+    frontier: Frontier
+    bound: Bound | None
+    exact: bool
+    notes: tuple[str, ...] = ()
+
+
+def build_program(reduced: ReducedGraph, order: Order) -> Program:
+    """Remove the operators of ``order`` one after another."""
+    builder = ProgramBuilder(reduced)
+    for v in order.removed:
+        builder.eliminate(v)
+    return builder.finish()
+
+
+def lines_that_fit(program: Program, wanted: int) -> int:
+    """Return the number of lines for which the messages of a program fit in their share of memory."""
+    # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
+    # at least four lines: the two ends, and the two next to them.
+    return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
+
+
+def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
+    """Return strategies that follow directly from the scalar problems: hull vertices and the mixes between
+    them."""
+    return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
+
+
+def useful_classes(
+    program: Program, search: HullSearch, hull: Hull, incumbents: Points
+) -> dict[int, NDArray[np.bool_]]:
+    """Return the classes, by operator, through which some strategy can still reach the frontier."""
+    inside, outside = search.messages()
+    corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
+    roof, of_leaf = corners.roof, {}
+    # Operators that are alike share a leaf, whose outside message is the least over its uses: a class is left
+    # out only if it is useless to all of them.
+    for leaf in set(program.reduced.node_leaf):
+        first = int(program.base[leaf])
+        span = slice(first, first + int(program.sizes[leaf]))
+        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height, roof)
+    return {v: of_leaf[leaf] for v, leaf in enumerate(program.reduced.node_leaf)}
+
+
+def few_sums(program: Program) -> bool:
+    """Return whether a pass without pruning makes so few sums that bounds would take longer."""
+    leaves = program.reduced.leaves
+    options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
+    mean = max(float(options.mean()), 1.0)
+    # Only an estimate: points per entry are assumed to grow with the number of operators and of their
+    # options; the square is for a single entry with many options, which a mean hides. It decides whether
+    # bounds are computed, never the result.
+    return program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2 <= FEW_SUMS
+
+
+def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
+    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
+    latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0))
+    if not len(latest.memory):
+        return None
+    return SearchResult((latest,), merge([latest]), None, True)
+
+
+def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
+    """Return (mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
+
+    A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
+    """
+    leanest = incumbents.memory[:1]
+    if np.isfinite(bound.bounds(np.where(leanest > 0, np.nextafter(leanest, 0), -1.0))).any():
+        return np.inf, np.inf  # a leaner strategy may exist
+    # The gap of a point is widest just below the memory of the next one, which does not fit yet.
+    budgets = np.append(np.nextafter(incumbents.memory[1:], 0), np.inf)
+    lower = bound.bounds(budgets)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(incumbents.time <= lower, 0.0, incumbents.time / lower - 1.0)
+    return float(shares.mean()), float(shares.max(initial=0.0))

@@ -1,0 +1,73 @@
+"""The usual strategies, priced before anything is searched."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt import api, explore, load_model
+from tensoropt.exploration.answer import answer
+from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.usual import USUAL_NOTE
+
+CLUSTER = "dgx-h100[2]"
+SEARCHED = {"epsilon": 0.2, "max_points": 8, "placements": "never", "pipelines": "never"}
+
+
+@cache
+def found(model: str, **chosen: Any) -> Exploration:
+    return explore(load_model(f"zoo:{model}"), cluster=CLUSTER, micro_batches=(1, 2), **chosen)
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny"])
+def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> None:
+    first, whole = found(model, first=True), found(model, **SEARCHED)
+    alone, beside = (answer(exploration, None).baselines for exploration in (first, whole))
+    beside = tuple(one for one in beside if not one.title.startswith("PP"))
+    assert [one.title for one in alone] == [one.title for one in beside]
+    for one, other in zip(alone, beside, strict=True):
+        assert one.point.time_s == pytest.approx(other.point.time_s, rel=0.02)
+        assert one.needs_bytes == pytest.approx(other.needs_bytes, rel=0.02)
+    assert USUAL_NOTE in first.report["notes"]
+    assert USUAL_NOTE not in whole.report["notes"]
+    assert {p.planner for p in first.all_points} <= {"frontier", "data_parallel", "zero", "megatron"}
+
+
+class Watching:
+    """A progress that a person watches."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
+        pass
+
+    def first(self, words: str) -> None:
+        self.answers.append(words)
+
+
+def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(api, "_FEW_GROUPS", 1)
+    watching = Watching()
+    interrupted = iter((False, True))
+
+    def search(*args: Any) -> Any:
+        if next(interrupted):
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    whole = api.search
+    monkeypatch.setattr(api, "search", search)
+    with (
+        ProfileStore(tmp_path / "profiles.sqlite") as store,
+        pytest.raises(InterruptedExplorationError) as end,
+    ):
+        explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, store=store, **SEARCHED)
+    (said,) = watching.answers
+    assert "a step" in said
+    assert "not searched: all but usual strategies" in str(end.value)
+    assert answer(end.value.exploration, None).row is not None

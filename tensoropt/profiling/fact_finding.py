@@ -204,6 +204,12 @@ def _reduced(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, **_:
     return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
 
 
+def _weighed(
+    input: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = 1
+) -> Sequence[int]:
+    return _reduced(input, target, reduction)
+
+
 def _bags(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
     # The bag of each index, with one extra element for counting.
     return [0, indices.numel() + 1, 0, 0]
@@ -214,6 +220,7 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     aten.mse_loss.default: _reduced,
     aten.smooth_l1_loss.default: _reduced,
     aten.soft_margin_loss.default: _reduced,
+    aten.binary_cross_entropy.default: _weighed,
     aten._embedding_bag.default: _bags,
     aten._embedding_bag_forward_only.default: _bags,
 }

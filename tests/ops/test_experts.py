@@ -51,32 +51,3 @@ def test_counts_of_parts_add_up():
     (loop,) = [i for i, dim in enumerate(space.dims) if dim.splittable]
     assert loop in space.reads[0].loops
     assert operand_placement(space, space.writes[0], loop, written=True) == PARTIAL
-
-
-WRITES = {
-    "scatter-add": lambda x, y, i: x.scatter_add(0, i[:, None].expand(4, 8), y),
-    "scatter-value": lambda x, y, i: x.scatter(1, i[:, None], 2.0) * y,
-    "scatter-source": lambda x, y, i: x.scatter(1, (i[:, None] * 2) % 8, y[:, :1]),
-    "index-add": lambda x, y, i: x.index_add(0, i, y),
-    "index-put": lambda x, y, i: x.index_put((i.sort().indices,), y),
-    "index-put-adding": lambda x, y, i: x.index_put((i,), y, accumulate=True),
-    "index-fill": lambda x, y, i: x.index_fill(0, i, 0.5) * y,
-}
-
-
-class Writes(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.scale = nn.Parameter(torch.randn(8))
-
-    def forward(self, x, y, index):
-        return self.function(x * self.scale, y * self.scale, index).square().sum()
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_writes_at_indices(name):
-    args = (torch.randn(4, 8), torch.randn(4, 8), torch.randint(0, 4, (4,)))
-    report = check_graph(capture(Writes(WRITES[name]), args).graph, thorough=True)
-    assert not report.mismatches, str(report)
-    assert not report.unknown, str(report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import re
 import signal
 from collections import Counter, defaultdict
@@ -21,20 +22,32 @@ from typing import Any
 import torch
 
 from tensoropt.ops.registry import spec_of
-from tests.sweep.operators import SKIPPED, Found, Seen, check_sample, name_of, operators, samples
+from tests.sweep.operators import (
+    MOST_SAMPLES,
+    SKIPPED,
+    Found,
+    Seen,
+    check_sample,
+    name_of,
+    operators,
+    samples,
+)
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "out" / "sweep" / "operators.jsonl"
 README = ROOT / "tensoropt" / "ops" / "README.md"
-MOST = 8
-"""The samples of an operator, from its first to its last."""
+ROUNDS = 1, 3, 8, 24, MOST_SAMPLES
+"""How many samples of an operator, from its first to its last: what most of them show is known soon."""
 MOST_NARROW = 2
 """Of those in bfloat16."""
+QUICK = 200
+NOT_QUICK = ("nn.functional.conv_transpose3d",)
+"""One sample takes as long as forty of others."""
+CHOSEN = Path(__file__).with_name("chosen.json")
+"""The samples of `make test`."""
 LIMIT_S = 120
 BEGIN = "<!-- begin sweep: made by `python -m tests.sweep --write` -->"
 END = "<!-- end sweep -->"
-WHOLE: dict[str, str] = {}
-"""Why operators are offered no split, where discovery's own words do not say it."""
 LEFT_OUT = {
     "aten.adaptive_avg_pool1d.default": "only where one position is left",
     "aten.avg_pool2d.default": "only along dims whose windows are one element",
@@ -50,9 +63,9 @@ Key = tuple[str, str, int]
 def keys_of(info: Any) -> Iterator[tuple[torch.dtype, int]]:
     """The precisions in which an operator has samples, and how many are taken of each."""
     if torch.float32 in info.dtypes or not info.dtypes:
-        yield torch.float32, MOST
+        yield torch.float32, MOST_SAMPLES
     elif info.dtypes:
-        yield max(info.dtypes, key=lambda d: (d == torch.int64, str(d))), MOST
+        yield max(info.dtypes, key=lambda d: (d == torch.int64, str(d))), MOST_SAMPLES
     if torch.bfloat16 in info.dtypes:
         yield torch.bfloat16, MOST_NARROW
 
@@ -84,20 +97,19 @@ def sweep(names: str) -> None:
             file.write(json.dumps({"key": key, **found}) + "\n")
             file.flush()
 
-        # One sample of each operator first, then a few: what most of them show is known soon.
-        for every, info in itertools.product((MOST, 3, 1), wanted):
+        for count, info in itertools.product(ROUNDS, random.Random(0).sample(wanted, len(wanted))):
             for dtype, most in keys_of(info):
                 name = str(dtype).removeprefix("torch.")
                 had = sum(key[:2] == (name_of(info), name) for key in known)
-                if had >= max(1, len(range(every // 2, most, every))):
+                if had >= min(count, most):
                     continue  # drawing samples takes a while
                 try:
-                    drawn = samples(info, dtype, most)
+                    drawn = samples(info, dtype, min(count, most))
                 except Exception as error:
                     refused = Found(refused=f"PyTorch makes no sample: {error}")
                     note((name_of(info), name, 0), found=asdict(refused))
                     continue
-                for number, sample in list(drawn.items())[min(every // 2, len(drawn) - 1) :: every]:
+                for number, sample in drawn.items():
                     if (key := (name_of(info), name, number)) in known:
                         continue
                     note(key)
@@ -127,9 +139,8 @@ def core_operators() -> set[str]:
 def kind_of(message: str) -> str:
     """A message without what differs from case to case."""
     message = message.removeprefix("CaptureError: ")
-    place = (
-        r"(the model|Around) at \S+ \(.*?\) (?=(branches|calls|makes|counts) )|(?<=follow )Around at .*?\): "
-    )
+    ours = "(?:the model|Around|Together) at"
+    place = rf"{ours} \S+ \(.*?\) (?=(branches|calls|makes|counts) )|(?<=follow ){ours} .*?\): "
     message = re.sub(place, "the model ", message)
     message = re.sub(r"`[^`]*`|'[^']*'|\([^)]*\)|held\.\w+", "…", message)
     return re.split(r"[;:] |, which", re.sub(r"\d+", "n", message))[0][:110]
@@ -153,18 +164,21 @@ def table() -> str:
     reasons = defaultdict(list)
     for target in sorted(whole):
         said = {kind_of(r) for r in missing[target] if not r.startswith("discovery splits")}
-        reasons[WHOLE.get(target) or "; ".join(sorted(said)) or "has a rule that offers none"].append(target)
+        reasons["; ".join(sorted(said)) or "has a rule that offers none"].append(target)
     left_out = {
         target: next(r for r in why if r.startswith("discovery splits"))
         for target, why in sorted(missing.items())
         if any(r.startswith("discovery splits") for r in why) and target not in LEFT_OUT
     }
     incorrect = [line for record in every for line in record["incorrect"]]
+    unrun = sorted({call.split("(")[0] for record in every for call in record.get("unrun", ())})
     found = len(of) - len(ruled) - len(whole - ruled)
     lines = [
         f"{len(records)} samples of {len({key[0] for key in records})} of PyTorch's operators became "
         f"{len(of)} overloads: {len(ruled)} have a rule, {found} are split by discovery, {len(whole)} are "
         f"offered no split in any sample. Incorrect: {len(incorrect)}.",
+        "",
+        f"Memory is not compared in calls that do not run on random operands, some of: {names(unrun, 100)}.",
         "",
         "| offered no split | operators |",
         "|---|---|",
@@ -203,11 +217,36 @@ def names(targets: Sequence[str], most: int = 12) -> str:
     return ", ".join(shown) + (f" and {len(targets) - most} more" if len(targets) > most else "")
 
 
+def is_quick(name: str, dtype: str, _: int) -> bool:
+    return dtype != "bfloat16" and name not in NOT_QUICK
+
+
+def chosen(most: int) -> list[Key]:
+    """Samples that have most rules and operators between them, split in most ways, for their calls."""
+    left = {key: record["targets"] for key, record in known_records().items() if is_quick(*key)}
+    specs = {target: spec_of(target) for found in left.values() for target in found}
+    families = {t: (spec.rule, spec.localiser) for t, spec in specs.items() if spec.rule is not None}
+    worth = {target: 22 if target in families else 1 for target in specs}
+    taken = list[Key]()
+    while len(taken) < most:
+        gain = {
+            key: sum(worth.get(t, 0) * (1 + min(loops / calls, 3)) for t, (calls, loops) in found.items())
+            / (4 + sum(calls for calls, _ in found.values()))
+            for key, found in left.items()
+        }
+        taken.append(max(left, key=lambda key: (gain[key], key)))
+        for target in left.pop(taken[-1]):
+            worth.pop(target, None)
+            worth |= {t: 7 for t in worth if t in families and families[t] == families.get(target)}
+    return sorted(taken)
+
+
 def write() -> None:
-    """Put the table between its marks in the README."""
+    """Put the table between its marks in the README, and write down which samples `make test` has."""
     text = README.read_text()
     before, rest = text.split(BEGIN)
     README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+    CHOSEN.write_text(json.dumps(chosen(QUICK)).replace("], ", "],\n") + "\n")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +38,7 @@ from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.reference import largest_of
 from tests.engine.threads import largest_differences, step
 from tests.sharding.graph_check import check_graph, missing_splits
 
@@ -55,6 +56,8 @@ SKIPPED = {
 """Operators that are left out, and why."""
 FEWEST_BYTES = 64
 """What two figures may differ by in any case: samples are small."""
+MOST_SAMPLES = 400
+"""Of an operator that are drawn; a few have more, in all pairings of their arguments."""
 MOST_ELEMENTS = 1 << 12
 """Of a sample's tensor: larger ones are there to test kernels."""
 
@@ -89,11 +92,15 @@ class Found:
 
 class Around(nn.Module):
     """A function around a sample: every floating-point tensor is a product of an input and a parameter, or a
-    parameter alone, as which it may be cut unevenly; all others are inputs."""
+    parameter alone, as which it may be cut unevenly; all others are inputs.
+
+    Attributes:
+        largest: of its gradients, by which the loss is divided; infinite if not all are finite.
+    """
 
     def __init__(self, function: Any, arguments: Any, learns: bool, alone: bool):
         super().__init__()
-        self.function, self.alone = function, alone
+        self.function, self.learns, self.alone, self.largest = function, learns, alone, 1.0
         self.leaves, self.spec = tree_flatten(arguments)
         self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         values = {i: self.leaves[i].detach() for i in self.places}
@@ -108,6 +115,11 @@ class Around(nn.Module):
         )
         self.inputs = tuple(values[i] for i in self.places if not (alone and i in self.learning))
 
+    @property
+    def like(self) -> tuple[bool, bool]:
+        """How it is captured, and whether the executor's gradients are compared."""
+        return self.learns, self.largest < torch.inf
+
     def forward(self, *inputs: torch.Tensor) -> Any:
         given, leaves = iter(inputs), list(self.leaves)
         for i in self.places:
@@ -120,14 +132,33 @@ class Around(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def weighted(output: Any) -> torch.Tensor:
+class Together(nn.Module):
+    """Several samples as one model: it is captured in a third of the time."""
+
+    def __init__(self, parts: Sequence[Around]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.learns = parts[0].learns
+        self.inputs = tuple(value for part in parts for value in part.inputs)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        given = iter(inputs)
+        return [part(*itertools.islice(given, len(part.inputs))) for part in self.parts]
+
+    def loss(self, outputs: Any) -> torch.Tensor:
+        """Each sample's with a largest gradient of one, so that none hides what is wrong with another."""
+        parts = zip(self.parts, outputs, strict=True)
+        return sum((weighted(output, part.largest) for part, output in parts), torch.zeros(()))
+
+
+def weighted(output: Any, divided_by: float = 1.0) -> torch.Tensor:
     """A loss with another gradient for every element."""
     total = torch.zeros(())
     for value in tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             parts = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             weights = torch.linspace(0.5, 1.5, max(parts.numel(), 1))[: parts.numel()]
-            total = total + (parts.float() * weights.reshape(parts.shape)).sum()
+            total = total + (parts.float() * (weights / divided_by).reshape(parts.shape)).sum()
     return total
 
 
@@ -159,21 +190,28 @@ def name_of(info: Any) -> str:
 
 def samples(info: Any, dtype: torch.dtype, most: int) -> dict[int, Any]:
     """Some of an operator's samples by number, from the first to the last."""
+    made = _drawn(info, dtype, MOST_SAMPLES)
+    count = min(most, len(made))
+    return {n: made[n] for n in (round(i * (len(made) - 1) / max(count - 1, 1)) for i in range(count))}
 
-    def drawn() -> list[Any]:
+
+def sample_of(info: Any, dtype: torch.dtype, number: int) -> Any:
+    return _drawn(info, dtype, number + 1)[number]
+
+
+def _drawn(info: Any, dtype: torch.dtype, count: int) -> list[Any]:
+    def made() -> list[Any]:
         torch.manual_seed(0)
-        made = info.sample_inputs("cpu", dtype, requires_grad=info.supports_autograd)
-        return list(itertools.islice(made, 400))
+        drawn = info.sample_inputs("cpu", dtype, requires_grad=info.supports_autograd)
+        return list(itertools.islice(drawn, count))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with sized():
-                made = drawn()
+                return made()
         except Exception:  # a few have their sizes written out
-            made = drawn()
-    count = min(most, len(made))
-    return {n: made[n] for n in (round(i * (len(made) - 1) / max(count - 1, 1)) for i in range(count))}
+            return made()
 
 
 def check_sample(
@@ -185,15 +223,22 @@ def check_sample(
         number: decides how it enters the model, and the random strategies.
         compare: whether discovery looks for splits that rules leave out.
     """
-    found = Found()
+    model = model_of(info, sample, number)
+    if isinstance(model, str):
+        return Found(refused=model)
+    return check_models([model], number, seen, compare=compare)
+
+
+def model_of(info: Any, sample: Any, number: int) -> Around | str:
+    """A sample as a model, or why there is none."""
     tensors = [
         t for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)
     ]
     if any(t.layout != torch.strided for t in tensors):
-        return replace(found, refused="the sample has sparse tensors")
+        return "the sample has sparse tensors"
     if any(t.numel() > MOST_ELEMENTS for t in tensors):
-        return replace(found, refused=f"the sample has over {MOST_ELEMENTS} elements")
-    seen, empty = seen or Seen(), any(not t.numel() for t in tensors)
+        return f"the sample has over {MOST_ELEMENTS} elements"
+    empty = any(not t.numel() for t in tensors)
     plain = number % 4 == 3 and not (empty and info.supports_autograd)
     if plain and all(t.dim() for t in tensors):
         sample = sample.noncontiguous()
@@ -204,12 +249,25 @@ def check_sample(
         model = Around(info.op, arguments, learns, empty or number % 2 == 0)
         if learns:
             weighted(model(*model.inputs)).backward()
+            gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            finite = all(torch.isfinite(g).all() for g in gradients.values())
+            model.largest = (largest_of(gradients.values()) or 1.0) if finite else torch.inf
             model.zero_grad()
     except Exception as error:  # the operator's own: not a sample for a CPU
-        return replace(found, refused=f"the sample does not run: {_first_line(error)}")
+        return f"the sample does not run: {_first_line(error)}"
+    return model
+
+
+def check_models(
+    parts: Sequence[Around], number: int, seen: Seen | None = None, *, compare: bool = True
+) -> Found:
+    """Capture samples as one model and check it: samples that have the same :attr:`Around.like`."""
+    model, seen = Together(parts), seen or Seen()
+    found, learns = Found(), model.learns
+    torch.manual_seed(number)
     try:
         captured = (
-            capture(model, model.inputs, loss=weighted)
+            capture(model, model.inputs, loss=model.loss)
             if learns
             else capture(model, model.inputs, mode="inference")
         )
@@ -224,16 +282,16 @@ def check_sample(
                         found.missing.setdefault(op.target, f"discovery splits {split}")
         graph = group_operators(atoms)
         _check_memory(found, graph, learns, seen.works)
-        if learns:
-            _check_strategies(found, graph, model_values(captured), model.inputs, number)
+        if learns and all(part.largest < torch.inf for part in model.parts):
+            _check_strategies(found, graph, model_values(captured), model.inputs, number, len(model.parts))
     except CaptureError as error:
-        return replace(found, refused=_first_line(error))
+        return Found(refused=_first_line(error))
     except Exception as error:
         at = error.__traceback__
         while at is not None and at.tb_next is not None:
             at = at.tb_next
         where = f"{at.tb_frame.f_code.co_filename.split('/')[-1]}:{at.tb_lineno}" if at else ""
-        found.incorrect.append(f"{info.op}: {where} {_first_line(error)}")
+        found.incorrect.append(f"{where} {_first_line(error)}")
     return found
 
 
@@ -313,15 +371,15 @@ def _check_strategies(
     values: Mapping[str, torch.Tensor],
     inputs: tuple[torch.Tensor, ...],
     seed: int,
+    samples: int,
 ) -> None:
     whole = step(ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), inputs)
-    if not all(torch.isfinite(g).all() for g in whole[1].values()):
-        return
     rng, micro = random.Random(seed), micro_strategies(graph, 1)
     allowed = max(FAR.get(value.dtype, FAR[torch.float32]) for value in (*values.values(), *inputs))
     for parts in PARTS:
         strategy = random_strategy(graph, (1, parts), micro, rng)
         loss, gradient, worst = largest_differences(strategy, values, inputs, whole)
-        if max(loss, gradient) > allowed:
+        # The loss is the sum of those of all samples.
+        if max(loss * samples, gradient) > allowed:
             chosen = {n: c.labels for n, c in strategy.configurations.items()}
             found.incorrect.append(f"{parts} ranks: loss {loss:.1e}, {worst} {gradient:.1e} off: {chosen}")

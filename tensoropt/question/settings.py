@@ -312,14 +312,6 @@ class Settings:
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
-    first: Annotated[
-        bool,
-        Setting(
-            "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
-            "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
-            "Usual strategies only", SEARCH, title="usual strategies only",
-        ),
-    ] = False  # fmt: skip
     method: Annotated[
         Literal["auto", "ldp", "elimination"],
         Setting(
@@ -397,6 +389,14 @@ class Settings:
             "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
+    first: Annotated[
+        bool,
+        Setting(
+            "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
+            "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
+            "Usual strategies only", SEARCH, title="usual strategies only",
+        ),
+    ] = False  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:

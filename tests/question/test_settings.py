@@ -32,7 +32,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
         '"epsilon": 0, "max_points": null, "method": "auto", '
         '"dtype": "auto", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": true, "pipelines": "auto", '
-        '"placements": "auto", "expert_imbalance": 1.0}'
+        '"placements": "auto", "expert_imbalance": 1.0, "first": false}'
     )
 
 
@@ -70,7 +70,7 @@ def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said:
 
 VALUES = {
     "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
-    "constraints": None, "process_memory": True,
+    "constraints": None, "process_memory": True, "first": True,
     "expert_imbalance": 1.25,
 }  # fmt: skip
 

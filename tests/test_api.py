@@ -167,6 +167,7 @@ def test_a_budget_that_nothing_fits(store):
         explored(store, memory_bytes=10.0)
 
 
+@pytest.mark.slow
 def test_one_device_has_nothing_to_send(store):
     found = explored(store, two_layers, cluster="local:1", micro_batches=(1, 2))
     assert found.devices == 1

@@ -31,6 +31,7 @@ def asked(*words: str) -> Any:
     return json.loads(out.getvalue())
 
 
+@pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_path: Path) -> None:
     found = Library().load(name)

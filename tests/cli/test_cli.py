@@ -246,6 +246,7 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
 
 
+@pytest.mark.slow
 def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     arguments = (
         "explore", "zoo:lenet", "--cluster", "dgx-h100[1]", "--micro-batches", "1", "--epsilon", "0.1",
@@ -343,6 +344,7 @@ def lent_ranks(ranks: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     lend_ranks(monkeypatch, ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_verify_a_plan(run: Any, explored: Path, lent_ranks: None) -> None:
     assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
@@ -419,6 +421,7 @@ def test_constraints_hold_from_the_file_to_every_point(run: Any, place: Path) ->
     assert plan["settings"]["constraints"]["together"] == [["a", "b"]]
 
 
+@pytest.mark.slow
 def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) -> None:
     (place / "rows.yaml").write_text('pin: [{operators: a, axes: {"*": none}}]')
     code, _, err = run(

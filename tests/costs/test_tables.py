@@ -335,6 +335,7 @@ def naive_breakdown(tables: CostTables, choice, options, optimizer: str) -> tupl
     )
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_tables_add_up_to_the_naive_price(name, mesh):

@@ -30,6 +30,7 @@ def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> An
     return ran_by(jobs.__file__, what, folder, kind, ranks)
 
 
+@pytest.mark.sweep(quick=1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped", "sampled"])
 def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:

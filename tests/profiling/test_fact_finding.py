@@ -81,6 +81,7 @@ def test_storages_are_those_of_real_kernels(call: Any) -> None:
 WORKS = [linear(8, 16, 16 * n) for n in range(1, 2 * LEAST_PER_PROCESS + 2)]
 
 
+@pytest.mark.slow
 def test_what_processes_find_is_what_this_one_finds():
     """In a process of its own, as test runners have threads."""
     program = """

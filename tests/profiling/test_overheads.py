@@ -79,6 +79,7 @@ def test_collectives_are_not_counted(ranks):
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.slow
 def test_measured_once_and_kept(tmp_path, ranks):
     with ProfileStore(tmp_path / "profile.sqlite") as store:
         store.put(

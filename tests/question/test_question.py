@@ -202,6 +202,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_new_setting_is_a_field_of_the_model_and_nothing_else(tmp_path: Path) -> None:
     """Flag, JSON, line of what is in effect, assumptions, command line, form, title and refill follow."""
     (tmp_path / "field").write_text(FIELD)

@@ -213,6 +213,7 @@ def busy(rank: int, world_size: int, seconds: float) -> int:
     return rank
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_one_that_works_are_not(pool, monkeypatch):
     pool.run(echo)
     monkeypatch.setattr(pool_module, "IDLE_S", 0.5)

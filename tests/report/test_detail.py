@@ -37,6 +37,7 @@ def details(loaded) -> list[tuple[int, Detail]]:
     return [(i, detail(loaded, i)) for i in sorted({0, last // 3, last // 2, last})]
 
 
+@pytest.mark.slow
 def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
     """The walk over all points at once and the event simulation of one agree."""
     for index, told in details:

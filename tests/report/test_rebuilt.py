@@ -44,6 +44,7 @@ def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward() ->
         check_figures(tensoropt.explore(*gpt2(n_layer=3), cluster="cpu:2", store=store, **how))
 
 
+@pytest.mark.sweep(quick=1)
 @STAGED
 def test_unchanged_costs_give_the_same_figures(staged: dict[str, Exploration], kind: PlanKind) -> None:
     found = staged[kind.name]

@@ -271,6 +271,7 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
     assert pipelined(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])
 def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counts: Any, looks: bool

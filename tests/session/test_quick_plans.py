@@ -300,6 +300,7 @@ class Centred(nn.Module):
         return nn.functional.cross_entropy(self.head(x - row_means(x)), labels)
 
 
+@pytest.mark.slow
 def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) -> None:
     inputs = torch.randn(32, 64), torch.randint(10, (32,))
     devices = [{"kind": "H100-80GB", "count": 2}, {"kind": "CPU-core", "count": 1}]

@@ -32,6 +32,7 @@ from tensoropt.types import silent
 from tests.plan import explorations
 
 
+@pytest.mark.slow
 def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):
     """A wide MLP: small parameters, large activations, so that working memory is much of the peak."""
     model = ModelSpec("zoo:mlp", 0, settings=(("batch", 4096),)).build()

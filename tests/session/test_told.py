@@ -47,6 +47,7 @@ def row_of(exploration, job: LaunchedJob) -> int:
     return row
 
 
+@pytest.mark.sweep(quick=1)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.launcher} {job.data}x{job.tensor}x{job.places}")
 def test_the_degrees_of_a_pinned_plan_are_those_that_were_pinned(prices, exploration, job):
     found = degrees(prices, exploration.plan(row_of(exploration, job)))

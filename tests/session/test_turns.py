@@ -48,6 +48,7 @@ def test_representatives_lose_a_thousandth_of_the_hypervolume(found):
     assert len(loose) <= 300
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_counted(found):
     loose, exact = (one.report for one in found)
     assert loose["points_found"] < exact["points_before_judging"] == exact["points_found"]

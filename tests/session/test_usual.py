@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensoropt import api, explore, load_model
-from tensoropt.exploration.answer import answer
+from tensoropt.exploration.answer import BASELINES, answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.usual import USUAL_NOTE
@@ -23,11 +23,11 @@ def found(model: str, **chosen: Any) -> Exploration:
     return explore(load_model(f"zoo:{model}"), cluster=CLUSTER, micro_batches=(1, 2), **chosen)
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("gpt2-tiny", marks=pytest.mark.slow)])
 def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> None:
     first, whole = found(model, first=True), found(model, **SEARCHED)
     alone, beside = (answer(exploration, None).baselines for exploration in (first, whole))
-    beside = tuple(one for one in beside if not one.title.startswith("PP"))
+    beside = tuple(one for one in beside if one.title in BASELINES.values())
     assert [one.title for one in alone] == [one.title for one in beside]
     for one, other in zip(alone, beside, strict=True):
         assert one.point.time_s == pytest.approx(other.point.time_s, rel=0.02)

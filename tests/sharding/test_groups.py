@@ -226,6 +226,7 @@ def check_loops_and_atoms(graph: AtomGraph) -> None:
         assert local_shape(graph.atoms[tensor.name], (-1,), (1,)) == tensor.shape
 
 
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("name", ["gpt2-dropout", "bert-mask", "llama", "t5", "vgg", "lstm", "swin"])
 def test_groups_are_a_partition_and_their_strategies_consistent(name):
     graph = grouped(name)

@@ -16,7 +16,7 @@ from tests.costs.models import facts_of
 from tests.execute import jobs
 
 
-@pytest.mark.sweep(quick=2)
+@pytest.mark.sweep(quick=1)
 @pytest.mark.parametrize(
     ("name", "meshes", "count", "more"),
     [

@@ -32,7 +32,7 @@ from tests.verify.test_verify import around, facts_by_group, predicted
 SITUATIONS = Path(__file__).parents[1] / "situations"
 
 
-@pytest.mark.sweep(quick=2)
+@pytest.mark.sweep(quick=1)
 @pytest.mark.parametrize(
     ("name", "mesh", "recompute"),
     [

@@ -65,6 +65,7 @@ def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:
         place_for(1000, "cuda", "many", "share-gpu")
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def sending_rows(mesh: tuple[int, ...], count: int, also: str = "") -> list[dict
     raise AssertionError("nothing drawn sends rows")
 
 
+@pytest.mark.slow
 def test_rows_are_sent_to_their_experts(ranks: RankPool) -> None:
     pytest.importorskip("transformers.integrations.moe")
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2), 2) + sending_rows((2, 2), 1), ranks)

@@ -97,6 +97,7 @@ def boxes(found: Any, wide: float, high: float) -> list[tuple[float, float, floa
     return placed
 
 
+@pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", sorted(folder.name for folder in READY_MADE.iterdir()))
 def test_names_of_plans_do_not_cover_each_other(name: str, narrow: bool) -> None:

@@ -77,6 +77,7 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None:
     rows = [i for i, found in enumerate(pipelines.points) if found.kind is PIPELINED]
     assert rows

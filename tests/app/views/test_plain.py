@@ -24,6 +24,7 @@ def test_a_name_becomes_a_sentence(name: str, said: str) -> None:
     assert plain(name) == said
 
 
+@pytest.mark.slow
 def test_shipped_plans_have_words_for_their_parallelism() -> None:
     library = Library(ready_made=READY_MADE)
     for entry in library.entries():

@@ -116,6 +116,7 @@ def test_kernels_that_do_more_at_once_keep_less():
     assert fits.with_fused_kernels(run(), made) == made
 
 
+@pytest.mark.slow
 def test_a_layout_is_right_where_it_is_predicted_to_do_what_it_did():
     with ProfileStore(":memory:") as store:
         ran, failed, unknown = (

@@ -92,6 +92,7 @@ def test_megatron_has_18_bytes_for_a_parameter(tmp_path):
     assert row["predicted_bytes"] == pytest.approx(18 * (of.params + positions), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_peak_is_what_an_allocator_reserves(tmp_path):
     of = replace(LLAMA, layers=3, params=parameters_of(replace(LLAMA, layers=3), 64))
     models = {"small": {name: getattr(of, name) for name in of.__slots__}}

@@ -80,6 +80,7 @@ def test_checkpoint_of_stages_that_are_split(four_ranks: RankPool, tmp_path: Pat
         assert found["continued"] < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_norm_of_stages_that_are_split(four_ranks: RankPool) -> None:
     """Replicas, shards and tied copies count once."""

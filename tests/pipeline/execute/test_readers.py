@@ -47,6 +47,7 @@ def test_branches_without_gradient_are_cut(ranks: RankPool, build: str) -> None:
     assert check(ranks, build, 1) == len(SCHEDULES)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
     apart = tuple(name for name, one in SCHEDULES.items() if one.apart)

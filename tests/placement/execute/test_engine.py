@@ -64,6 +64,7 @@ def test_gradients_are_those_of_the_unsplit_model(name: str, count: int, seed: i
         assert difference(engine.buffers, whole.buffers) < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("mlp", 1), ("vgg_norm_plain", 1), ("transformer_dropout", 8)])
 def test_in_double_precision_to_its_rounding(name: str, count: int) -> None:
     loaded = opened(name, dtype="float64")
@@ -200,6 +201,7 @@ def test_one_move_per_border_and_micro_batch(monkeypatch: pytest.MonkeyPatch, na
     assert (names["send"], names["receive"], names["wait"]) == (sent, sent, sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [("mlp", 1), ("transformer_dropout", 1), ("vgg_norm", 1), ("mlp", 4), ("transformer_dropout", 4)],
@@ -321,6 +323,7 @@ def test_one_device_for_each_of_the_plans() -> None:
     assert PlacedEngine(placed(loaded, 0), loaded.values).local.own == (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer_dropout", "vgg_norm"])
 def test_training_converges_as_unsplit(name: str) -> None:
     """NetSplit's check: the losses of split and unsplit training stay together."""

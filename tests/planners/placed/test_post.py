@@ -42,6 +42,7 @@ def test_answers_keep_constraints_and_fit_or_are_refused(seed, training, capacit
     assert place(problem, None, seed, LITTLE) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_it_finds_the_best_devices_of_small_graphs(seed):
     problem = random_problem(seed, 6, 2, training=seed % 2 == 0)

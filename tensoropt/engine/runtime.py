@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tensoropt.engine import script_values
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import flat_index
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
@@ -234,6 +235,7 @@ def leave_job() -> None:
 
     A group that is still referenced would be destroyed with the interpreter, when gloo's threads abort.
     """
+    script_values.forget()
     for runtime in list(_runtimes):
         runtime._groups = {}
         runtime.routes.clear()  # they refer to groups

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -93,6 +94,15 @@ def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
 def not_compared(rank: int, world: int, mesh: Mesh) -> str:
     model, (x, y), _ = parallel("mlp", mesh, compare_ranks=False)
     return refusal(lambda: model(x + rank, y))
+
+
+def threads_left(rank: int, world: int, mesh: Mesh) -> tuple[int, int]:
+    """The threads of this rank with models of a job, and after it."""
+    for _ in range(3):
+        parallel("mlp", mesh)
+    before = psutil.Process().num_threads()
+    runtime.leave_job()
+    return before, psutil.Process().num_threads()
 
 
 def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:

@@ -51,6 +51,13 @@ def test_inputs_are_compared_every_so_often(ranks: RankPool) -> None:
         assert found == [9, 19]
 
 
+def test_a_job_that_is_left_keeps_no_group(ranks: RankPool) -> None:
+    """Two threads of each look for work a hundred times a second."""
+    for before, after in ranks.run(jobs.threads_left, (1, 2)):
+        assert after <= before - 6
+    ranks.reset()
+
+
 def test_ranks_need_not_be_compared(ranks: RankPool) -> None:
     assert ranks.run(jobs.not_compared, (1, 2)) == ["", ""]
 

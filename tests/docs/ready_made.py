@@ -22,9 +22,9 @@ EXPLORATIONS = {
     # Two nodes: a pipeline between them.
     "llama3-70b-two-nodes": f"explore zoo:llama3-70b {LANGUAGE} --cluster dgx-h100x2 --batch 32 "
     "--sequence 4096 --micro-batches 1,2,4 --memory 80GiB --no-process-memory",
-    # Two cards without NVLink: branches beside one another instead of gradients over PCIe.
+    # Two cards without NVLink, and a model with branches, whose placed plans need more than is there.
     "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
-    "--memory 2.75GiB --no-process-memory",
+    "--memory 2.75GiB --no-process-memory --placements always",
     # Of tensors alone: of so small a model NCCL's buffers leave 8 plans on 8 cards, all of data parallelism.
     "gpt2-dgx-h100": f"explore {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron "
     "--no-process-memory",

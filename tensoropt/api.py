@@ -368,7 +368,11 @@ def _explored(
 
 def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> Exploration | None:
     """Say what usual strategies need, where a person waits for a search that takes longer; return their
-    exploration, None if there is none."""
+    exploration, None if there is none.
+
+    Raises:
+        InterruptedExplorationError: Ctrl-C, after points were found.
+    """
     if session.settings.first or session.first is None or len(problem.graph.groups) <= _FEW_GROUPS:
         return None
     usual = replace(session, settings=replace(session.settings, first=True))
@@ -376,6 +380,8 @@ def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> 
         first = _evaluated(usual, search(usual, problem), captured.model, captured.notes)
     except TensorOptError:  # the search is asked more, and says what is wrong
         return None
+    if session.left:  # by Ctrl-C, which is meant for the search, too
+        raise InterruptedExplorationError([*session.left, "all but usual strategies"], first)
     if first.points:
         session.first(answer_within(first, session.settings.memory_bytes).sentence())
     return first if first.points else None

@@ -82,6 +82,11 @@ def search(session: Session, problem: Problem) -> Searched:
                 f"{given.recompute[0]} says what is recomputed, and recompute is 'never'; leave out one of "
                 "them"
             )
+        if settings.first and given.pipeline is not None and given.pipeline.stages > 1:
+            raise ConstraintError(
+                "usual strategies have no stages, and the constraints pin a pipeline; leave out first or "
+                "the pin"
+            )
         supported, of_devices = check_devices(given, session.cluster)
         refusal = "; ".join(filter(None, [refusal, of_devices]))
         if refusal:

@@ -12,7 +12,9 @@ from tensoropt import api, explore, load_model
 from tensoropt.exploration.answer import BASELINES, answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.usual import USUAL_NOTE
+from tensoropt.sharding.constraints import ConstraintError
 
 CLUSTER = "dgx-h100[2]"
 SEARCHED = {"epsilon": 0.2, "max_points": 8, "placements": "never", "pipelines": "never"}
@@ -48,6 +50,22 @@ class Watching:
 
     def first(self, words: str) -> None:
         self.answers.append(words)
+
+
+def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_FEW_GROUPS", 1)
+    monkeypatch.setattr(_Asking, "ask", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    watching = Watching()
+    with pytest.raises(InterruptedExplorationError) as end:
+        explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, **SEARCHED)
+    assert str(end.value).endswith("all but usual strategies")
+    assert end.value.exploration.points
+    assert not watching.answers
+
+
+def test_a_pinned_pipeline_is_no_usual_strategy() -> None:
+    with pytest.raises(ConstraintError, match="leave out first or the pin"):
+        explore(load_model("zoo:mlp"), cluster=CLUSTER, first=True, constraints={"pipeline": {"stages": 2}})
 
 
 def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

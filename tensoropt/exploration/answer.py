@@ -213,7 +213,8 @@ class Budgeted:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
         if self.next_bytes is None:
             than = f" than {self._fastest}" if self.faster_words else ""
-            return f"No plan that was searched is faster{than}."
+            plan = "usual strategy" if self.findings.settings.get("first") else "plan that was searched"
+            return f"No {plan} is faster{than}."
         bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
         return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
 

@@ -33,7 +33,7 @@ _IN_ORDER = (explore, choose, export, verify, tune, dashboard, list_names, measu
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
 _EXAMPLES = {
-    "explore": "zoo:gpt2 --cluster dgx-h100 --out out/gpt2|net.py:net --cluster local:2 --memory 2GiB --out out/net",
+    "explore": "zoo:gpt2 --cluster dgx-h100 --out out/gpt2|net.py:net --cluster local:2 --out out/net",
     "choose": "out/gpt2 --memory 24GiB --out plan.json|out/gpt2 --point 12 --why",
     "export": "out/gpt2 --csv frontier.csv|out/gpt2 --point 12 --as accelerate --to fsdp.yaml",
     "verify": "plan.json|zoo:gpt2-tiny --random 10 --json",

@@ -30,6 +30,8 @@ from tensoropt.errors import TensorOptError
 MOST_BYTES = 2**30
 """The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
 small file made to unpack into more than a machine's memory must not take the process with it."""
+DOCUMENT_BYTES = 2**20
+"""The most bytes of a file that a person writes, which is parsed at once."""
 _MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
@@ -276,6 +278,8 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
         refused: the file is missing, cannot be read, or is neither.
     """
     try:
+        if path.stat().st_size > DOCUMENT_BYTES and path.name != SETTINGS_FILE:
+            raise refused(f"{kind} file '{path}' is larger than 1 MiB; is it the right one?")
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except FileNotFoundError:

@@ -282,6 +282,8 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
             raise refused(f"{kind} file '{path}' is larger than 1 MiB; is it the right one?")
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except refused:
+        raise
     except FileNotFoundError:
         raise refused(f"{kind} file '{path}' does not exist; correct the path") from None
     except OSError as error:

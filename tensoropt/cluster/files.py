@@ -36,7 +36,7 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Cluster) -> Cluster:
-    """Return the cluster that a text names, or that the content of a cluster file describes.
+    """Return the cluster with this name, in this file, or described by this data.
 
     Args:
         description: ``local`` (the GPUs that NVML sees, or one CPU rank per core if there are none),
@@ -98,7 +98,7 @@ def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
     path = Path(file)
     if path.suffix.lower() not in _FILE_ENDINGS:
         raise ClusterError(
-            f"'{path}' is no name of a cluster file; let it end in {' or '.join(_FILE_ENDINGS)}"
+            f"'{path}' is not the name of a cluster file; end it in {' or '.join(_FILE_ENDINGS)}"
         )
     data = cluster.to_dict()
     text = (

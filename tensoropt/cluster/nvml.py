@@ -1,6 +1,6 @@
 """GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``).
 
-The links between GPUs are read by pairs of ranks, and give the hierarchy that they imply.
+The levels of a cluster are derived from the links between pairs of GPUs.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
-    """Return notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs
-    that are busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML.
+    """Return notes for people on GPUs that are busy, partitioned into MIG instances, hidden, or of several
+    kinds, and on how they are handled. Empty without NVML.
     """
     with _opened(nvml) as opened:
         if opened is None:

@@ -28,16 +28,16 @@ _SIOCGIFADDR = 0x8915
 """The ioctl for the address of a network interface (netdevice(7))."""
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _COMMAND_DAYS = 30
-"""How long the others wait for the next call."""
+"""The time-out of other ranks that wait for the next call."""
 
 
 def in_job() -> bool:
-    """Return whether ``torchrun``, or its variables, started this process beside others."""
+    """Return whether this is one of several processes started by ``torchrun`` or with its variables."""
     return os.environ.keys() >= _VARIABLES and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Return ``find()`` of each host of the job; ClusterError on every rank if one fails."""
+    """Call ``find`` once per host of the job; return all results, or raise ClusterError on every rank."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
@@ -119,7 +119,7 @@ class HostRanks(RankPool):
         return len(self._clusters)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise ClusterError if a cluster is not the hosts of this job."""
+        """Raise ClusterError unless a cluster describes the hosts of this job."""
         each = self.world_size // self.hosts
         asked = [kind.name for kind in cluster.devices]
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:
@@ -148,7 +148,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """See :meth:`RankPool.run_each`; messages come at the end, and only the group has a timeout."""
+        """Call as :meth:`RankPool.run_each` does; messages arrive at the end; ``timeout_s`` is ignored."""
         with self._lock:
             _send((KernelSettings.now(), function, arguments), self._control)
             answers = _gathered(_answer(0, function, arguments), self._control)
@@ -172,7 +172,7 @@ def _send(call: Any, control: Any) -> Any:
 
 
 def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple]) -> tuple[list, Any, Any]:
-    """Call a function as a rank: its messages, its failure or None, and its result."""
+    """Call a function as a rank; return its messages, its failure or None, and its result."""
     messages: list[Any] = []
     with worker.heard_by(messages.append):
         try:

@@ -61,7 +61,7 @@ def tell(content: Any) -> None:
 
 @contextmanager
 def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
-    """Pass this rank's messages inside the block to a function."""
+    """Inside the block, pass the messages of :func:`tell` to a function."""
     global _hear
     before, _hear = _hear, hear
     try:
@@ -71,16 +71,16 @@ def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
 
 
 def is_on(hosts: int) -> None:
-    """Set on how many hosts the ranks are."""
+    """Set the number of hosts of this pool's ranks."""
     global _hosts
     _hosts = hosts
 
 
 def common_clock() -> Callable[[], float]:
-    """Return a clock, in seconds, that all ranks of the group read alike; a collective.
+    """Return a clock, in seconds, that is synchronised over the ranks of the group; a collective.
 
-    On one host the monotonic clock; on several with an offset from rank 0, by the quickest of some round
-    trips, whose error is at most half. Clocks drift, so it is for one measurement of seconds.
+    On one host it is the monotonic clock. On several it has an offset to rank 0's, from the quickest of some
+    round trips, and is off by at most half of that trip. Clocks drift, so use it for one short measurement.
     """
     if _hosts == 1:
         return time.perf_counter
@@ -89,7 +89,7 @@ def common_clock() -> Callable[[], float]:
 
 
 _ECHOES = 20
-"""Round trips by which a clock is compared; an assumption."""
+"""The number of round trips to compare two clocks; an assumption."""
 
 
 def _seconds_behind() -> float:

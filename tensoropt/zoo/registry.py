@@ -89,7 +89,7 @@ class ZooEntry:
 
     @property
     def language_model(self) -> bool:
-        """Whether it reads only tokens of a vocabulary, translators included."""
+        """Whether its inputs are tokens only; true for translators, too."""
         return "vocabulary" in self.overrides and "image" not in self.overrides
 
     def with_sequence(self, length: int) -> str:

@@ -122,7 +122,7 @@ class NarrowDistance:
 
     Attributes:
         split: the norm of the difference on this rank over that of the expected values.
-        unsplit: the same of the unsplit model in its own precision.
+        unsplit: the same for the unsplit model in its own precision.
         kinked: :func:`tensoropt.verify.reference.has_kinks`.
     """
 
@@ -132,8 +132,8 @@ class NarrowDistance:
 
 
 def near_enough(distance: NarrowDistance, precision: str) -> bool:
-    """Return whether gradients in the model's own ``precision`` are as near the exact ones as they should
-    be.
+    """Return whether gradients in the model's ``precision`` are as close to exact ones as the unsplit
+    model's.
     """
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
@@ -183,7 +183,7 @@ class RunFindings:
             ``reserved``.
         memory_tracked_of_ranks: peaks by rank.
         time_measured_s: the slowest rank's median step.
-        error: why it could not run, or that it is right only in double precision.
+        error: why it could not run, or that it is correct in double precision only.
     """
 
     differences: Differences = field(default_factory=Differences)

@@ -24,7 +24,7 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.agreement import JointCall
 
 _LEFT = frozenset({"send", "recv_", "wait_tensor"})
-"""Messages have no thread and wait for the other side, so running them at once would deadlock."""
+"""Operators that do not run on copies: messages have no thread, and to wait for one here would deadlock."""
 
 
 def is_collective(func: Any, args: Any) -> bool:
@@ -32,7 +32,7 @@ def is_collective(func: Any, args: Any) -> bool:
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
         return False
     tensors = _tensors(args)
-    # Functional collectives that write in place after all are nothing that plans issue.
+    # Plans issue no functional collective that writes in place.
     return (
         bool(tensors)
         and not func._schema.is_mutable
@@ -41,7 +41,7 @@ def is_collective(func: Any, args: Any) -> bool:
 
 
 def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a collective to its end, and return its result."""
+    """Run a collective on copies, wait for it, copy the results back, and return finished work."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)
     if func.namespace == "_c10d_functional":
@@ -51,7 +51,7 @@ def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
     # The first argument is what collectives write, whatever their kind.
     for own, copy in zip(_tensors(args[0]), _tensors(copies[0]), strict=True):
         own.copy_(copy)
-    # Waiting for gloo's own work once more would copy what it reduced once more, into the copies.
+    # Not gloo's own work: waiting for it again would copy its result into the copies again.
     over = _over()
     return over if written is None else (args[0], over)
 

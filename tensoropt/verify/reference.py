@@ -143,9 +143,9 @@ class Results:
         after: optimizer -> parameters after its steps.
         floor: the least scale of gradients.
         rounding: the change by mixed precision, if any.
-        ran_on: its device.
+        ran_on: the device.
         repeated: outputs of a second call.
-        stepped: buffers after it.
+        stepped: buffers after the second call.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -435,7 +435,7 @@ def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> 
     before = dict(loaded.spec.build_to_run()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}
     for key, value in own.named_buffers():
-        # Of what the graph does not have a plan leaves the value that it has.
+        # A plan does not change buffers that the graph lacks.
         kept = ref.stepped[name_of[key]] if key in name_of else before.get(key)
         if kept is not None:
             apart[key] = difference(kept, value.to(kept.device), floor=GRADIENT_FLOOR)

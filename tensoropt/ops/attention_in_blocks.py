@@ -28,8 +28,7 @@ class QueryPiece(NamedTuple):
     """One rank's part of one atom of the queries' dim.
 
     Element ``i`` is query ``(first + i) * stride``, where ``first = start + coordinate(axes) * step``; in
-    zig-zag order the
-    second half begins at ``mirror - first``.
+    zig-zag order the second half begins at ``mirror - first``.
     """
 
     size: int
@@ -53,7 +52,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
         if not axes:
             pieces.append(QueryPiece(size, stride, 0, 0, ()))
         elif shard.zigzag and (output.tensor, before + position) in shard.atoms.zigzag:
-            # All ranks have equally much to do: without a coordinate it is the first one.
+            # All ranks do equal work: without a coordinate, take the first one.
             known, half = shard.coordinate is not None, step // 2
             shift, along = (half, axes) if known else (0, ())
             pieces.append(QueryPiece(step, stride, 0, shift, along, (2 * parts - 1) * half))

@@ -19,7 +19,7 @@ _BY_STATISTICS = "kernels.batch_norm_by_statistics"
 
 
 class BatchNormSteps(NamedTuple):
-    """A batch norm as three operators, whose pieces need each other only between them.
+    """A batch norm as three operators, so that pieces of a batch exchange nothing but sums.
 
     Attributes:
         sums: makes the sums of a piece.
@@ -35,7 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a batch norm in training, without its results 1 and 2 for backward, or None."""
+    """Return the steps of a training batch norm, or None for other operators; results 1 and 2 are dropped."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args

@@ -134,7 +134,7 @@ def bilinear(b: Builder) -> None:
 
 
 def lu_unpack(b: Builder) -> None:
-    """The matrices of a batch, each whole: PyTorch's kernel does not check that pivots fit."""
+    """Batch dims split; each matrix stays whole, as PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
     loops = b.loops(b.tensor(b.arg(0)).shape[:-2])

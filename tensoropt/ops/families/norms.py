@@ -147,7 +147,7 @@ def normalised(
     var: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return the norm of ``x`` with these statistics, in whose dtype the parameters are taken."""
+    """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps

@@ -79,7 +79,7 @@ def broadcast(b: Builder) -> None:
 def _pointwise(b: Builder) -> None:
     """Element-wise; linear only if it scales by a number."""
     broadcast(b)
-    # Multiplying by a number is linear; the product of two activations is not linear in both jointly.
+    # Multiplying by a number is linear; a product of two activations is not jointly linear.
     scalar = isinstance(b.arg(1), (int, float))
     b.linear = b.op.target in _SCALING and scalar
 

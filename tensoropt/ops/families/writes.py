@@ -10,7 +10,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("reduce include_self value")
 def scatter(b: Builder) -> None:
-    """Dims other than the written one split if the index covers them; additions add up."""
+    """Dims other than the written one split if the index covers them; additions give partial sums."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
@@ -34,7 +34,7 @@ def scatter(b: Builder) -> None:
 
 @alike("alpha")
 def index_add(b: Builder) -> None:
-    """``y = x; y[index[i]] += source[i]``: parts of the rows are summed."""
+    """``y = x; y[index[i]] += source[i]``: rows split, with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)

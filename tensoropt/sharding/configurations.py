@@ -92,7 +92,7 @@ def fits(
     *,
     small_parts: bool = True,
 ) -> bool:
-    """Return whether loops divide by their axes, or one axis cuts unevenly, into small parts if allowed."""
+    """Return whether each loop divides by its axes, or may be cut unevenly by a single axis."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims
@@ -126,7 +126,7 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether an axis may cut a loop into uneven parts, none of them empty.
+    """Return whether axes may cut a loop into uneven parts, however small, none of them empty.
 
     Args:
         sizes: the axes that cut it.
@@ -221,7 +221,7 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
                 "only a part"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
-            raise MicroBatchRefused(f"the new value of the buffer {key} is made sample by sample")
+            raise MicroBatchRefused(f"the new value of the buffer {key} has a part for every sample")
 
 
 def _check_targets(source: OperatorGraph) -> None:
@@ -233,8 +233,8 @@ def _check_targets(source: OperatorGraph) -> None:
             name = waiting.pop()
             if source.tensors[name].kind == "parameter":
                 raise MicroBatchRefused(
-                    f"the targets of {op.name} ({op.target}) are made of parameters ({name}), so that they "
-                    "cannot be counted before the first micro-batch"
+                    f"the targets of {op.name} ({op.target}) depend on parameters ({name}), so they cannot "
+                    "be counted before the first micro-batch"
                 )
             maker = source.producer.get(name)
             new = [n for n in (maker.inputs() if maker is not None else ()) if n not in seen]
@@ -300,7 +300,7 @@ class _BatchFollowing:
     def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
-        # Whole in every micro-batch, with gradients that add up, comes before any split if no reader asks.
+        # If no reader asks for a split, prefer whole tensors, with gradients that add up over micro-batches.
         # `sorted` is stable: the other strategies keep their order, outermost atoms first.
         order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):

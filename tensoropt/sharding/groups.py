@@ -138,7 +138,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupGraph:
-    """The graph as the search sees it.
+    """The operator graph in groups: the variables of the search.
 
     Attributes:
         groups: in execution order of their anchors.
@@ -167,7 +167,7 @@ class GroupGraph:
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """(parameter, group) uses only for results without a gradient."""
+        """Pairs (parameter, group) of uses that give no gradient, as no result of theirs has one."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
@@ -305,7 +305,7 @@ class _Grouping:
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Return the placements under a choice; None if a tensor needs two, or an argument were partial."""
+        """Return the placements under a choice; None if a tensor needs two, or an input would be partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:

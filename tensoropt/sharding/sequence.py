@@ -58,7 +58,7 @@ def _following(
 ) -> AxisStrategy:
     sources = [*group.reads, *(name for name in group.free if tensors[name].kind == "input")]
     fed = any(known[name] >= 0 for name in sources)
-    # Whole results with gradients that add up suit readers that follow; nothing else needs to be split.
+    # Readers that follow can use whole results, whose gradients add up; nothing else needs to be split.
     order = {PARTIAL_GRADIENT: 0, WHOLE: 1} if not fed else {}
     best, least = group.unsplit, _moved(group.unsplit, sources, known, tensors)
     rank = order.get(WHOLE, 2)

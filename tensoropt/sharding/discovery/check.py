@@ -62,7 +62,7 @@ def shard(
             start, length = chunk(flat.shape[code], mesh[axis], at[axis])
             flat = flat.narrow(code, start, length)
     sizes = iter(flat.shape)
-    # A copy: what reads beyond a piece (by strides) would find the whole there.
+    # A copy, so that an operator that reads beyond a piece (by strides) does not find the whole.
     piece = flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms])
     return piece.clone(memory_format=torch.contiguous_format)
 
@@ -98,7 +98,7 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bo
     if not expected.is_floating_point():
         return torch.equal(actual, expected)
     if expected.element_size() == 1:
-        actual, expected = actual.float(), expected.float()  # nothing else computes with such
+        actual, expected = actual.float(), expected.float()  # few operators take such types
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
     # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
     scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)

@@ -197,7 +197,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
         if node_devices and len(devices) != len(node_devices[0]):
             raise ClusterError(
                 f"{where} has {len(devices)} devices and the nodes before it {len(node_devices[0])}; nodes "
-                "of one cluster have equally many, describe a part of the larger ones"
+                "of one cluster need equally many; list fewer devices of the larger ones"
             )
         _check_namesakes(
             [device for devices_of_node in node_devices for device in devices_of_node], devices, where

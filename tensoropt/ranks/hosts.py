@@ -54,19 +54,19 @@ def _of_host(find: Callable[[], Any]) -> Any:
 
 
 def _of_hosts(own: Any, control: Any) -> list[Any]:
-    told = _gathered(own, control)
-    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(told) if isinstance(one, str)]:
+    values = _gathered(own, control)
+    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(values) if isinstance(one, str)]:
         raise ClusterError(refused[0])
-    return [one[0] for one in told if one is not None]
+    return [one[0] for one in values if one is not None]
 
 
 def _gathered(own: Any, control: Any) -> list[Any]:
     """Gather each process's value in the order of ranks; a collective."""
     import torch.distributed as dist
 
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, own, group=control)
-    return told
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, own, group=control)
+    return values
 
 
 @contextmanager
@@ -125,10 +125,10 @@ class HostRanks(RankPool):
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:
             each_has = "; ".join(host.counts for host in self._clusters)
             raise ClusterError(
-                f"{cluster.name} has {cluster.counts}, and the {self.hosts} hosts of this job have, each, "
-                f"{each_has} and {each} processes; start one process for each device: torchrun --nnodes "
-                f"{self.hosts} --nproc-per-node {cluster.device_count // self.hosts} ...; the file of these "
-                "hosts is written by: -m tensoropt measure host --out hosts.yaml"
+                f"{cluster.name} has {cluster.counts}, but the {self.hosts} hosts of this job have "
+                f"{each_has}, with {each} processes each; start one process per device (torchrun --nnodes "
+                f"{self.hosts} --nproc-per-node {cluster.device_count // self.hosts} ...), with the cluster "
+                "file that '-m tensoropt measure host --out hosts.yaml' writes on these hosts"
             )
 
     def start(self) -> None:
@@ -217,8 +217,8 @@ def run_in_job(command: Callable[[], int]) -> int:
     own = _of_host(lambda: load_cluster("local").to_dict())  # with all cores, so before this rank is pinned
     backend = _pinned()
     with _joined(backend) as control:
-        told = _of_hosts(own, control)
-        worker.is_on(len(told))
+        hosts = _of_hosts(own, control)
+        worker.is_on(len(hosts))
         if rank:
             while (call := _send(None, control)) is not None:
                 settings, function, arguments = call
@@ -226,7 +226,7 @@ def run_in_job(command: Callable[[], int]) -> int:
                 _gathered(_answer(rank, function, arguments), control)
             return 0
         try:
-            _job.append(HostRanks([Cluster.from_dict(data) for data in told], backend, control))
+            _job.append(HostRanks([Cluster.from_dict(data) for data in hosts], backend, control))
             return command()
         finally:
             _job.clear()

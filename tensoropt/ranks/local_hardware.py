@@ -23,7 +23,7 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
     """Limit this process to one thread, pinned to a core of its own if possible; return an undo function.
 
     Args:
-        local_rank, local_ranks: the rank among those of this host, and their number.
+        local_rank, local_ranks: the rank on this host, and the number of ranks on it.
     """
     threads = torch.get_num_threads()
     cores = rank_cores(local_ranks, 1)

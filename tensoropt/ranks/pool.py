@@ -91,12 +91,11 @@ class RankPool:
         if world_size < 1 or threads < 1 or timeout_s <= 0:
             raise MeasurementError(
                 f"a pool of {world_size} ranks with {threads} threads and a time-out of {timeout_s} s is"
-                " impossible; give at least 1, 1 and more than 0"
+                " impossible; give at least 1 rank, 1 thread and more than 0 s"
             )
         if share_gpu and backend != "gloo":
             raise MeasurementError(
-                f"ranks that share a GPU talk over gloo, not over {backend}, which takes one rank per GPU; "
-                "give backend='gloo'"
+                f"{backend} takes one rank per GPU; give backend='gloo' for ranks that share a GPU"
             )
         self.world_size = world_size
         self.threads = threads
@@ -340,7 +339,7 @@ class RankPool:
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
-        """Kill the workers on an error, as unread answers would be left."""
+        """Kill the workers on an error, so that no unread answers remain."""
         try:
             yield
         except RankError:

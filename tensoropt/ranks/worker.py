@@ -54,7 +54,7 @@ _hosts = 1
 
 
 def tell(content: Any) -> None:
-    """Send the parent a message before the called function ends; nothing outside a pool."""
+    """Send the parent a message before the called function ends; do nothing outside a pool."""
     if _hear is not None:
         _hear(content)
 
@@ -97,24 +97,24 @@ def _seconds_behind() -> float:
     import torch.distributed as dist
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    rank, told = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
+    rank, message = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
     dist.barrier()
     if rank:
         for _ in range(_ECHOES):
-            dist.recv(told, 0)
-            told.fill_(time.perf_counter())
-            dist.send(told, 0)
-        dist.recv(told, 0)
-        return float(told)
+            dist.recv(message, 0)
+            message.fill_(time.perf_counter())
+            dist.send(message, 0)
+        dist.recv(message, 0)
+        return float(message)
     for other in range(1, dist.get_world_size()):
         echoes: list[tuple[float, float]] = []
         for _ in range(_ECHOES):
             sent_s = time.perf_counter()
-            dist.send(told, other)
-            dist.recv(told, other)
-            theirs_s, back_s = float(told), time.perf_counter()
+            dist.send(message, other)
+            dist.recv(message, other)
+            theirs_s, back_s = float(message), time.perf_counter()
             echoes.append((back_s - sent_s, (sent_s + back_s) / 2 - theirs_s))
-        dist.send(told.fill_(min(echoes)[1]), other)
+        dist.send(message.fill_(min(echoes)[1]), other)
     return 0.0
 
 

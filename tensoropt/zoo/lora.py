@@ -130,7 +130,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
     Args:
         trained: (key, shape) of the trained parameters.
-        schemes: those of quantised weights.
+        schemes: the schemes of quantised weights.
     """
     ranks = set()
     for key, shape in trained:
@@ -189,12 +189,12 @@ def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind is not None:
         return None if named and kind in KNOWN else "all-linear"
-    # A pattern of whole names: peft takes the name of a layer for that of every module which ends with it.
+    # A pattern of whole names: peft matches a plain name with the end of every module's name.
     return "|".join(map(re.escape, _linear_layers(model)))
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """Return the linear layers whose forward is called, unlike those of ``nn.MultiheadAttention``."""
+    """Return the linear layers whose forward is called; ``nn.MultiheadAttention`` does not call its own."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {

@@ -35,7 +35,7 @@ def answer_of(
     """Return the answer about predicted and checked strategies, as plain data with fixed keys.
 
     Args:
-        device_type: that of the predictions.
+        device_type: the device type of the predictions.
         module: the unsplit graph against the module, if compared.
         file: an ONNX file against its import, if any.
 
@@ -71,7 +71,7 @@ def entry_of(
     if predicted.of_ranks:
         issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
         expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked])
-    # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
+    # A failed strategy did not issue all collectives; its error says more than a list of missing ones.
     unlike = [] if findings.error else _unlike(strategy, predicted, findings)
     order_unlike = findings.ranks_unlike
     compares_memory = compares_memory and not findings.error and bool(findings.memory_tracked_of_ranks)
@@ -134,7 +134,7 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
     """Return a line for each place whose ranks issue other collectives than predicted."""
     lines: dict[int, list[str]] = {}
-    # Bytes that only values decide are compared where ranks have no values, and send what is expected.
+    # Bytes that depend on values are compared on fake ranks only, which send the expected number.
     shown = without_values if findings.numerics_ok is not None else list
     size = _ranks_of_a_place(strategy, predicted)
     for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):

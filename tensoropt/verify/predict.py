@@ -134,7 +134,7 @@ class Prediction:
     """The prediction for a strategy.
 
     Attributes:
-        collectives: those of one rank, axes from 0; of all ranks in placed (ends as axes) and pipelined
+        collectives: one rank's, axes from 0; of all ranks in placed (ends as axes) and pipelined
             plans.
         memory_bytes: the memory of the fullest rank.
         of_ranks: each rank's collectives in a pipeline.
@@ -156,7 +156,7 @@ class Prediction:
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
     """Return a plan file's prediction, with collectives of each rank that files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    # A tracker sees tensors and constants, but not what a process takes beside them.
+    # A tracker sees tensors and constants, but not the other memory of a process.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     prediction = Prediction(rows, seen, plan.predicted.time_s)
     with_sent = _WITH_SENT.get(strategy.kind)

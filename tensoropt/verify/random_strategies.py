@@ -44,7 +44,7 @@ _OTHER_REDUCTION_CHANCE = 0.2
 """The probability that a whole parameter's gradient is reduced in backward instead of in a bucket."""
 
 _FOLLOW_CHANCE = 0.8
-"""The probability that a group follows its strategy's theme."""
+"""The probability that a group follows the batch or sequence on the axes where its strategy does."""
 
 _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""

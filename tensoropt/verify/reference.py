@@ -45,7 +45,7 @@ def difference(
     Args:
         got: the result.
         want: the expected result.
-        whole: the tensor of which ``want`` is a piece; by default itself.
+        whole: the whole tensor if ``want`` is a piece; by default ``want``.
 
     Returns:
         0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
@@ -266,7 +266,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         unsplit_strategy(loaded.graph), loaded.values, runtime=Runtime((1,), seed=seed, device=device)
     )
     outputs, gradients = first_step(engine, moved)
-    # Another call: what the first one leaves behind, it finds.
+    # A second call, which reads the buffers that the first one wrote.
     with torch.set_grad_enabled(engine.training):
         repeated = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
     stepped = {name: value.clone() for name, value in engine.buffers.items()}
@@ -390,7 +390,7 @@ def _own_step(
         with seeded(model=own):
             loss = subject(*given, **named)
             loss.backward()
-        # Another call finds what the first one left behind.
+        # A second call reads the buffers that the first one wrote.
         given, named = _copied((args, kwargs))
         with seeded(model=own):
             losses = [loss.detach(), subject(*given, **named).detach()]

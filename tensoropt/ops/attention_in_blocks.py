@@ -246,7 +246,7 @@ def block_kernel(
     On CUDA it takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
     Args:
-        device_type: that of the run, if not the tensors' (fake ones).
+        device_type: the device type of the run, for fake tensors; by default the tensors'.
     """
     if has_torch_function((q, k, v)):
         kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type, masked=masked)

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
 
     Attributes:
         axes, parts: the mesh axes, and the number of ranks.
-        place: the place of a rank without coordinate: one with the most work.
+        place: the place that stands for all, one with the most work; None if the rank is known.
         keys: for each place, (position, length) of its stretches of keys.
         rows: the most keys of any rank, the size of messages.
     """
@@ -172,7 +172,7 @@ def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
     if first < begin:
         before = min(last, begin)
         yield _Pair((row, row + length), (column, column + before - first), causal=False)
-    # Of keys among the queries' own positions, queries behind all of them see all.
+    # Queries after all of these keys see all of them.
     low, high = max(first, begin), min(last, end)
     if low < high:
         columns = column + low - first, column + high - first

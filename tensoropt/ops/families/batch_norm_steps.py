@@ -77,7 +77,7 @@ def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operat
 
 
 def _batch_norm_sums(b: Builder) -> None:
-    """Channels split; pieces of the batch give terms of the sums."""
+    """Split channels, and the batch with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     b.read(b.arg(0), [n, c] + [None] * (len(shape) - 2))
@@ -85,7 +85,7 @@ def _batch_norm_sums(b: Builder) -> None:
 
 
 def _batch_norm_statistics(b: Builder) -> None:
-    """Channels split."""
+    """Split channels."""
     c = b.loop("channels", b.tensor(b.arg(0)).shape[1])
     b.read(b.arg(0), [None, c])
     for index in (1, 2):
@@ -96,7 +96,7 @@ def _batch_norm_statistics(b: Builder) -> None:
 
 
 def _batch_norm_by_statistics(b: Builder) -> None:
-    """Batch and channels split; statistics are given."""
+    """Split batch and channels; the statistics are an operand."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)

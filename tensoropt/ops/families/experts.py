@@ -39,7 +39,7 @@ def _grouped_mm(b: Builder) -> None:
 
 @alike("bins minlength")
 def histogram(b: Builder) -> None:
-    """Values split, with partial counts that are summed; the bins stay whole."""
+    """Split the values, with partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.

@@ -98,7 +98,7 @@ class _Features:
     Attributes:
         size: their number.
         parts: the number of equal parts of first products' results, a gate among them.
-        dims: per weight, its dims behind the experts'.
+        dims: weight -> its dims without the experts'.
         added: the weights added to the last product.
     """
 
@@ -211,7 +211,7 @@ def _experts(b: Builder) -> None:
             labels.append(None if dim is None else [loops[name] for name in dim])
         b.read(weight, labels, added=number in added)
     b.write([rows, None])
-    # Last, so that data parallelism is found first by whoever follows the batch.
+    # Last, so that strategies that follow the batch find plain data parallelism first.
     b.together(DISPATCH, (rows, experts))
 
 
@@ -272,7 +272,7 @@ def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) 
     """Return the rows that a rank is expected to compute, equally many from each rank.
 
     Args:
-        rows: those of each rank's tokens.
+        rows: the number of rows of each rank's tokens.
         imbalance: the busiest rank's rows over the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)

@@ -130,7 +130,7 @@ def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
 
     Args:
         sizes: the axes that cut it.
-        in_time: whether the first of them is that of the micro-batches, which are of one size.
+        in_time: whether the first of them is the micro-batch axis, whose parts must be equal.
     """
     micro_batches = sizes[0] if in_time else 1
     parts = sizes[in_time:]
@@ -257,7 +257,7 @@ def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[s
 
 
 class _BatchFollowing:
-    """Decides groups fed by the batch in order; groups of parameters alone wait for a reader."""
+    """A choice of strategies that follow the batch: in order; groups of parameters alone by their readers."""
 
     def __init__(self, graph: GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
@@ -277,7 +277,7 @@ class _BatchFollowing:
                 self.waiting.update(dict.fromkeys(group.writes, group))
             elif not self._decide(group, {}):
                 self._leave_whole(group)
-        # No reader said how it wants the results of those that still wait, so any strategy will do.
+        # The remaining groups have no reader with a preference, so any strategy will do.
         for group in self.graph.groups:
             if any(group is waiting for waiting in self.waiting.values()) and not self._decide(group, {}):
                 self._leave_whole(group)
@@ -290,7 +290,7 @@ class _BatchFollowing:
     def _leave_whole(self, group: Group) -> None:
         if self.everywhere:
             raise MicroBatchRefused(
-                f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
+                f"{group.name} ({group.anchor.target}) cannot compute one part of the batch at a time"
             )
         self._choose(group, group.unsplit)
 

@@ -543,7 +543,7 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether a label is the requested one, or its dim (``rows.1``) or dim's name (``rows``) is."""
+    """Return whether ``wanted`` is a label in full, its dim (``rows.1``) or its loop (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 

@@ -225,8 +225,8 @@ class _Grouping:
         feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
         if not feeders:
             return False
-        # The latest: the longest chain, whose group is the likeliest to read what the others produce. If
-        # there are several feeders, the group must already read what the others produce, see below.
+        # The latest: the longest chain, whose group most likely reads the other producers' results. If there
+        # are several feeders, the group must already read those results, see below.
         draft = feeders[-1]
         hubs = self.known_hubs.intersection(self._activations(op))
         if hubs and not space.linear:

@@ -229,7 +229,7 @@ def lower_program(
     """Return the program of a rank.
 
     Args:
-        place: the rank's coordinate, micro-batch first; by default that of the largest shards.
+        place: the rank's coordinate, micro-batch first; by default a rank with the largest shards.
         evaluating: whether to lower a training graph in eval mode.
     """
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()

@@ -253,7 +253,7 @@ _Run = Callable[..., Any]
 
 
 def recomputed(run: _Run, *inputs: Any) -> Any:
-    """Return ``run(*inputs)``, of which autograd saves only ``inputs``; backward runs it again when needed.
+    """Return ``run(*inputs)``, but let autograd save ``inputs`` only; backward runs it again when needed.
 
     Args:
         run: deterministic; it runs in the caller's autocast precision.

@@ -39,7 +39,7 @@ def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str
     batch = set(batch_inputs(atoms.graph))
     for name in atoms.graph.inputs:
         shape, factors = tensors[name].shape, atoms.atoms[name]
-        # With a batch of one, no input says so: each of several dims begins with it.
+        # With a batch of one, inputs do not show which dim is the batch.
         leads = name in batch or (not batch and shape[:1] == (1,))
         follows = leads and len(shape) > 1 and shape[1] > 1
         known[name] = len(factors[0]) if follows else REPLICATE

@@ -122,8 +122,8 @@ class Reduce(Enum):
 class Storage:
     """The storage of a parameter.
 
-    Elsewhere it is one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no parameter is
-    split, encodes how often it is gathered and reduced.
+    Plans and tables keep it as one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no
+    parameter is split, encodes how often it is gathered and reduced.
 
     Attributes:
         layout: the placement of its shards; the micro-batch axis is ``REPLICATE`` if gathered once or
@@ -276,7 +276,7 @@ def stored_words(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """Return the stored layout of a parameter without gathering: that of its use.
+    """Return the stored layout of a parameter that is not gathered: the layout of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """

@@ -78,7 +78,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """Buffer that a step changes and other places read -> the place that makes and broadcasts it."""
+        """Changed buffer that other places read -> the place that computes and broadcasts it."""
 
     def place_of(self, stage: int) -> int: ...
 

@@ -254,7 +254,7 @@ def test_what_mixes_samples_is_refused():
             y = self.layer(x)
             return torch.logsumexp(y @ y.t(), -1).sum()
 
-    with pytest.raises(MicroBatchRefused, match="cannot follow the batch dim one piece at a time"):
+    with pytest.raises(MicroBatchRefused, match="cannot compute one part of the batch at a time"):
         micro_batch_strategies(grouped_model(Contrast(), torch.randn(4, 8), loss=None))
 
 

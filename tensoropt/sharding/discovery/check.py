@@ -258,7 +258,7 @@ class _ThreadedRanks:
         def _posted(
             self, kind: str, value: torch.Tensor, given: Any, axes: tuple[int, ...]
         ) -> Iterator[list[Any]]:
-            """Record a collective, and yield what each rank of the group gives, in order."""
+            """Record a collective, and yield the contributions of the group's ranks, in order."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
             ranks.sent[self.at].append(_Sent(kind, axes, value.numel(), bytes_, self.backward))
@@ -336,7 +336,7 @@ def check_choices(
     """Check that splitting ``op`` gives the whole operator's results; return the first failing claim or None.
 
     Args:
-        scale: that of operands and output gradients; operators with thresholds depend on it.
+        scale: the scale of operands and output gradients; operators with thresholds depend on it.
     """
     try:
         _check(op, atoms, choices, mesh, seed, scale)

@@ -194,7 +194,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: the dim it cuts per operand, and the dim, SUM, WHOLE or MEAN of concatenation per output."""
+    """One loop: the dim that it cuts of each operand, and the dim, SUM, WHOLE or MEAN of each output."""
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]

@@ -424,7 +424,7 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
             if atom in zigzag:
                 return _zigzag_joined(gathered, atom)
-            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
+            return gathered.movedim(0, atom).reshape(_resized(x, atom, whole)).contiguous()
         own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -432,10 +432,6 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         return torch.cat([gathered[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom)
 
     return move
-
-
-def _as_asked(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous()
 
 
 def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
@@ -462,7 +458,7 @@ def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         if atom in zigzag:
             return _zigzag_joined(received.view(pieces.shape), atom)
         joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
-        return _as_asked(joined)
+        return joined.contiguous()
 
     return move
 
@@ -594,7 +590,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
     def unpack(flat: torch.Tensor) -> torch.Tensor:
         pieces = flat.view(parts, *padded)
         if even:
-            return _as_asked(pieces.movedim(0, atom).reshape(shape))
+            return pieces.movedim(0, atom).reshape(shape).contiguous()
         if not lies_inside(padded, atom):
             # The padding comes after all the rest.
             return flat[: math.prod(whole)].view(shape)

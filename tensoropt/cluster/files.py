@@ -178,7 +178,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
-                "nodes is a list whose entries have their own devices; leave out the separate devices"
+                "the entries of nodes have devices of their own; leave out the separate devices"
             )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count

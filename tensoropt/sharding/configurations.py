@@ -217,8 +217,8 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
             maker = made_by.get(new)
             where = f" ({maker.source})" if maker is not None and maker.source else ""
             raise MicroBatchRefused(
-                f"the new value of the buffer {key} depends on the batch{where}, of which a micro-batch has "
-                "only a part"
+                f"the new value of the buffer {key} depends on the whole batch{where}, and a micro-batch has "
+                "only a part of it"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
             raise MicroBatchRefused(f"the new value of the buffer {key} has a part for every sample")
@@ -284,7 +284,7 @@ class _BatchFollowing:
         for name in self.graph.atoms.graph.outputs:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
-                raise MicroBatchRefused(f"output {name} has no batch dim in front")
+                raise MicroBatchRefused(f"the first dim of output {name} is not the batch")
         return self.chosen
 
     def _leave_whole(self, group: Group) -> None:

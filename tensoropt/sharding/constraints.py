@@ -204,7 +204,7 @@ def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]
 def _pin(name: str, entry: Any) -> Pin | StoredPin:
     _mapping(name, entry)
     if ("operators" in entry) == ("parameters" in entry):
-        raise ConstraintError(f"{name}: give either 'operators' or 'parameters', a pattern each")
+        raise ConstraintError(f"{name}: give one pattern for either 'operators' or 'parameters'")
     if "operators" in entry:
         _fields(entry, name, ("operators", "axes", "soft"))
         return Pin(name, _text(name, entry, "operators"), _axes(name, entry), _soft(name, entry))
@@ -234,7 +234,7 @@ def _device_pin(name: str, entry: Any) -> DevicePin:
     _mapping(name, entry)
     _fields(entry, name, ("operators", "kinds", "devices", "soft"))
     if "operators" not in entry:
-        raise ConstraintError(f"{name}: 'operators' is one pattern, not nothing")
+        raise ConstraintError(f"{name}: 'operators' must be a pattern, and is missing")
     if ("kinds" in entry) == ("devices" in entry):
         raise ConstraintError(
             f"{name}: give either 'kinds', patterns of device kinds such as 'H100*', or 'devices', numbers "
@@ -517,7 +517,7 @@ def _share_labels(
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
-    text = f"{entry} have no dim in common ({have}); pin them, or keep others together"
+    text = f"{entry}: the operators have no dim in common ({have}); pin them, or keep others together"
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")

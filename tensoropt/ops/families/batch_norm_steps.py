@@ -22,9 +22,9 @@ class BatchNormSteps(NamedTuple):
     """A batch norm as three operators, so that pieces of a batch exchange nothing but sums.
 
     Attributes:
-        sums: makes the sums of a piece.
-        statistics: makes mean and variance of the whole batch, and the new running ones.
-        normalised: makes the result, under the batch norm's name.
+        sums: the operator that sums a piece.
+        statistics: the operator that makes mean and variance of the batch, and the new running ones.
+        normalised: the operator that makes the result, under the batch norm's name.
         tensors: the sums and the statistics, each of shape (2, channels).
     """
 

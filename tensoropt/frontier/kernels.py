@@ -94,7 +94,7 @@ def locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit; return the
+    """Append the staircase ``first:last`` shifted by (dm, dt), dropping points above the limit; return the
     new end.
 
     A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last breakpoint at or

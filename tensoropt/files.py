@@ -7,6 +7,7 @@ The command line always imports this module, so NumPy is imported on use.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import importlib
 import importlib.util
@@ -29,9 +30,12 @@ from tensoropt.errors import TensorOptError
 MOST_BYTES = 2**30
 """Maximum unpacked size of an exploration's file, about a hundred times our largest: a small file made to
 unpack into more than a machine's memory must not kill the process."""
+DOCUMENT_BYTES = 2**20
+"""Maximum size of a user's text file, which is parsed at once."""
 _MOST_MEMBERS = 64
 """Maximum number of members of a gzip file."""
 _ARRAY = "ndarray"
+_RENAMES = ".renames"
 SETTINGS_FILE = "exploration.json"
 """The file of a saved exploration with its settings and constraints."""
 
@@ -159,31 +163,39 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Yield a temporary path for each of ``paths``, replacing them if the block succeeds.
-
-    All are on disk before any file is replaced, so that related files stay consistent.
+    """Yield a temporary path in the same folder for each of ``paths``; if the block succeeds they replace all
+    of them or none, even if the process is killed (see :func:`settled`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
     """
     temporary: list[Path] = []
-    target = Path()
+    target, *others = map(Path, paths)
     try:
-        for target in map(Path, paths):
-            target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for target in (target, *others):  # noqa: B020
             # In the same folder: os.replace is atomic only within one file system.
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             os.close(handle)
             temporary.append(Path(name))
         yield temporary
         for written, target in zip(temporary, map(Path, paths), strict=True):  # noqa: B007 (the error names it)
-            with open(written, "rb") as file:
-                # Before the rename: a crash in between may otherwise leave the new name on an empty file.
-                os.fsync(file.fileno())
+            _flush(written)
             # mkstemp makes files readable only by their owner.
             written.chmod(0o644)
-        for written, target in zip(temporary, map(Path, paths), strict=True):
-            os.replace(written, target)
+        renames = {written.name: Path(path).name for written, path in zip(temporary, paths, strict=True)}
+        with settled(target.parent, writing=True):
+            if others:
+                # Once it is renamed, whoever opens the folder next completes the other renames.
+                journal = target.parent / f"{temporary[0].name}{_RENAMES}"
+                draft = journal.with_suffix(".draft")
+                temporary.append(draft)
+                draft.write_text(json.dumps(renames), encoding="utf-8")
+                _flush(draft)
+                os.replace(draft, journal)
+                _finish(journal)
+            else:
+                os.replace(temporary[0], target)
     except OSError as error:
         raise TensorOptError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed"
@@ -191,6 +203,38 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
     finally:
         for written in temporary:
             written.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    # Before the rename: a crash in between may otherwise leave the new name on an empty file.
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _finish(journal: Path) -> None:
+    for written, target in json.loads(journal.read_text(encoding="utf-8")).items():
+        with contextlib.suppress(FileNotFoundError):  # already renamed when its process was killed
+            os.replace(journal.parent / written, journal.parent / target)
+    journal.unlink()
+
+
+@contextlib.contextmanager
+def settled(folder: Path, *, writing: bool = False) -> Iterator[None]:
+    """Hold a folder's lock, shared by readers, after completing the renames of a killed writer.
+
+    Without locks (some network file systems) or permission to rename, files are read as they are.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            for journal in folder.glob(f".*{_RENAMES}"):
+                _finish(journal)
+            if not writing:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -235,8 +279,12 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
         refused: the file is missing, cannot be read, or is neither.
     """
     try:
+        if path.stat().st_size > DOCUMENT_BYTES and path.name != SETTINGS_FILE:
+            raise refused(f"{kind} file '{path}' is larger than 1 MiB; check the path")
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except refused:
+        raise
     except FileNotFoundError:
         raise refused(f"{kind} file '{path}' does not exist; correct the path") from None
     except OSError as error:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import SETTINGS_FILE, check_size, plain, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, plain, settled, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
@@ -84,6 +84,13 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     folder = Path(directory)
+    if not folder.is_dir():
+        return _read_files(folder)
+    with settled(folder):
+        return _read_files(folder)
+
+
+def _read_files(folder: Path) -> dict[str, Any]:
     file = folder / DESCRIBED
     if not file.is_file():
         raise TensorOptError(
@@ -128,6 +135,11 @@ class Costs:
 
 def read_costs(folder: Path) -> Costs:
     """Return the costs of a saved frontier's points; the large strategies file is read only if needed."""
+    with settled(folder):
+        return _read_costs(folder)
+
+
+def _read_costs(folder: Path) -> Costs:
     data = read_described(folder)
     check_size(folder / POINTS)
     cluster = device_of(data["cluster"])

@@ -53,7 +53,7 @@ def read(text: str) -> LaunchedJob:
     """
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise JobError(f"{NAME}: not YAML: {error}; give the file that `accelerate config` writes") from None
     if not isinstance(values, dict) or "distributed_type" not in values:
         raise JobError(f"{NAME}: distributed_type is missing; give the file that `accelerate config` writes")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensoropt.files import SETTINGS_FILE, read_document
+from tensoropt.files import read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
-
-LARGEST_BYTES = 1 << 20
-"""Maximum file size; with name patterns, files written by hand are far smaller (an assumption)."""
 
 _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or their file's path."""
@@ -38,9 +34,6 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
         ConstraintError: it cannot be read, or an entry is malformed; names file and entry.
     """
     file = Path(path)
-    with contextlib.suppress(OSError):  # reading reports it
-        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != SETTINGS_FILE:
-            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
     data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
         if not settings.get("constraints"):

@@ -283,8 +283,8 @@ class Settings:
         BeforeValidator(_counts),
         Setting(
             "counts to search; auto: 1,2,4,8 if they divide the batch; a pipeline of P stages has P times "
-            "as many", "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
-            assumed=True, read=read_counts, write=write_counts,
+            "as many", "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches",
+            words=_count_words, assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[

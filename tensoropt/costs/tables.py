@@ -203,7 +203,13 @@ def outline_templates(
             # their positions, because groups that look alike have other objects.
             index = {id(s): i for i, s in enumerate(group.strategies)}
             combined = set(restriction.combined.get(group.name, index.values()))
-            left = [c for c in configurations if all(index[id(s)] in combined for s in c.strategies[1:])]
+            outer = set(restriction.outer.get(group.name, combined))
+            left = [
+                c
+                for c in configurations
+                if all(index[id(s)] in combined for s in c.strategies[1:][-1:])
+                and all(index[id(s)] in outer for s in c.strategies[1:-1])
+            ]
             # Sizes that are divisible by the axes of other meshes need not be divisible by this one's.
             configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)

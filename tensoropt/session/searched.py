@@ -176,6 +176,8 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 def _searched(
     session: Session, tables: SpaceTables, narrow: Offered, wide: Offered
 ) -> tuple[SpaceSearch, tuple[str, ...]]:
+    if session.settings.first:
+        return _search(session, tables, narrow), ()
     refused: tuple[str, ...] = ()
     try:
         spaces = _search(session, tables, narrow)
@@ -204,6 +206,9 @@ def _search(session: Session, tables: SpaceTables, offered: Offered) -> SpaceSea
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
     spaces = SpaceSearch(built, session.settings, simulations, session.progress, session.draw)
+    if session.settings.first:
+        spaces.leave()
+        return spaces
     with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

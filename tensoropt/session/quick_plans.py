@@ -21,7 +21,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import HEURISTICS
-from tensoropt.plan.point import SAME, Point, reduce_points, unbeaten, with_others
+from tensoropt.plan.point import Point, reduce_points, unbeaten, with_others
 from tensoropt.planners.quick import (
     BASELINES,
     LEAST_S,
@@ -38,7 +38,6 @@ from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import QUICK_PLANS, Session
-from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
 
@@ -283,7 +282,7 @@ def _asked_within_points(
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
     asked: set[float] = set()
     while True:
-        points = _merged(searched, asking.task, exploration, list(asking.found.values()))
+        points = with_others(exploration.points, certified(searched.spaces, [*asking.found.values()]))
         memory = [point.memory_bytes for point in points]
         limits = [limit for limit in (*(_LESS * m for m in memory[:1]), *memory) if limit not in asked]
         most = min(MOST_LIMITS + 1 - len(asked), len(limits))
@@ -300,30 +299,6 @@ def _asked_within_points(
         "better than a point within its memory"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
-
-
-def _merged(
-    searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[Point]
-) -> tuple[Point, ...]:
-    proven = certified(searched.spaces, found)
-    known = _better_known(searched, task, proven) if exploration.points and searched.spaces else []
-    return with_others(exploration.points, [*known, *proven])
-
-
-def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
-    """Return strategies that the search found and that are as good as a plan that would be taken in, though
-    they are not among the points, which only represent them."""
-    best = unbeaten_of(searched.simulations)
-    coming_in = {p.identity for p in with_others(task.base.points, found)}
-    wanted: dict[int, None] = {}
-    for point in (p for p in found if p.identity in coming_in):
-        at = int(np.searchsorted(best.memory, point.memory_bytes * (1 + SAME), side="right")) - 1
-        if at >= 0 and best.time[at] <= point.time_s * (1 + SAME):
-            wanted[at] = None
-    points = []
-    for space, number in best.origin[list(wanted)].tolist():
-        points += searched.simulations[space].points(np.array([number]), task.base.spaces[space], space)
-    return list(certified(searched.spaces, points)) if points else []
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:

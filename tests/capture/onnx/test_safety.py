@@ -69,9 +69,9 @@ def test_old_and_future_opsets() -> None:
 
 def test_circles_and_missing_and_repeated_names() -> None:
     refused(model([node("Add", "x b", "a"), node("Neg", "a", "b")], {"x": [2]}, ["b"]), "circle")
-    refused(model([node("Add", "x nobody", "y")], {"x": [2]}, ["y"]), "'nobody', which nothing makes")
-    refused(model([node("Neg", "x", "y"), node("Abs", "x", "y")], {"x": [2]}, ["y"]), "'y' is made twice")
-    refused(model([node("Neg", "x", "y")], {"x": [2]}, ["z"]), "'z' is made by no node")
+    refused(model([node("Add", "x nobody", "y")], {"x": [2]}, ["y"]), "'nobody', which is not defined")
+    refused(model([node("Neg", "x", "y"), node("Abs", "x", "y")], {"x": [2]}, ["y"]), "'y' is defined twice")
+    refused(model([node("Neg", "x", "y")], {"x": [2]}, ["z"]), "'z' is defined by no node")
 
 
 def test_nodes_in_any_order_are_sorted() -> None:

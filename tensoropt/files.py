@@ -164,7 +164,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
     """Yield a temporary path in the same folder for each of ``paths``; if the block succeeds they replace all
-    of them or none, even if the process is killed (see :func:`settled`).
+    of them or none, even if the process is killed (see :func:`folder_lock`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
@@ -184,7 +184,7 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
             # mkstemp makes files readable only by their owner.
             written.chmod(0o644)
         renames = {written.name: Path(path).name for written, path in zip(temporary, paths, strict=True)}
-        with settled(target.parent, writing=True):
+        with folder_lock(target.parent, writing=True):
             if others:
                 # Once it is renamed, whoever opens the folder next completes the other renames.
                 journal = target.parent / f"{temporary[0].name}{_RENAMES}"
@@ -219,7 +219,7 @@ def _finish(journal: Path) -> None:
 
 
 @contextlib.contextmanager
-def settled(folder: Path, *, writing: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, *, writing: bool = False) -> Iterator[None]:
     """Hold a folder's lock, shared by readers, after completing the renames of a killed writer.
 
     Without locks (some network file systems) or permission to rename, files are read as they are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
@@ -14,11 +14,11 @@ from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, loa
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
-from tensoropt.session.launched import job_prices
-from tensoropt.session.told import ToldJob
-from tensoropt.session.told import nearest as nearest_job
 from tensoropt.types import ProgressChoice, heard
 from tensoropt.units import limit_bytes, limit_seconds
+
+if TYPE_CHECKING:
+    from tensoropt.session.told import ToldJob
 
 _Saved = Exploration | str | os.PathLike[str]
 """An exploration, or its folder."""
@@ -120,6 +120,10 @@ def export_job(
         JobError: the launcher cannot express the plan; names the closest that it can, with its cost.
         TensorOptError: there is no such point, or the operator graph was not saved.
     """
+    # These load PyTorch, for which nobody who chooses waits.
+    from tensoropt.session.launched import job_prices
+    from tensoropt.session.told import nearest as nearest_job
+
     exploration = opened(saved)
     index = exploration.index(point=point)
     with job_prices(exploration, progress=heard(progress)) as prices:

@@ -90,9 +90,7 @@ class JobManager:
         """Return the job, marked as interrupted if its server died while it ran."""
         if not job.active or is_alive(job.server):
             return job
-        job = replace(
-            job, state="interrupted", error="the dashboard ended during this job", ended=time.time()
-        )
+        job = replace(job, state="interrupted", error="the dashboard ended meanwhile", ended=time.time())
         self._save(job)
         return job
 
@@ -360,7 +358,7 @@ class JobManager:
         if running.cancelled:
             state, error = "cancelled", ""
         elif self._closed and outcome is None:
-            state, error = "interrupted", "the dashboard ended during this job"
+            state, error = "interrupted", "the dashboard ended meanwhile"
         # Show an upload's own name, not the generated path in the message.
         for path, label in self.uploads.known().values():
             error = error.replace(str(path), label)

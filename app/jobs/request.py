@@ -215,9 +215,7 @@ def _own_function(text: str, folder: Path | None) -> tuple[str, str]:
         raise RequestError("model", f"there is no file {path} on the dashboard's machine")
     state = path.stat()
     if state.st_mode & stat.S_IWOTH or state.st_uid != os.geteuid():
-        raise RequestError(
-            "model", f"{path} cannot be run, as other users can change it; remove their write permission"
-        )
+        raise RequestError("model", f"other users can change {path}; give a file that only you can write")
     return f"{path}:{match.group(2)}", f"{path.relative_to(folder)}:{match.group(2)}"
 
 

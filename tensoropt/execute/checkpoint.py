@@ -257,9 +257,7 @@ def load_checkpoint(
     """
     source = Path(path)
     if not source.exists() and _older(source).exists():
-        source = _older(
-            source
-        )  # a save was interrupted between removing the old one and renaming the new one
+        source = _older(source)  # a save was interrupted between its two renames
     # `torch.distributed.checkpoint` writes this file last: without it a checkpoint is incomplete.
     if not (source / ".metadata").exists():
         raise PlanError(f"there is no checkpoint at {path}; give the folder that save_checkpoint wrote")

@@ -298,7 +298,7 @@ def _limit_words(findings: Findings, limit_bytes: float, budget_bytes: float | N
     if limit_bytes < device and budget_bytes != limit_bytes:
         return f" ({share_words(limit_bytes / device)} of the memory)"
     if budget_bytes is not None and budget_bytes > device:
-        return f" (all that a device has of {without_zeros(format_bytes(budget_bytes))})"
+        return f" (a device has less than {without_zeros(format_bytes(budget_bytes))})"
     return ""
 
 

@@ -144,7 +144,7 @@ class Offers:
         yield f"Fastest {said}: {self._label(fastest)}, {step}, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
-            yield f"Left out of the cheapest, for want of a price: {', '.join(unknown)}."
+            yield f"Not compared by cost, as their price is unknown: {', '.join(unknown)}."
 
     def _label(self, row: ClusterOffer) -> str:
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster

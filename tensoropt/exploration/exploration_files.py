@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import SETTINGS_FILE, check_size, plain, settled, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, folder_lock, plain, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
@@ -86,7 +86,7 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
     folder = Path(directory)
     if not folder.is_dir():
         return _read_files(folder)
-    with settled(folder):
+    with folder_lock(folder):
         return _read_files(folder)
 
 
@@ -135,7 +135,7 @@ class Costs:
 
 def read_costs(folder: Path) -> Costs:
     """Return the costs of a saved frontier's points; the large strategies file is read only if needed."""
-    with settled(folder):
+    with folder_lock(folder):
         return _read_costs(folder)
 
 

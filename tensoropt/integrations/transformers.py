@@ -90,9 +90,7 @@ class PlanTrainer(Trainer):
         if plan is not None:
             tokens = more.get("processing_class")
             if isinstance(tokens, PreTrainedTokenizerBase | ProcessorMixin):
-                align_special_tokens(
-                    model, tokens
-                )  # Trainer does this later, when the model may no longer change
+                align_special_tokens(model, tokens)  # Trainer would do it too late for a parallelized model
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
         self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)

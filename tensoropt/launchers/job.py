@@ -98,7 +98,7 @@ class LaunchedJob:
             }
             listed = " x ".join(f"{name} {n}" for name, n in degrees.items() if n != 1) or "data 1"
             raise JobError(
-                f"the {self.launcher} job runs on {listed}, which does not make {devices} devices; name a "
+                f"the {self.launcher} job runs on {listed}, which is not {devices} devices; name a "
                 f"cluster of {'' if self.data else 'a multiple of '}{inside * (self.data or 1)} devices"
             )
         if data % self.replicas:

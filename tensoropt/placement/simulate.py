@@ -378,7 +378,7 @@ class _StepMemory:
         self.copies: list[list[int]] = [[] for _ in self.problem.tensors]
         for number, device in self.arrival:
             self.copies[number].append(device)
-        self.held: list[_Holding] = []
+        self.alive: list[_Holding] = []
 
     def transfers(self) -> tuple[TensorTransfer, ...]:
         """Return the messages of the first micro-batch in the order in which they start."""
@@ -400,7 +400,7 @@ class _StepMemory:
             for kind, size in enumerate(sizes):
                 if size:
                     what = MEMORY_KINDS[kind]
-                    self.held.append(_Holding(place.device[operator], kind, size, -1, -1, operator, -1, what))
+                    self.alive.append(_Holding(place.device[operator], kind, size, -1, -1, operator, -1, what))
         room = self._room()
         forward_peaks, kept_bytes = problem.forward_peak_bytes.tolist(), problem.kept_bytes.tolist()
         for operator, device in enumerate(place.device):
@@ -433,7 +433,7 @@ class _StepMemory:
                 if task >= 0:
                     what = "optimizer's temporaries"
                     self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
-        return self.held
+        return self.alive
 
     def _hold(
         self,
@@ -448,7 +448,7 @@ class _StepMemory:
     ) -> None:
         if size:
             last = max((first, *users), key=self.ended.__getitem__)
-            self.held.append(_Holding(device, kind, float(size), first, last, operator, tensor, what))
+            self.alive.append(_Holding(device, kind, float(size), first, last, operator, tensor, what))
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
         problem, place = self.problem, self.placement

@@ -272,8 +272,8 @@ class Settings:
         str,
         AfterValidator(with_kind),
         Setting(
-            "adam_fused: one kernel, nothing made for a while; module.py:make: a function of the parameters "
-            "that returns any torch.optim.Optimizer which treats every element by itself", "Optimizer", STEP,
+            "adam_fused: one kernel, without temporary tensors; module.py:make: a function that returns any "
+            "elementwise torch.optim.Optimizer, given the parameters", "Optimizer", STEP,
             title="{}", assumed=True, of_step=True, choices=tuple(OPTIMIZERS), others="module.py:make",
             write=short_optimizer,
         ),
@@ -282,9 +282,9 @@ class Settings:
         str | Sequence[int],
         BeforeValidator(_counts),
         Setting(
-            "counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
-            "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
-            assumed=True, read=read_counts, write=write_counts,
+            "counts to search; auto: 1,2,4,8 if they divide the batch; a pipeline of P stages has P times "
+            "as many", "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches",
+            words=_count_words, assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
@@ -300,7 +300,7 @@ class Settings:
         Setting(
             "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
-            rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
+            rule="between 0 and 100; 0.1 is usual, 0 is exact",
         ),
     ] = 1e-3  # fmt: skip
     max_points: Annotated[
@@ -314,18 +314,18 @@ class Settings:
     method: Annotated[
         Literal["auto", "ldp", "elimination"],
         Setting(
-            "how frontiers of sharded strategies are tracked: auto: with what bounds rule out left out; ldp, "
-            "elimination: FT-LDP and FT-Elimination as published, which leave out nothing: slower, and the "
-            "same frontier where no operator has to be fixed by a heuristic (a note says where one was)",
+            "search of sharded strategies: auto: pruned by bounds; ldp, elimination: FT-LDP and "
+            "FT-Elimination as published, unpruned and slower; the frontier is the same unless operators "
+            "had to be fixed by a heuristic (a note says so)",
             "Method", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     dtype: Annotated[
         ComputeDtype,
         Setting(
-            "what operators compute in; auto: bfloat16 for language models of the zoo on GPUs that have it, "
-            "else float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master "
-            "weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
+            "compute dtype; auto: bfloat16 for language models of the zoo on GPUs that support it, else "
+            "float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master weights",
+            "Computes in", STEP, title="{}", assumed=True, of_step=True,
         ),
     ] = "auto"  # fmt: skip
     recompute: Annotated[
@@ -338,7 +338,7 @@ class Settings:
     overlap: Annotated[
         Literal["default", "none"],
         Setting(
-            "none: all communication is waited for, to compare with; CPU ranks hide nothing in either case",
+            "none: no communication overlaps computation, for comparison; on CPU ranks none ever does",
             "Overlap", STEP, width=120,
         ),
     ] = "default"  # fmt: skip
@@ -346,7 +346,7 @@ class Settings:
         Constrained,
         BeforeValidator(_constraints),
         Setting(
-            "YAML or JSON: pins of operators and parameters, what belongs together, devices",
+            "YAML or JSON: pinned operators and parameters, groups to keep together, devices",
             "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
@@ -354,45 +354,45 @@ class Settings:
     measure: Annotated[
         Literal["all", "never"],
         Setting(
-            "never: price from the profile store and a fit to it instead of timing", "Time on this machine",
+            "never: use the profile store and fits to it instead of timing", "Time on this machine",
             _COSTS, width=170,
         ),
     ] = "all"  # fmt: skip
     process_memory: Annotated[
         bool,
         Setting(
-            "count what a process takes of a GPU beside tensors, too: estimates, never compared with a card; "
-            "CPU ranks have none", "Process memory", _COSTS,
+            "add the memory of a GPU process beside tensors: estimates, never compared with a real GPU; none "
+            "on CPU ranks", "Process memory", _COSTS,
         ),
     ] = True  # fmt: skip
     pipelines: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
-            "nodes or device kinds; always: a closer one, on any", "Pipelines", SEARCH, width=120,
+            "heuristic search of pipelines: auto: a quick one, on clusters of several nodes or device kinds; "
+            "always: a thorough one, on any cluster", "Pipelines", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that put each operator on one device, by planners: auto: where they can be the answer; "
-            "always: on any model and cluster", "Placements", SEARCH, width=120,
+            "plans that run each operator on one device, by planners: auto: if they may be the answer; "
+            "always: for any model and cluster", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     expert_imbalance: Annotated[
         int | float,
         AfterValidator(_imbalance),
         Setting(
-            "rows of experts that the busiest rank computes, over the mean, and at most all of them: a "
-            "router's choice is not known",
+            "expert rows of the busiest rank over the mean, up to all rows; an assumption, as the router's "
+            "choices are unknown",
             "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
     first: Annotated[
         bool,
         Setting(
-            "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
-            "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
+            "simulate only the usual strategies (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
+            "recomputation and micro-batches), without a search: the answer of the first seconds",
             "Usual strategies only", SEARCH, title="usual strategies only",
         ),
     ] = False  # fmt: skip

@@ -104,7 +104,7 @@ def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
     found = answer(with_baselines(), 100 * GIB)
     assert found.limit_bytes == 80 * GIB
     assert found.sentence().startswith(
-        "Within 80 GiB (all that a device has of 100 GiB) of each of 8 H100-80GB"
+        "Within 80 GiB (a device has less than 100 GiB) of each of 8 H100-80GB"
     )
 
 

@@ -57,11 +57,30 @@ def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.Mon
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     monkeypatch.setattr(_Asking, "ask", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     watching = Watching()
-    with pytest.raises(InterruptedExplorationError) as end:
+    with pytest.raises(KeyboardInterrupt):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, **SEARCHED)
-    assert str(end.value).endswith("all but usual strategies")
-    assert end.value.exploration.points
     assert not watching.answers
+
+
+def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Priced once: the planners are not asked again, and none of their plans beats the frontier."""
+    monkeypatch.setattr(api, "_FEW_GROUPS", 1)
+    asked: list[str] = []
+    ask = _Asking.ask
+    monkeypatch.setattr(
+        _Asking, "ask", lambda self, entry, *limit: asked.append(entry.name) or ask(self, entry, *limit)
+    )
+    whole = explore(load_model("zoo:mlp"), cluster=CLUSTER, micro_batches=(1, 2), **SEARCHED)
+    assert len(asked) == len(set(asked))
+    first = found("mlp", first=True)
+    own = {(p.planner, p.memory_bytes): p for p in whole.others}
+    for point in first.others:
+        same = own[point.planner, point.memory_bytes]
+        assert same.time_s == point.time_s
+        plans = (whole.plan(same), first.plan(point))
+        told = [(plan.operators, plan.hubs, plan.parameters, plan.recomputed) for plan in plans]
+        assert told[0] == told[1]
+        assert min(p.time_s for p in whole.points if p.memory_bytes <= point.memory_bytes) <= point.time_s
 
 
 def test_a_pinned_pipeline_is_no_usual_strategy() -> None:

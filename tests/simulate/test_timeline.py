@@ -49,12 +49,6 @@ def test_a_reduction_runs_beside_the_next_operator():
     assert found.total_s == 5
 
 
-def test_what_sticks_out_is_exposed():
-    """The reduction takes 4 s: 3 beside b, 1 exposed before the optimizer."""
-    tasks = [compute("a", 2), link("reduce", 4, 0), compute("b", 3, 0), compute("step", 1, 1, 2)]
-    assert schedule(tasks).spans()["step"] == [6, 7]
-
-
 def test_two_on_one_link_queue_and_two_on_two_do_not():
     def tasks(other: str) -> list[Task]:
         return [compute("a", 1), link("x", 3, 0), link("y", 2, 0, on=other)]
@@ -69,28 +63,6 @@ def test_a_blocking_collective_holds_device_and_link():
     found = schedule([compute("a", 1), link("reduce", 5, 0), blocking, compute("b", 1, 0, 2)]).spans()
     assert found["gather"] == [6, 7]
     assert found["b"] == [7, 8]
-
-
-def test_micro_batches_on_three_devices():
-    """A pipeline of three stages, 1 s each, half a second per transfer, two micro-batches.
-
-    Stage k starts micro-batch 0 at 1.5 k; the second follows 1 s later, and its transfers find free links.
-    """
-    tasks: list[Task] = []
-    for micro in range(2):
-        for stage in range(3):
-            before = [len(tasks) - 1] if stage else []
-            if micro:
-                before.append(5 * (micro - 1) + 2 * stage)
-            tasks.append(compute(f"{micro}{stage}", 1, *before, on=f"device {stage}"))
-            if stage < 2:
-                link_name = f"link {stage}-{stage + 1}"
-                tasks.append(link(f"{micro}{stage}>", 0.5, len(tasks) - 1, on=link_name))
-    found = schedule(tasks).spans()
-    assert [found[f"0{s}"] for s in range(3)] == [[0, 1], [1.5, 2.5], [3, 4]]
-    assert [found[f"1{s}"] for s in range(3)] == [[1, 2], [2.5, 3.5], [4, 5]]
-    assert found["11>"] == [3.5, 4.0]
-    assert schedule(tasks).total_s == 5
 
 
 def test_tasks_that_wait_for_each_other_do_not_take_place():

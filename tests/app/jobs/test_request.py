@@ -175,7 +175,7 @@ def test_a_function_of_an_own_file_is_a_model_below_the_folder_of_the_dashboard(
         ("../outside.py:build", "only files below"),
         (f"{tmp_path}/outside.py:build", "only files below"),
         ("link.py:build", "only files below"),
-        ("theirs.py:build", "other users can change it"),
+        ("theirs.py:build", "other users can change"),
         ("gone.py:build", "there is no file"),
         ("train:build", r"write file\.py:function"),
         ("train.py", r"write file\.py:function"),

@@ -122,9 +122,7 @@ def one_hot(call: Call) -> Traced:
     call.builder.reserve(max(depth, 0) * 8)
     axis = positive(axis, index.ndim + 1)
     steps = torch.arange(depth, dtype=index.dtype).reshape(depth, *(1,) * (index.ndim - axis))
-    index = torch.where(
-        torch.lt(index, 0), index + depth, index
-    )  # an index outside [-depth, depth) matches nothing
+    index = torch.where(torch.lt(index, 0), index + depth, index)  # outside [-depth, depth) nothing matches
     hit = torch.eq(torch.unsqueeze(index, axis), call.builder.known(steps))
     return torch.where(hit, torch.select(values, 0, 1), torch.select(values, 0, 0))
 

@@ -26,7 +26,7 @@ import yaml
 
 from tensoropt.errors import TensorOptError
 
-MOST_BYTES = 2**30
+_MOST_BYTES = 2**30
 """The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
 small file made to unpack into more than a machine's memory must not take the process with it."""
 _MOST_MEMBERS = 64
@@ -37,7 +37,7 @@ SETTINGS_FILE = "exploration.json"
 
 
 def unpacked(
-    content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
+    content: bytes, name: object, most_bytes: int = _MOST_BYTES, remedy: str = "explore again"
 ) -> bytes:
     """Return the content of a gzip'd file; at most ``most_bytes`` are ever unpacked.
 
@@ -69,7 +69,7 @@ def unpacked(
     return b"".join(parts)
 
 
-def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
+def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
     """Refuse a file of more than ``most_bytes``, counting what a zip archive unpacks into.
 
     Raises:
@@ -100,7 +100,7 @@ def pack(value: Any) -> bytes:
         nonlocal size
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
-        if size + array.nbytes > MOST_BYTES:
+        if size + array.nbytes > _MOST_BYTES:
             mib = (size + array.nbytes) >> 20
             raise TensorOptError(f"{mib} MiB of arrays are more than can be read back")
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
@@ -110,7 +110,7 @@ def pack(value: Any) -> bytes:
         return {_ARRAY: described}
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
-    if size + len(text) + 8 > MOST_BYTES:
+    if size + len(text) + 8 > _MOST_BYTES:
         raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than can be read back")
     # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
     return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)

@@ -142,7 +142,7 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
     return names
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
@@ -202,7 +202,7 @@ def save_checkpoint(
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
-        state["optimizer"] = optimizer_state(model, optimizer)
+        state["optimizer"] = _optimizer_state(model, optimizer)
     if _first():
         # Remains of a save that died: its files would be mixed with those of this one.
         shutil.rmtree(partial, ignore_errors=True)
@@ -257,7 +257,7 @@ def load_checkpoint(
     if optimizer is not None:
         # `dcp.load` fills tensors that are there, in place: a fresh optimizer has none yet.
         _make_state(model, optimizer)
-        state["optimizer"] = optimizer_state(model, optimizer)
+        state["optimizer"] = _optimizer_state(model, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in save_checkpoint
         dcp.load(  # type: ignore[attr-defined]

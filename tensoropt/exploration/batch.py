@@ -37,7 +37,7 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exp
                 except TensorOptError as error:
                     left_out[str(path)] = " ".join(str(error).split())
             for file in sorted(folder.rglob(REFUSED)):
-                left_out |= {str(file.parent / name): why for name, why in refused_in(file.parent).items()}
+                left_out |= {str(file.parent / name): why for name, why in _refused_in(file.parent).items()}
         if not found:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in list(left_out.items())[:5])
             raise TensorOptError(
@@ -49,7 +49,7 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exp
     return explorations, left_out
 
 
-def refused_in(folder: Path) -> dict[str, str]:
+def _refused_in(folder: Path) -> dict[str, str]:
     """Return the reasons why a model could not be explored on some clusters, by name, from a folder's
     file."""
     try:

@@ -11,9 +11,9 @@ from tensoropt.plan.plan_names import OTHER_FAMILY, family
 from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes, without_zeros
 
-CARDS_GIB = (16, 24, 40, 80)
+_CARDS_GIB = (16, 24, 40, 80)
 """The memory of the cards that people have."""
-NOTABLE = 30
+_NOTABLE = 30
 """The most points of a short table, and of a plot that is not zoomed."""
 _FEW = 5
 """The same where memory is no constraint."""
@@ -23,7 +23,7 @@ _NO_CONSTRAINT = 0.25
 """The share of a device's memory within which all of a frontier is no matter of memory; an assumption."""
 
 
-def marks_of(findings: Findings) -> dict[int, list[str]]:
+def _marks_of(findings: Findings) -> dict[int, list[str]]:
     """Return the special points: ``fastest`` and ``knee`` of those that fit, and ``leanest``."""
     marks: dict[int, list[str]] = {}
     fitting = findings.within(findings.limit_bytes)
@@ -38,14 +38,14 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     In this order, until there are ``most``: ``fastest`` of those that fit, ``leanest``, ``knee``,
     ``recommended``; the fastest of each family of plans, and within the memory that the exploration was made
-    for and that of each card of :data:`CARDS_GIB`; then, without words, points that differ by more than 1 %
+    for and that of each card of :data:`_CARDS_GIB`; then, without words, points that differ by more than 1 %
     in memory and in time from the one before; of many, those where the frontier bends most.
 
     Args:
-        most: by default :data:`NOTABLE`, and few where memory is no constraint (:func:`unconstrained_words`).
+        most: by default a few, and fewer where memory is no constraint (:func:`unconstrained_words`).
     """
     if most is None:
-        most = _FEW if unconstrained_words(findings) else NOTABLE
+        most = _FEW if unconstrained_words(findings) else _NOTABLE
     count, found = len(findings.points), dict[int, list[str]]()
 
     def add(row: int, words: str = "") -> None:
@@ -54,7 +54,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     if not count:
         return found
-    table, marks = PointTable.of(findings.points), marks_of(findings)
+    table, marks = PointTable.of(findings.points), _marks_of(findings)
     fitting = findings.within(findings.limit_bytes)
     fastest = int(fitting[-1]) if len(fitting) else count - 1
     for row, titles in marks.items():
@@ -66,7 +66,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     asked, within = findings.settings.get("memory_bytes"), dict[int, list[str]]()
     for limit in dict.fromkeys(
-        (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in CARDS_GIB))
+        (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in _CARDS_GIB))
     ):
         # Descending in time. What is fastest of all says so already.
         rows = findings.within(limit)

@@ -15,9 +15,9 @@ def notes_of(findings: Findings, *, missing: bool) -> list[str]:
     """Return the sentences that an exploration and its spaces noted, each once: those about what was left out
     or not timed, or the others, which say where figures come from and what was counted."""
     notes = [*findings.report.get("notes", []), *(note for space in findings.spaces for note in space.notes)]
-    return [note for note in dict.fromkeys(map(str, notes)) if is_missing(note) == missing]
+    return [note for note in dict.fromkeys(map(str, notes)) if _is_missing(note) == missing]
 
 
-def is_missing(note: str) -> bool:
+def _is_missing(note: str) -> bool:
     """Return whether a note is about what is not in the points."""
     return any(words in note for words in _MISSING)

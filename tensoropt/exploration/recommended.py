@@ -12,7 +12,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import JOIN
 from tensoropt.units import share_words
 
-WITHIN = 0.03
+_WITHIN = 0.03
 """The share of the fastest step by which a simpler plan may take longer; smaller than the error of
 predictions."""
 _FOR_A_CONFIG = re.compile(
@@ -39,7 +39,7 @@ class Recommendation(NamedTuple):
     @property
     def rule(self) -> str:
         """Why it is taken, in words."""
-        near = f"within {share_words(WITHIN)} of"
+        near = f"within {share_words(_WITHIN)} of"
         if self.row == self.fastest:
             return f"the fastest plan that fits; none {near} it is simpler"
         return f"the simplest plan {near} the fastest that fits"
@@ -48,8 +48,8 @@ class Recommendation(NamedTuple):
 def recommended(
     findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
 ) -> Recommendation | None:
-    """Return the simplest plan within :data:`WITHIN` of the fastest, among those that need at most so much of
-    a device; None if none does.
+    """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that need at most so much
+    of a device; None if none does.
 
     The simplest is the first by: a launcher's config can say it, how many kinds of parallelism it has, the
     share of its time in operators that go another way, micro-batches, time.
@@ -64,7 +64,7 @@ def recommended(
         return None
     # Of equals the one that needs least.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
-    near = fitting[times[fitting] <= times[fastest] * (1 + WITHIN)].tolist()
+    near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
     spaces, shares = findings.all_points.column("space"), findings.exceptions
 
     def complexity(row: int) -> tuple[float, ...]:

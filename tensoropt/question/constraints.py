@@ -13,7 +13,7 @@ from typing import Any
 from tensoropt.files import SETTINGS_FILE, read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
-LARGEST_BYTES = 1 << 20
+_LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
 _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
@@ -30,10 +30,10 @@ def constraints_of(given: _Given) -> Constraints | None:
         return given
     if isinstance(given, Mapping):
         return constraints_from_dict(given)
-    return load_constraints(given)
+    return _load_constraints(given)
 
 
-def load_constraints(path: str | os.PathLike[str]) -> Constraints:
+def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
     """Read a file of constraints, or those that an exploration's file keeps; ``.json`` is JSON, anything else
     YAML.
 
@@ -42,7 +42,7 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
     """
     file = Path(path)
     with contextlib.suppress(OSError):  # which reading it says in words
-        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != SETTINGS_FILE:
+        if file.is_file() and file.stat().st_size > _LARGEST_BYTES and file.name != SETTINGS_FILE:
             raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
     data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:

@@ -234,14 +234,6 @@ def _with_option(source: str, option: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}{option}"
 
 
-def has_sequence(source: str) -> bool:
-    """Return whether a source is a model of the zoo that reads one sequence, whose length is an option."""
-    try:
-        return source.startswith("zoo:") and bool(with_sequence(source, 1))
-    except TensorOptError:
-        return False
-
-
 def default_batch(source: str) -> int:
     """Return the batch of a model whose batch is a choice, unless another is given.
 

@@ -232,8 +232,8 @@ def _constraints(value: Any) -> Any:
     return constraints_of(value)
 
 
-STEP = "what a step does"
-SEARCH = "what is searched"
+_STEP = "what a step does"
+_SEARCH = "what is searched"
 _COSTS = "where costs come from"
 
 
@@ -265,7 +265,7 @@ class Settings:
     mode: Annotated[
         Literal["train", "inference"],
         Setting(
-            "inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, of_step=True,
+            "inference: the forward pass alone", "Mode", _STEP, title="{}", assumed=True, of_step=True,
             width=120,
         ),
     ] = "train"  # fmt: skip
@@ -274,7 +274,7 @@ class Settings:
         AfterValidator(with_kind),
         Setting(
             "adam_fused: one kernel, nothing made for a while; module.py:make: a function of the parameters "
-            "that returns any torch.optim.Optimizer which treats every element by itself", "Optimizer", STEP,
+            "that returns any torch.optim.Optimizer which treats every element by itself", "Optimizer", _STEP,
             title="{}", assumed=True, of_step=True, choices=tuple(OPTIMIZERS), others="module.py:make",
             write=short_optimizer,
         ),
@@ -284,14 +284,14 @@ class Settings:
         BeforeValidator(_counts),
         Setting(
             "counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
-            "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
+            "Micro-batches", _STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
             assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
         int | float | None,
         Setting(
-            "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
+            "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
             metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
         ),
     ] = None  # fmt: skip
@@ -299,7 +299,7 @@ class Settings:
         int | float,
         AfterValidator(_gap),
         Setting(
-            "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
+            "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
             rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
         ),
@@ -308,7 +308,7 @@ class Settings:
         int | None,
         AfterValidator(_enough),
         Setting(
-            "keep at most N points per table while searching", "Points kept", SEARCH, metavar="N",
+            "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
@@ -318,7 +318,7 @@ class Settings:
             "how frontiers of sharded strategies are tracked: auto: with what bounds rule out left out; ldp, "
             "elimination: FT-LDP and FT-Elimination as published, which leave out nothing: slower, and the "
             "same frontier where no operator has to be fixed by a heuristic (a note says where one was)",
-            "Method", SEARCH, width=120,
+            "Method", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     dtype: Annotated[
@@ -326,13 +326,13 @@ class Settings:
         Setting(
             "what operators compute in; auto: bfloat16 for language models of the zoo on GPUs that have it, "
             "else float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master "
-            "weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
+            "weights", "Computes in", _STEP, title="{}", assumed=True, of_step=True,
         ),
     ] = "auto"  # fmt: skip
     recompute: Annotated[
         Literal["auto", "never"],
         Setting(
-            "whether repeated blocks may be computed again in backward", "Recompute", STEP,
+            "whether repeated blocks may be computed again in backward", "Recompute", _STEP,
             words=_recompute_words, assumed=True, width=120,
         ),
     ] = "auto"  # fmt: skip
@@ -340,7 +340,7 @@ class Settings:
         Literal["default", "none"],
         Setting(
             "none: all communication is waited for, to compare with; CPU ranks hide nothing in either case",
-            "Overlap", STEP, width=120,
+            "Overlap", _STEP, width=120,
         ),
     ] = "default"  # fmt: skip
     constraints: Annotated[
@@ -348,7 +348,7 @@ class Settings:
         BeforeValidator(_constraints),
         Setting(
             "YAML or JSON: pins of operators and parameters, what belongs together, devices",
-            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
+            "Constraints", _SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
     ] = None  # fmt: skip
@@ -370,14 +370,14 @@ class Settings:
         Literal["auto", "always", "never"],
         Setting(
             "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
-            "nodes or device kinds; always: a closer one, on any", "Pipelines", SEARCH, width=120,
+            "nodes or device kinds; always: a closer one, on any", "Pipelines", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
             "plans that put each operator on one device, by planners: auto: where they can be the answer; "
-            "always: on any model and cluster", "Placements", SEARCH, width=120,
+            "always: on any model and cluster", "Placements", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     expert_imbalance: Annotated[
@@ -386,7 +386,7 @@ class Settings:
         Setting(
             "rows of experts that the busiest rank computes, over the mean, and at most all of them: a "
             "router's choice is not known",
-            "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
+            "Expert imbalance", _STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
     first: Annotated[
@@ -394,7 +394,7 @@ class Settings:
         Setting(
             "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
             "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
-            "Usual strategies only", SEARCH, title="usual strategies only",
+            "Usual strategies only", _SEARCH, title="usual strategies only",
         ),
     ] = False  # fmt: skip
 

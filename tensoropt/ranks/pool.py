@@ -38,7 +38,7 @@ _GRACE_S = 3.0
 """Seconds in which the other ranks must answer once one has failed; an assumption."""
 
 
-IDLE_S = 30.0
+_IDLE_S = 30.0
 """How long none of the ranks that have not answered may work before they are given up: the ranks of a plan
 compute, or wait for one that does. An assumption."""
 _LOOK_S, _IDLE_SHARE = 5.0, 0.01
@@ -297,7 +297,7 @@ class RankPool:
         while pending:
             ready = timeout.wait(list(pending), _LOOK_S)
             if not ready:
-                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < IDLE_S:
+                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < _IDLE_S:
                     continue
                 break
             for item in ready:

@@ -27,7 +27,7 @@ _LEFT = frozenset({"send", "recv_", "wait_tensor"})
 """Messages have no thread and wait for the other side, so running them at once would deadlock."""
 
 
-def is_collective(func: Any, args: Any) -> bool:
+def _is_collective(func: Any, args: Any) -> bool:
     """Return whether an operator is a collective on host tensors."""
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
         return False
@@ -306,7 +306,7 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = _run_on_copies if is_collective(func, args) else _run
+        run = _run_on_copies if _is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # What it waits for, in the same storage; PyTorch's kernel for fake tensors makes another one.

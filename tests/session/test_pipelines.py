@@ -23,7 +23,7 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
 from tensoropt.plan.point import Point
-from tensoropt.planners.quick import PIPELINED
+from tensoropt.planners.quick import _PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
@@ -85,7 +85,7 @@ def test_without_being_asked_none_is_looked_for(
     monkeypatch.setattr("tensoropt.api.with_quick_plans", with_quick_plans)
     found = explored(store)
     # Of a small model published pipelines come in, which are no search.
-    assert {point.planner for _, point in pipelined(found)} <= {*PIPELINED}
+    assert {point.planner for _, point in pipelined(found)} <= {*_PIPELINED}
     assert not any(note.startswith("pipelines:") for note in found.report["notes"])
 
 

@@ -72,7 +72,7 @@ def _odd(work: Workload) -> Iterator[tuple[str, str]]:
     for (call, outputs), of, flop in zip(work.calls, facts.work_of_calls, counted, strict=True):
         # A result that ranks add up is written whole and copied into its pieces: that is no single kernel.
         size = 0 if added_up in outputs else of.outer_bytes
-        bytes_moved = compute.moved_bytes(compute.call_class(call), of)
+        bytes_moved = compute.moved_bytes(compute._call_class(call), of)
         for what, priced, once in ("bytes", bytes_moved, size), ("FLOP", of.forward_flops, flop):
             if once and not 1 / UNALIKE < priced / once < UNALIKE:
                 yield name_of(call), f"{what} x {priced / once:.1f}"

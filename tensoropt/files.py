@@ -7,6 +7,7 @@ The command line imports this module before it knows what is requested, so NumPy
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import importlib
 import importlib.util
@@ -29,9 +30,12 @@ from tensoropt.errors import TensorOptError
 _MOST_BYTES = 2**30
 """The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
 small file made to unpack into more than a machine's memory must not take the process with it."""
+DOCUMENT_BYTES = 2**20
+"""The most bytes of a file that a person writes, which is parsed at once."""
 _MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
+_RENAMES = ".renames"
 SETTINGS_FILE = "exploration.json"
 """The file of a saved exploration that holds its settings, including the constraints."""
 
@@ -159,32 +163,39 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Yield temporary paths, one for each of ``paths``, that replace them if the block succeeds.
-
-    No file is replaced before all of them are on the disk, so that files that belong together stay
-    consistent.
+    """Yield temporary paths, one for each of ``paths``, all in one folder, that replace them if the block
+    succeeds: all of them or none, even if the process is killed meanwhile (see :func:`settled`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
     """
     temporary: list[Path] = []
-    target = Path()
+    target, *others = map(Path, paths)
     try:
-        for target in map(Path, paths):
-            target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for target in (target, *others):  # noqa: B020
             # In the same folder: os.replace is atomic only within one file system.
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             os.close(handle)
             temporary.append(Path(name))
         yield temporary
         for written, target in zip(temporary, map(Path, paths), strict=True):  # noqa: B007 (the error names it)
-            with open(written, "rb") as file:
-                # Before the rename: a crash between the two may otherwise leave a new name on an empty file.
-                os.fsync(file.fileno())
+            _flush(written)
             # mkstemp makes files that only their owner may read.
             written.chmod(0o644)
-        for written, target in zip(temporary, map(Path, paths), strict=True):
-            os.replace(written, target)
+        renames = {written.name: Path(path).name for written, path in zip(temporary, paths, strict=True)}
+        with settled(target.parent, writing=True):
+            if others:
+                # From its rename on, whoever opens the folder next goes through with the others.
+                journal = target.parent / f"{temporary[0].name}{_RENAMES}"
+                draft = journal.with_suffix(".draft")
+                temporary.append(draft)
+                draft.write_text(json.dumps(renames), encoding="utf-8")
+                _flush(draft)
+                os.replace(draft, journal)
+                _finish(journal)
+            else:
+                os.replace(temporary[0], target)
     except OSError as error:
         raise TensorOptError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed"
@@ -192,6 +203,38 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
     finally:
         for written in temporary:
             written.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    # Before the rename: a crash between the two may otherwise leave a new name on an empty file.
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _finish(journal: Path) -> None:
+    for written, target in json.loads(journal.read_text(encoding="utf-8")).items():
+        with contextlib.suppress(FileNotFoundError):  # renamed before its process was killed
+            os.replace(journal.parent / written, journal.parent / target)
+    journal.unlink()
+
+
+@contextlib.contextmanager
+def settled(folder: Path, *, writing: bool = False) -> Iterator[None]:
+    """Hold a folder's lock, shared by readers, after finishing what a killed writer of several files began.
+
+    Without locks (some network file systems) or rights to rename, files are read as they are.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            for journal in folder.glob(f".*{_RENAMES}"):
+                _finish(journal)
+            if not writing:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -235,8 +278,12 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
         refused: the file is missing, cannot be read, or is neither.
     """
     try:
+        if path.stat().st_size > DOCUMENT_BYTES and path.name != SETTINGS_FILE:
+            raise refused(f"{kind} file '{path}' is larger than 1 MiB; is it the right one?")
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except refused:
+        raise
     except FileNotFoundError:
         raise refused(f"{kind} file '{path}' does not exist; correct the path") from None
     except OSError as error:

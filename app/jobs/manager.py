@@ -137,7 +137,15 @@ class JobManager:
         return None if running is None else running.points
 
     def submit(self, request: Request) -> Job:
-        """Queue a request. Raises :class:`TensorOptError` if it cannot be written to disk."""
+        """Queue a request, or return the job that already does it (a second press of a button).
+
+        Raises:
+            TensorOptError: it cannot be written to disk.
+        """
+        wanted = request.question.data()
+        for job in self.jobs():
+            if job.active and job.question == wanted:
+                return job
         return self._queue(request.title, request.measures, request.question, request.arguments)
 
     def _queue(

@@ -12,11 +12,12 @@ number of steps made, on which dropout depends; and whatever the script adds.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +204,11 @@ def save_checkpoint(
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(model, optimizer)
-    if _first():
-        # Remains of a save that died: its files would be mixed with those of this one.
-        shutil.rmtree(partial, ignore_errors=True)
-    _wait()
-    try:
+    with _refused(f"cannot write the checkpoint {target}", "; an older one is kept"):
+        if _first():
+            # Remains of a save that died: its files would be mixed with those of this one.
+            shutil.rmtree(partial, ignore_errors=True)
+        _wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of being used without a process group, which is meant
             dcp.save(  # type: ignore[attr-defined]
@@ -215,17 +216,27 @@ def save_checkpoint(
             )
         if _first():
             (partial / _SETTINGS).write_bytes(settings)
-    except OSError as error:
-        raise PlanError(f"cannot write the checkpoint {target}: {error.strerror or error}") from error
-    if _first():
-        # At any moment one whole checkpoint has a name that load_checkpoint looks for.
-        old = _older(target)
-        if target.exists():
+            # At any moment one whole checkpoint has a name that load_checkpoint looks for.
+            old = _older(target)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+            partial.rename(target)
             shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-        partial.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    _wait()
+        _wait()
+
+
+@contextlib.contextmanager
+def _refused(what: str, more: str = "") -> Iterator[None]:
+    """Say in a sentence why a folder cannot be written or read."""
+    try:
+        yield
+    # PyTorch's is no Exception, and has the failure of each rank.
+    except (OSError, dcp.CheckpointException) as error:
+        failures = getattr(error, "failures", {0: (error,)})
+        reason = next(iter(failures.values()))[0]
+        words = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
+        raise PlanError(f"{what}: {words}{more}") from error
 
 
 def load_checkpoint(
@@ -258,7 +269,7 @@ def load_checkpoint(
         # `dcp.load` fills tensors that are there, in place: a fresh optimizer has none yet.
         _make_state(model, optimizer)
         state["optimizer"] = _optimizer_state(model, optimizer)
-    with warnings.catch_warnings():
+    with _refused(f"cannot read the checkpoint {source}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in save_checkpoint
         dcp.load(  # type: ignore[attr-defined]
             state, checkpoint_id=source, no_dist=not dist.is_initialized()

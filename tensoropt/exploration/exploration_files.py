@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import SETTINGS_FILE, check_size, plain, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, plain, settled, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
@@ -85,6 +85,13 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
         TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
     """
     folder = Path(directory)
+    if not folder.is_dir():
+        return _read_files(folder)
+    with settled(folder):
+        return _read_files(folder)
+
+
+def _read_files(folder: Path) -> dict[str, Any]:
     file = folder / DESCRIBED
     if not file.is_file():
         raise TensorOptError(
@@ -130,6 +137,11 @@ class Costs:
 def read_costs(folder: Path) -> Costs:
     """Return the costs of a saved frontier's points; their strategies are read only where needs ask for
     them, as there are megabytes of these."""
+    with settled(folder):
+        return _read_costs(folder)
+
+
+def _read_costs(folder: Path) -> Costs:
     data = read_described(folder)
     check_size(folder / POINTS)
     cluster = device_of(data["cluster"])

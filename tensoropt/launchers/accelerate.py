@@ -52,7 +52,7 @@ def read(text: str) -> LaunchedJob:
     """
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise JobError(f"{NAME}: not YAML: {error}; give the file that `accelerate config` writes") from None
     if not isinstance(values, dict) or "distributed_type" not in values:
         raise JobError(f"{NAME}: there is no distributed_type; give the file that `accelerate config` writes")

@@ -44,7 +44,7 @@ def read(text: str) -> LaunchedJob:
     """
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{NAME}: not JSON: {error}; give the file of --deepspeed_config") from None
     if not isinstance(values, dict):
         raise JobError(f"{NAME}: the config is no JSON object; give the file of --deepspeed_config")

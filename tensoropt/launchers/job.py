@@ -99,7 +99,7 @@ class LaunchedJob:
             listed = " x ".join(f"{name} {n}" for name, n in degrees.items() if n != 1) or "data 1"
             raise JobError(
                 f"the {self.launcher} job runs on {listed}, which does not make {devices} devices; name a "
-                "cluster with as many devices as the job has, such as 'dgx-h100[4]'"
+                f"cluster of {'' if self.data else 'a multiple of '}{inside * (self.data or 1)} devices"
             )
         if data % self.replicas:
             raise JobError(

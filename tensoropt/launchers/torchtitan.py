@@ -50,7 +50,7 @@ def read(text: str) -> LaunchedJob:
     """
     try:
         keys = Keys(tomllib.loads(text), NAME)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise JobError(f"{NAME}: not TOML: {error}; give the file that its --job.config_file names") from None
     p = "parallelism."
     replicas, tensor = (

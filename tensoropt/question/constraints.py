@@ -4,17 +4,13 @@ JSON).
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensoropt.files import SETTINGS_FILE, read_document
+from tensoropt.files import read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
-
-_LARGEST_BYTES = 1 << 20
-"""No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
 _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or the path of their file."""
@@ -41,9 +37,6 @@ def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
         ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
     """
     file = Path(path)
-    with contextlib.suppress(OSError):  # which reading it says in words
-        if file.is_file() and file.stat().st_size > _LARGEST_BYTES and file.name != SETTINGS_FILE:
-            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
     data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
         if not settings.get("constraints"):

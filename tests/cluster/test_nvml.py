@@ -144,7 +144,7 @@ def test_mixed_cards_are_said():
     cluster = gpu_cluster(box)
     assert [device.name for device in cluster.devices] == ["TITAN-RTX", "V100-32GB", "TITAN-RTX"]
     (note,) = gpu_notes(box)
-    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans go")
+    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans run")
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in note
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 
 from tensoropt.cli.parser import parser
@@ -83,6 +84,12 @@ def test_the_reference_names_every_verb_and_option() -> None:
         for name, verb in verbs().items()
     }
     assert reference() == expected
+
+
+def test_the_help_of_every_verb_ends_with_two_uses_of_it() -> None:
+    for name, verb in verbs().items():
+        _, *examples = str(verb.epilog).split("\n  tensoropt ")
+        assert [parser().parse_args(shlex.split(words)).verb for words in examples] == [name] * 2
 
 
 def targets() -> set[str]:

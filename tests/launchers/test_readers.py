@@ -191,9 +191,10 @@ def test_what_names_no_job_says_what_would(text, words):
 
 
 @pytest.mark.parametrize("launcher", ["torchtitan", "deepspeed", "accelerate"])
-def test_what_is_no_config_is_refused(launcher):
+@pytest.mark.parametrize("text", ["[[", "[" * 100_000])
+def test_what_is_no_config_is_refused(launcher, text):
     with pytest.raises(JobError, match=launcher):
-        read(launcher, "[[")
+        read(launcher, text)
 
 
 def test_recipes_are_those_of_the_planner():

@@ -38,7 +38,7 @@ def test_ranks_agree_on_what_they_share() -> None:
 )  # fmt: skip
 def test_the_first_difference_is_named(first: list[JointCall], second: list[JointCall], says: str) -> None:
     (line,) = disagreements({0: first, 1: second})
-    assert line.startswith("ranks 0 and 1 have to issue the same sequence of what both take part in, or ")
+    assert line.startswith("ranks 0 and 1 must issue their common collectives and messages in the same order")
     assert says in line
 
 

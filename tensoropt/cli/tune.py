@@ -10,7 +10,7 @@ from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.units import format_seconds, parse_bytes
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("target", metavar="DIR|PLAN", help="an exploration's folder, or a plan file in one")
     verb.add_argument("--point", type=WHOLE, metavar="N", help="begin with point N; default: the fastest")
@@ -47,5 +47,5 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 VERB = Verb(
-    "tune", "run a plan here, learn what it really takes, and keep what is faster", add_arguments, answer
+    "tune", "run a plan here, learn what it really takes, and keep what is faster", _add_arguments, answer
 )

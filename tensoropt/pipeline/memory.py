@@ -36,7 +36,7 @@ class Receipt(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def receipts(
+def _receipts(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
     """Return, for each place and action, the receives posted after the previous action."""
@@ -600,7 +600,7 @@ class _TransientMemory:
         # these need of gradients that have gone back.
         self._half_done: dict[tuple[int, int], float] = {}
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
-        self._expected = receipts(strategy.schedule, *shape)[place]
+        self._expected = _receipts(strategy.schedule, *shape)[place]
         self._taken, self._taken_on = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         self._back = {n: _back_bytes(strategy, n, stages[n]) for n in self.at_place}

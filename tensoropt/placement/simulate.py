@@ -399,8 +399,8 @@ class _StepMemory:
         for operator, sizes in enumerate(zip(*(each.tolist() for each in stored), strict=True)):
             for kind, size in enumerate(sizes):
                 if size:
-                    what = MEMORY_KINDS[kind]
-                    self.alive.append(_Holding(place.device[operator], kind, size, -1, -1, operator, -1, what))
+                    holding = place.device[operator], kind, size, -1, -1, operator, -1, MEMORY_KINDS[kind]
+                    self.alive.append(_Holding(*holding))
         room = self._room()
         forward_peaks, kept_bytes = problem.forward_peak_bytes.tolist(), problem.kept_bytes.tolist()
         for operator, device in enumerate(place.device):

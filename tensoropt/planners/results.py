@@ -122,7 +122,7 @@ def _best(
     return (fitting[-1],)
 
 
-def simulated_answer(
+def _simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer
 ) -> SimulatedPoint:
     """Return a placement with its simulated figures and its planner's notes."""
@@ -158,7 +158,7 @@ def best_placements(
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
-        simulated += [simulated_answer(task, planner, graph, answer) for graph, answer in answers]
+        simulated += [_simulated_answer(task, planner, graph, answer) for graph, answer in answers]
     if not simulated:
         raise refusals[counts[-1]]
     notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())

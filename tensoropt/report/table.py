@@ -140,7 +140,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
 _COMPARISON_HEADER = ["planner", "limit", "needs", "time", "points", "search", "gap", ""]
 
 
-GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+_GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
 
 
 def comparison_text(exploration: Exploration) -> str:
@@ -148,7 +148,7 @@ def comparison_text(exploration: Exploration) -> str:
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]
-    return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
+    return "\n".join([columns(rows, left=(0, 7)), _GAP_CAPTION])
 
 
 def _comparison_row(row: Compared) -> list[str]:

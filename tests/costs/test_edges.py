@@ -128,7 +128,7 @@ def test_nothing_is_kept_without_a_store():
 
 
 def test_large_arrays_are_not_kept(store, monkeypatch):
-    monkeypatch.setattr(edges, "MOST_BYTES", 100)
+    monkeypatch.setattr(edges, "_MOST_BYTES", 100)
     arrays = TableArrays(store, "prices")
     arrays.once(lambda: "key", lambda: np.ones(100))
     arrays.save()

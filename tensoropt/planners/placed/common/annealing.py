@@ -33,7 +33,7 @@ _JOINS = 0.7
 _ALONE = 0.3
 """The share of moves of one operator alone; an assumption."""
 
-Arrays = tuple[Any, ...]
+_Arrays = tuple[Any, ...]
 """The values of a named tuple of arrays, in a kernel."""
 
 
@@ -140,7 +140,7 @@ class State(NamedTuple):
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
         booking = (tables.bytes, *tables[3:5], *tables[8:])
-        book(booking, self.device, booked)
+        _book(booking, self.device, booked)
         return booked
 
 
@@ -178,7 +178,7 @@ class Shelf(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _put(
-    shelf: Arrays, fullest: float, seconds: float, device: Integers, ahead: Integers, back: Integers
+    shelf: _Arrays, fullest: float, seconds: float, device: Integers, ahead: Integers, back: Integers
 ) -> None:
     edges, fastest, devices, aheads, backs = shelf
     number = np.searchsorted(edges, fullest)
@@ -190,7 +190,7 @@ def _put(
 
 
 @njit(cache=True, nogil=True)
-def _may_lie(units: Arrays, number: int, device: int) -> bool:
+def _may_lie(units: _Arrays, number: int, device: int) -> bool:
     _, _, _, first_choice, choices = units
     lies = False
     for c in range(first_choice[number], first_choice[number + 1]):
@@ -200,8 +200,8 @@ def _may_lie(units: Arrays, number: int, device: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _move(
-    links: Arrays,
-    units: Arrays,
+    links: _Arrays,
+    units: _Arrays,
     device: Integers,
     operator: int,
     target: int,
@@ -239,7 +239,7 @@ def _move(
 
 
 @njit(cache=True, nogil=True)
-def book(booking: Arrays, device: Integers, booked: Floats) -> float:
+def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
     """Add up the bytes on each device; return those on the fullest."""
     sizes, first_member, members, kept_bytes, first_keeper, keepers = booking
     booked[:] = 0.0
@@ -285,7 +285,7 @@ def anneal(
 
 @njit(cache=True, nogil=True)
 def _anneal(
-    problem: Arrays, tables: Arrays, state: Arrays, caps: Floats, tries: int, seed: int, shelf: Arrays
+    problem: _Arrays, tables: _Arrays, state: _Arrays, caps: Floats, tries: int, seed: int, shelf: _Arrays
 ) -> float:
     """Run a chain on the values of what :func:`anneal` takes. They come as plain tuples, as the cache of
     compiled kernels would not survive a new name of a class."""
@@ -297,7 +297,7 @@ def _anneal(
     training = problem[13]
     size, devices = device.shape[0], caps.shape[0]
     booked = np.zeros(devices)
-    fullest = book(booking, device, booked)
+    fullest = _book(booking, device, booked)
     now, starts, returns = flat_step(problem, device, ahead, back)
     price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
     over = _over(booked, caps)
@@ -313,7 +313,7 @@ def _anneal(
         moved[:] = device
         want = 1 if np.random.random() < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
         _move(links, units, moved, o, target, want, seen, number, stack)
-        next_fullest = book(booking, moved, booked)
+        next_fullest = _book(booking, moved, booked)
         next_over = _over(booked, caps)
         seconds, starts, returns = flat_step(problem, moved, ahead, back)
         gain = now + price * over - seconds - price * next_over

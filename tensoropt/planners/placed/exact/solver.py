@@ -12,11 +12,11 @@ from typing import Any
 from tensoropt.placement import Placement, SimulatedPlacement
 from tensoropt.planners.placed.exact.program import ROUNDING, PlacementProgram
 
-EFFORT_PER_SECOND = 0.3
+_EFFORT_PER_SECOND = 0.3
 """Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
 that the limit on effort is usually reached first."""
 
-STRATEGIES = 8
+_STRATEGIES = 8
 """The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
 proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
 
@@ -31,7 +31,7 @@ early.
 
 def effort_of(seconds: float) -> float:
     """Return the solver's effort for a time limit, in the solver's units."""
-    return seconds * EFFORT_PER_SECOND
+    return seconds * _EFFORT_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def solve(
         _add_hint(program, hint)
     solver = cp.CpSolver()
     parameters = solver.parameters
-    parameters.num_workers = STRATEGIES
+    parameters.num_workers = _STRATEGIES
     # Without taking turns, workers share what they find whenever they find it, and one seed gives several
     # answers.
     parameters.interleave_search = True

@@ -32,6 +32,17 @@ from tensoropt.errors import TensorOptError
 _IN_ORDER = (explore, choose, export, verify, tune, dashboard, list_names, measure)
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
+_EXAMPLES = {
+    "explore": "zoo:gpt2 --cluster dgx-h100 --out out/gpt2|net.py:net --cluster local:2 --out out/net",
+    "choose": "out/gpt2 --memory 24GiB --out plan.json|out/gpt2 --point 12 --why",
+    "export": "out/gpt2 --csv frontier.csv|out/gpt2 --point 12 --as accelerate --to fsdp.yaml",
+    "verify": "plan.json|zoo:gpt2-tiny --random 10 --json",
+    "tune": "out/mlp --memory 1GiB|plan.json --job 'torchrun --nproc-per-node 2 train.py {plan}'",
+    "dashboard": "out/gpt2|out --port 8060",
+    "list": "models|planners",
+    "measure": "links --cluster local:2|host --out me.yaml",
+}
+"""Two uses of each verb, as ``--help`` shows them."""
 _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -49,9 +60,16 @@ def parser() -> argparse.ArgumentParser:
     below = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS.values():
         description = verb.help[0].upper() + verb.help[1:] + "."
-        verb.add_arguments(
-            below.add_parser(verb.name, help=verb.help, description=description, parents=[common])
+        examples = "".join(f"\n  tensoropt {verb.name} {words}" for words in _EXAMPLES[verb.name].split("|"))
+        added = below.add_parser(
+            verb.name,
+            help=verb.help,
+            description=description,
+            epilog=f"examples:{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[common],
         )
+        verb.add_arguments(added)
     return top
 
 

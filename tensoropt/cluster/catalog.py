@@ -205,7 +205,7 @@ def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class HostSeconds:
-    """Estimates for one device type, in seconds.
+    """Estimated overheads of host and device for one device type, in seconds.
 
     Attributes:
         kernel_s: the device's time for each kernel, in addition to that for its FLOP and bytes.
@@ -297,11 +297,11 @@ def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class JobSpread:
-    """The range of published jobs around what they take at the shares that kernels are taken to reach.
+    """The step times of published jobs relative to those predicted from :class:`Reached`.
 
     Attributes:
         well_tuned, slow: the ends of the range, as factors on the time; the middle is 1.
-        holds: the share of jobs, of teams whose jobs nothing was fitted to, that lie in it.
+        holds: the share of jobs in the range, counted for teams that were left out of the fit.
         source: the source of the figures.
     """
 

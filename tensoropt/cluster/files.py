@@ -36,7 +36,7 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Cluster) -> Cluster:
-    """Return the cluster that a text names, or that the content of a cluster file describes.
+    """Return the cluster with this name, in this file, or described by this data.
 
     Args:
         description: ``local`` (the GPUs that NVML sees, or one CPU rank per core if there are none),
@@ -98,7 +98,7 @@ def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
     path = Path(file)
     if path.suffix.lower() not in _FILE_ENDINGS:
         raise ClusterError(
-            f"'{path}' is no name of a cluster file; let it end in {' or '.join(_FILE_ENDINGS)}"
+            f"'{path}' is not the name of a cluster file; end it in {' or '.join(_FILE_ENDINGS)}"
         )
     data = cluster.to_dict()
     text = (
@@ -178,7 +178,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
-                "nodes is a list whose entries have their own devices; leave out the separate devices"
+                "the entries of nodes have devices of their own; leave out the separate devices"
             )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
@@ -197,7 +197,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
         if node_devices and len(devices) != len(node_devices[0]):
             raise ClusterError(
                 f"{where} has {len(devices)} devices and the nodes before it {len(node_devices[0])}; nodes "
-                "of one cluster have equally many, describe a part of the larger ones"
+                "of one cluster need equally many; list fewer devices of the larger ones"
             )
         _check_namesakes(
             [device for devices_of_node in node_devices for device in devices_of_node], devices, where

@@ -161,8 +161,7 @@ class Mesh:
 
     @property
     def label(self) -> str:
-        """The shape as text, such as ``2x4``: what people read, and what the frontier CSV's ``mesh`` column
-        holds."""
+        """The shape as text, such as ``2x4``, for people and the ``mesh`` column of the frontier CSV."""
         return "x".join(str(size) for size in self.shape)
 
     @property
@@ -353,7 +352,7 @@ class Cluster:
 
     @property
     def kinds_of_type(self) -> tuple[DeviceKind, ...]:
-        """The kinds of the cluster's :attr:`device_type`: all, but for CPU ranks beside GPUs."""
+        """The kinds of the cluster's :attr:`device_type`: all but CPU ranks beside GPUs."""
         return tuple(kind for kind in self.device_kinds if kind.type == self.device_type)
 
     @property
@@ -379,7 +378,7 @@ class Cluster:
         return min(kind.memory_bytes for kind in self.devices)
 
     def link(self, first: int, second: int) -> Link:
-        """Return the link between two ranks: the pair's own link if it has one, otherwise that of the
+        """Return the link between two ranks: the pair's own link if it has one, otherwise the link of the
         outermost level where the ranks differ.
         """
         if first == second or not all(0 <= rank < self.device_count for rank in (first, second)):

@@ -1,7 +1,5 @@
-"""Several hosts as one cluster: how many a job has, the network between them, and what each of them has.
-
-A number of hosts is taken to be like this one, or the processes of a job say what their own hosts have
-(:func:`tensoropt.detect` under ``torchrun``). The network between them is said; `measure links` times it.
+"""Several hosts as one cluster: copies of this host, or the hosts of a ``torchrun`` job
+(:func:`tensoropt.detect`). The caller names the network between them; `measure links` times it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from tensoropt.cluster.quantities import BANDWIDTH
 from tensoropt.errors import ClusterError
 
 _LIKE = "Ethernet-100G"
-"""The link of the catalogue whose latency is taken where only a bandwidth is given."""
+"""The catalogue's link whose latency is used if only a bandwidth is given."""
 
 
 class Network(NamedTuple):
@@ -35,7 +33,7 @@ def network(text: str) -> Network:
             ``IB-400G``, ``8xIB-400G``, ``2x100Gbit/s``.
 
     Raises:
-        ClusterError: the text is no link.
+        ClusterError: the text names no link.
     """
     cards, _, name = text.partition("x") if re.match(r"\d+x", text) else ("1", "", text)
     if not text or int(cards) < 1:
@@ -56,27 +54,27 @@ def network(text: str) -> Network:
 
 
 def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Cluster:
-    """Return the cluster of all devices of some hosts, in their order.
+    """Join hosts into one cluster, with ranks in the order of the hosts.
 
     Args:
-        hosts: what each of them has.
-        between: the network; of hosts that report different ones, the slowest.
+        hosts: the cluster of each host alone. Each inner level gets the slowest link of any host.
+        between: the network between them.
 
     Raises:
-        ClusterError: they have different numbers of devices, or are linked otherwise inside.
+        ClusterError: the hosts differ in the number of devices or in their levels.
     """
     first = hosts[0]
     counts = [host.device_count for host in hosts]
     if len(set(counts)) > 1:
         raise ClusterError(
-            f"the hosts have {', '.join(map(str, counts))} devices; hosts of one cluster have equally "
-            f"many, so show {min(counts)} of each (CUDA_VISIBLE_DEVICES)"
+            f"the hosts have {', '.join(map(str, counts))} devices, but hosts of one cluster need equally "
+            f"many; show {min(counts)} on each (CUDA_VISIBLE_DEVICES)"
         )
     shapes = {tuple((level.name, level.size) for level in host.levels) for host in hosts}
     if len(shapes) > 1:
         raise ClusterError(
-            "the devices of the hosts are linked in different ways inside; describe the cluster in a file, "
-            "and leave out what is faster on some"
+            "the hosts have different levels of links between their devices; describe the cluster in a file, "
+            "with the levels that all hosts have"
         )
     inside = [
         min(of, key=lambda level: level.link.bandwidth_bytes_per_s)
@@ -101,19 +99,18 @@ def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Clus
 
 
 _HOST = "node"
-"""The name of the level of hosts."""
+"""The name of the level that connects hosts."""
 _DETECTED = "detected on"
 _ALIKE = "this host, for"
-"""How the sources begin of clusters of several hosts."""
+"""The first words of the ``source`` of a cluster of several hosts, which :func:`detected_hosts` reads."""
 
 
 def taken_alike(cluster: Cluster, number: int) -> Cluster:
-    """Return the cluster of a number of hosts of which only this one was looked at, with that in its
-    source."""
-    return replace(cluster, source=f"{_ALIKE} {number} hosts that are taken to be alike")
+    """Return a cluster of copies of this host, with a source that says so."""
+    return replace(cluster, source=f"{_ALIKE} {number} hosts that are assumed to be alike")
 
 
 def detected_hosts(cluster: Cluster) -> int:
-    """Return of how many hosts a cluster was made by ``detect``; 1 for all others, whoever describes them."""
+    """Return the number of hosts that ``detect`` found for a cluster; 1 for presets and other files."""
     found = cluster.source.startswith((_DETECTED, _ALIKE))
     return next((level.size for level in cluster.levels[:1] if found and level.name == _HOST), 1)

@@ -1,6 +1,6 @@
 """GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``).
 
-The links between GPUs are read by pairs of ranks, and give the hierarchy that they imply.
+The levels of a cluster are derived from the links between pairs of GPUs.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
-    """Return notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs
-    that are busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML.
+    """Return notes for people on GPUs that are busy, partitioned into MIG instances, hidden, or of several
+    kinds, and on how they are handled. Empty without NVML.
     """
     with _opened(nvml) as opened:
         if opened is None:
@@ -346,8 +346,8 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
         return ""
     return (
         f"GPU {gpu.number} ({_kind(nvml, gpu.handle).name}) is in use, with {format_bytes(memory.used)} of "
-        f"its {format_bytes(memory.total)}: it is planned for as if it were free, and figures timed on it "
-        "are too high; CUDA_VISIBLE_DEVICES leaves it out"
+        f"its {format_bytes(memory.total)}: plans assume that it is free, and times measured on it are too "
+        "long; leave it out with CUDA_VISIBLE_DEVICES"
     )
 
 
@@ -357,9 +357,9 @@ def _mixed(nvml: Any, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
         return ()
     return (
         f"the GPUs are of several kinds ({', '.join(f'{count} x {name}' for name, count in kinds.items())}): "
-        "sharded plans go at the pace of the slowest and fit the smallest, and nothing is timed; "
-        "CUDA_VISIBLE_DEVICES picks those of one kind; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or CUDA numbers "
-        "them in an order of its own",
+        "sharded plans run at the pace of the slowest in the memory of the smallest, and nothing is timed; "
+        "select GPUs of one kind with CUDA_VISIBLE_DEVICES, and set CUDA_DEVICE_ORDER=PCI_BUS_ID so that "
+        "CUDA numbers them as NVML does",
     )
 
 

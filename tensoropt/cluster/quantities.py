@@ -34,7 +34,7 @@ def count(value: object, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Quantity:
-    """A kind of figure, and the ways in which a file may write it.
+    """A physical quantity and its notation in files.
 
     Attributes:
         parse: parses a text with a unit.

@@ -94,7 +94,7 @@ def locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit; return the
+    """Append the staircase ``first:last`` shifted by (dm, dt), dropping points above the limit; return the
     new end.
 
     A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last breakpoint at or
@@ -218,8 +218,9 @@ def thin(m, t, n, wanted, chosen, hull):
                 break
         hull[size] = i
         size += 1
-    width = m[n - 1] - m[0]
-    height = t[0] - t[n - 1]
+    # Options that differ by less than the grid of costs have equal memory or time.
+    width = m[n - 1] - m[0] if m[n - 1] > m[0] else 1.0
+    height = t[0] - t[n - 1] if t[0] > t[n - 1] else 1.0
     # The two ends are always chosen.
     cells = wanted - 2
     count = 1
@@ -232,10 +233,11 @@ def thin(m, t, n, wanted, chosen, hull):
             h += 1
         a = hull[h]
         b = hull[h + 1]
-        slope = (t[b] - t[a]) / (m[b] - m[a])
+        run = m[b] - m[a]
+        slope = (t[b] - t[a]) / run if run > 0.0 else 0.0
         # In the unit square a point lies ``above`` its hull edge; along the diagonal, with both costs lowered
-        # by the same share of their spans, it is this far away. The slope is negative, so nothing divides by
-        # 0.
+        # by the same share of their spans, it is this far away. The slope is not positive, so nothing divides
+        # by 0.
         above = (t[i] - t[a] - slope * (m[i] - m[a])) / height
         distance = above / (1.0 - slope * width / height)
         along = ((m[i] - m[0]) / width + (t[0] - t[i]) / height) * 0.5

@@ -100,7 +100,7 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
 
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
-    """Mark points that improve on the time of earlier ones of their entry; sorted by entry and memory."""
+    """Mark points that are faster than all leaner points of their entry; input sorted by entry, memory."""
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
     # the whole array instead of a Python loop over its entries.
     best = time.copy()
@@ -156,13 +156,13 @@ def knee(points: Points) -> int:
 
 
 def bends(x: ArrayLike, y: ArrayLike, most: int, least: float = 0.0) -> list[int]:
-    """Return at most ``most`` indices by which a polyline best follows a curve, from its ends on.
+    """Approximate a curve by a polyline; return the indices of at most ``most`` of its points.
 
     Ramer, "An iterative procedure for the polygonal approximation of plane curves" (1972); Douglas and
     Peucker (1973), on the curve scaled to a unit square.
 
     Args:
-        least: the least distance of a chosen point.
+        least: stop when all points are this close to the polyline, in the unit square.
     """
     points = np.stack([_unit(np.asarray(values, np.float64)) for values in (x, y)], axis=1)
     found = sorted({0, len(points) - 1})[: max(most, 0)] if len(points) else []

@@ -198,7 +198,7 @@ class OperatorGraph:
     def fingerprint(self) -> str:
         """A hash of everything that determines the computation: structure, shapes and dtypes."""
         tensors = [
-            # A separate dtype between steps is hashed only if there is one.
+            # Only if it differs, so that the fingerprints of older plans stay.
             (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key, *filter(None, [t.master_dtype]))
             for t in self.tensors.values()
         ]
@@ -246,7 +246,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         "training": graph.training,
         "notes": list(graph.notes),
         "compute_dtype": graph.compute_dtype,
-        # Only where it is said, as in files of earlier versions.
+        # Only if it is not the default: files of earlier versions lack it.
         **({} if graph.expert_imbalance == 1.0 else {"expert_imbalance": graph.expert_imbalance}),
     }
 

@@ -28,8 +28,7 @@ class QueryPiece(NamedTuple):
     """One rank's part of one atom of the queries' dim.
 
     Element ``i`` is query ``(first + i) * stride``, where ``first = start + coordinate(axes) * step``; in
-    zig-zag order the
-    second half begins at ``mirror - first``.
+    zig-zag order the second half begins at ``mirror - first``.
     """
 
     size: int
@@ -53,7 +52,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
         if not axes:
             pieces.append(QueryPiece(size, stride, 0, 0, ()))
         elif shard.zigzag and (output.tensor, before + position) in shard.atoms.zigzag:
-            # All ranks have equally much to do: without a coordinate it is the first one.
+            # All ranks do equal work: without a coordinate, take the first one.
             known, half = shard.coordinate is not None, step // 2
             shift, along = (half, axes) if known else (0, ())
             pieces.append(QueryPiece(step, stride, 0, shift, along, (2 * parts - 1) * half))
@@ -247,7 +246,7 @@ def block_kernel(
     On CUDA it takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
     Args:
-        device_type: that of the run, if not the tensors' (fake ones).
+        device_type: the device type of the run, for fake tensors; by default the tensors'.
     """
     if has_torch_function((q, k, v)):
         kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type, masked=masked)

@@ -29,11 +29,11 @@ RING_SEND = "ring_send"
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective inside a kernel; ``count`` if it sums a number that can be known before the step.
-
-    Bytes of :data:`BY_VALUES` are the busiest rank's, those of a :data:`RING_SEND` one message's.
+    """A collective inside a kernel.
 
     Attributes:
+        bytes: for :data:`BY_VALUES` the busiest rank's, for a :data:`RING_SEND` one message's.
+        count: whether it sums a number that can be counted before the step (a mean's targets).
         beside: the share of the kernel's work that overlaps with such collectives; 0 if it blocks.
     """
 
@@ -179,7 +179,7 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """The precision of an operator under mixed precision; by default that of its operands."""
+    """The precision of an operator under mixed precision; by default its operands'."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -206,7 +206,7 @@ def in_domain(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The random operands on which an operator is well defined.
+    """The constraints on random operands under which an operator is well defined.
 
     Attributes:
         positive: whether floats lie in (0, 1) in rule checks and discovery.

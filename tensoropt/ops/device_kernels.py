@@ -53,7 +53,7 @@ def _cpu_only() -> frozenset[str]:
 
 
 def cpu_only_of(table: str) -> frozenset[str]:
-    """Return a table's operators with a kernel for CPUs and none for CUDA or any device."""
+    """Parse PyTorch's table of native functions; return the operators with kernels for CPUs, not CUDA."""
     keys: dict[str, set[str]] = {}
     delegates: dict[str, str] = {}
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:

@@ -29,7 +29,7 @@ _SIMPLE = (
 
 
 class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture makes an error of it
-    """A value of which two processes' equality cannot be determined."""
+    """Raised for a value that cannot be compared across processes."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class _TracedOperator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise CaptureError(
-            "forward takes gradients of the results of a torch.autograd.Function; a graph has one backward, "
-            "that of the loss: take that penalty out of forward, or leave the function out of what it "
-            "differentiates"
+            "forward differentiates the result of a torch.autograd.Function, but a captured graph has one "
+            "backward, that of the loss; remove the gradient penalty from forward, or do not differentiate "
+            "through the function"
         )
 
 

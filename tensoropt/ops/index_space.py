@@ -30,11 +30,11 @@ class LoopDim:
         splittable: whether a mesh axis may cut it.
         uneven: whether it may be cut unevenly (vocabularies, output features).
         growing: whether later elements take more work, as in causal attention.
-        along: the loops of different operands that an axis cuts at once, in place of a loop; ``local``
-            exchanges what their parts need.
+        along: for a joint loop, the loops of different operands that it cuts at once; the kernel exchanges
+            data between the parts.
         aligned: whether these loops run over the same positions; only the first may be cut by itself.
         small_parts: whether it may be cut unevenly however small (samples, positions, heads).
-        blocks: whether only the outermost atom may be cut, as parts are known by their start.
+        blocks: whether only the outermost atom may be cut, as the kernel finds a part by its start.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Operand:
     """One tensor that is read or written: per dim, its loops, outermost first.
 
     An empty tuple is a dim without loop: size 1, broadcast, or opaque. ``added``: outside the contraction (a
-    bias). ``synced``: contracted loops that ``local`` reduces itself (a batch norm's statistics). ``means``:
-    loops of an average, which ``local`` divides so that parts add up.
+    bias). ``synced``: contracted loops that the kernel reduces itself (a batch norm's statistics). ``means``:
+    loops of an average, which the kernel divides so that parts add up.
     """
 
     tensor: str
@@ -105,8 +105,7 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
     ``ops``).
 
     ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. A sharded operand's code is the
-    loop's position
-    among the operand's loops, that of the atom once refined.
+    loop's position among the operand's loops; after refinement, the atom's.
     """
     if choice < 0:
         return choice
@@ -118,7 +117,7 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
                 return position
             position += 1
     if space.dims[choice].along:
-        # Every part gets what it needs of the other parts, and gives its part of the gradient.
+        # The kernel fetches other parts' data; each part contributes to the gradient.
         return PARTIAL if written else PARTIAL_GRAD
     # The kernel has already reduced it.
     if choice in operand.synced:
@@ -144,7 +143,7 @@ class Opaque(Exception):  # noqa: N818 - a signal, not an error
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Mark a rule that may ignore these arguments, which mean the same for a part.
+    """Name the arguments that a rule need not read, as they mean the same for a part of the operands.
 
     Args:
         names: separated by blanks; ``*`` for all that are no tensors.
@@ -336,7 +335,7 @@ class AtomGraph:
         return {targets[name].target: str(discovery) for name, discovery in self.discovered.items()}
 
     def lost(self) -> dict[str, str]:
-        """Target -> why it could not be tried, in words."""
+        """Target -> why discovery could not run it, in words."""
         targets = self.graph.by_name
         return {
             targets[name].target: discovery.refused

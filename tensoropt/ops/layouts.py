@@ -44,8 +44,8 @@ def placement_code(name: str) -> int:
         return int(name[2:-1])
     if name not in _CODES:
         raise ValueError(
-            f"'{name}' is not a placement; expected S(n), R, R/P or P/R, on the micro-batch axis of a "
-            "parameter also held, held/P or ahead"
+            f"'{name}' is not a placement; expected S(n), R, R/P or P/R, or on the micro-batch axis "
+            "of a parameter held, held/P or ahead"
         )
     return _CODES[name]
 

@@ -39,11 +39,11 @@ def resolve_overload(name: str) -> Callable[..., Any]:
         what = (
             own
             if namespace == FUNCTIONS
-            else f"{namespace}.{packet} is an operator that nothing here defines"
+            else f"{namespace}.{packet} is an operator that no library in this process defines"
         )
         raise OwnFunctionError(
-            f"{what}, which a saved graph names but does not contain; load the model first, or run explore "
-            "on the model itself"
+            f"{what}; a saved graph names it but does not contain its code; load the model first, or run "
+            "explore on the model itself"
         )
     return getattr(getattr(packets, packet), overload)
 

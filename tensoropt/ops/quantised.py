@@ -124,7 +124,7 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
 
 
 def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
-    """Return the positions of the nearest numbers of a table, as bytes."""
+    """Return the index of the nearest number of a table for each value, as bytes."""
     numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
     ordered, places = numbers.sort(stable=True)
     found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2)
@@ -194,7 +194,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """``x @ weight.T + bias`` with a quantised weight, made again in backward, without gradient."""
+    """``x @ weight.T + bias`` with a frozen quantised weight, which backward dequantises again."""
 
     forward = staticmethod(_product)
     setup_context = staticmethod(_remember)
@@ -221,8 +221,8 @@ def _shape_of_product(x: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Te
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer with frozen bytes as weight: ``codes``, ``scales`` and, if nested, ``nested``,
-    ``offset``.
+    """A linear layer with a frozen quantised weight: the buffers ``codes``, ``scales`` and, if nested,
+    ``nested`` and ``offset``.
 
     Args:
         bias: the layer's bias, or None.

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
 
     Attributes:
         axes, parts: the mesh axes, and the number of ranks.
-        place: the place of a rank without coordinate: one with the most work.
+        place: the place that stands for all, one with the most work; None if the rank is known.
         keys: for each place, (position, length) of its stretches of keys.
         rows: the most keys of any rank, the size of messages.
     """
@@ -61,12 +61,11 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
             first, last, half = place * step // 2, (2 * parts - 1 - place) * step // 2, step // 2
             of_places.append(((first * width, half * width), (last * width, half * width)))
         else:
-            # Without a coordinate the shard is as large as any, and all are taken to be so: the first ones
-            # overlap.
+            # Without a coordinate all shards count as the largest, so the first ones overlap.
             largest = max(size - (parts - place) * step, 0), step
             first, length = chunk(size, parts, place) if known else largest
             of_places.append(((first * width, length * width),))
-    # The last queries see the most keys, unless all ranks have equally much to do.
+    # The last queries see the most keys, unless all ranks do equal work.
     busiest = parts - 1 if causal and not zigzag else 0
     return Ring(axes, parts, None if known else busiest, tuple(of_places), step * width)
 
@@ -129,7 +128,7 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """A rank's steps: whose keys it has, and what its ``queries`` see (None: everything)."""
+    """A rank's steps around the ring, and the keys that its ``queries`` see in each (None: all)."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries
@@ -143,7 +142,7 @@ class _Turns:
         return self.context.send_around(value, self.ring.axes)
 
     def pairs(self, place: int, queries: int) -> Iterator[_Pair]:
-        """Yield what the rank's queries see of a place's keys; ``queries`` is their number."""
+        """Yield the blocks of a place's keys that the rank's queries, ``queries`` in number, see."""
         column = 0
         for position, length in self.ring.keys[place]:
             if self.queries is None:
@@ -173,7 +172,7 @@ def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
     if first < begin:
         before = min(last, begin)
         yield _Pair((row, row + length), (column, column + before - first), causal=False)
-    # Of keys among the queries' own positions, queries behind all of them see all.
+    # Queries after all of these keys see all of them.
     low, high = max(first, begin), min(last, end)
     if low < high:
         columns = column + low - first, column + high - first
@@ -183,7 +182,7 @@ def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
 
 
 class _Message(NamedTuple):
-    """The memory orders of keys and values in one message."""
+    """The layout of one message: keys, then values, each in its memory order."""
 
     keys: torch.Size
     values: torch.Size
@@ -282,7 +281,7 @@ class _RingAttention(torch.autograd.Function):
             del keys, values, of_keys, of_values, seen
             if arrives is not None:
                 given += arrives()
-                arrives = None  # what was sent and received for it is over
+                arrives = None  # frees the buffers of the finished message
             arrives = turns.send(given)
             del given
             if sent is not None:

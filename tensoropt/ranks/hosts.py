@@ -28,16 +28,16 @@ _SIOCGIFADDR = 0x8915
 """The ioctl for the address of a network interface (netdevice(7))."""
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _COMMAND_DAYS = 30
-"""How long the others wait for the next call."""
+"""The time-out of other ranks that wait for the next call."""
 
 
 def in_job() -> bool:
-    """Return whether ``torchrun``, or its variables, started this process beside others."""
+    """Return whether this is one of several processes started by ``torchrun`` or with its variables."""
     return os.environ.keys() >= _VARIABLES and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Return ``find()`` of each host of the job; ClusterError on every rank if one fails."""
+    """Call ``find`` once per host of the job; return all results, or raise ClusterError on every rank."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
@@ -54,19 +54,19 @@ def _of_host(find: Callable[[], Any]) -> Any:
 
 
 def _of_hosts(own: Any, control: Any) -> list[Any]:
-    told = _gathered(own, control)
-    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(told) if isinstance(one, str)]:
+    values = _gathered(own, control)
+    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(values) if isinstance(one, str)]:
         raise ClusterError(refused[0])
-    return [one[0] for one in told if one is not None]
+    return [one[0] for one in values if one is not None]
 
 
 def _gathered(own: Any, control: Any) -> list[Any]:
     """Gather each process's value in the order of ranks; a collective."""
     import torch.distributed as dist
 
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, own, group=control)
-    return told
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, own, group=control)
+    return values
 
 
 @contextmanager
@@ -119,16 +119,16 @@ class HostRanks(RankPool):
         return len(self._clusters)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise ClusterError if a cluster is not the hosts of this job."""
+        """Raise ClusterError unless a cluster describes the hosts of this job."""
         each = self.world_size // self.hosts
         asked = [kind.name for kind in cluster.devices]
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:
             each_has = "; ".join(host.counts for host in self._clusters)
             raise ClusterError(
-                f"{cluster.name} has {cluster.counts}, and the {self.hosts} hosts of this job have, each, "
-                f"{each_has} and {each} processes; start one process for each device: torchrun --nnodes "
-                f"{self.hosts} --nproc-per-node {cluster.device_count // self.hosts} ...; the file of these "
-                "hosts is written by: -m tensoropt measure host --out hosts.yaml"
+                f"{cluster.name} has {cluster.counts}, but the {self.hosts} hosts of this job have "
+                f"{each_has}, with {each} processes each; start one process per device (torchrun --nnodes "
+                f"{self.hosts} --nproc-per-node {cluster.device_count // self.hosts} ...), with the cluster "
+                "file that '-m tensoropt measure host --out hosts.yaml' writes on these hosts"
             )
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """See :meth:`RankPool.run_each`; messages come at the end, and only the group has a timeout."""
+        """Call as :meth:`RankPool.run_each` does; messages arrive at the end; ``timeout_s`` is ignored."""
         with self._lock:
             _send((KernelSettings.now(), function, arguments), self._control)
             answers = _gathered(_answer(0, function, arguments), self._control)
@@ -172,7 +172,7 @@ def _send(call: Any, control: Any) -> Any:
 
 
 def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple]) -> tuple[list, Any, Any]:
-    """Call a function as a rank: its messages, its failure or None, and its result."""
+    """Call a function as a rank; return its messages, its failure or None, and its result."""
     messages: list[Any] = []
     with worker.heard_by(messages.append):
         try:
@@ -217,8 +217,8 @@ def run_in_job(command: Callable[[], int]) -> int:
     own = _of_host(lambda: load_cluster("local").to_dict())  # with all cores, so before this rank is pinned
     backend = _pinned()
     with _joined(backend) as control:
-        told = _of_hosts(own, control)
-        worker.is_on(len(told))
+        hosts = _of_hosts(own, control)
+        worker.is_on(len(hosts))
         if rank:
             while (call := _send(None, control)) is not None:
                 settings, function, arguments = call
@@ -226,7 +226,7 @@ def run_in_job(command: Callable[[], int]) -> int:
                 _gathered(_answer(rank, function, arguments), control)
             return 0
         try:
-            _job.append(HostRanks([Cluster.from_dict(data) for data in told], backend, control))
+            _job.append(HostRanks([Cluster.from_dict(data) for data in hosts], backend, control))
             return command()
         finally:
             _job.clear()

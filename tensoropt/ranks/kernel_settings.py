@@ -1,4 +1,4 @@
-"""The PyTorch settings that decide which kernels run, and so under which a figure is valid."""
+"""PyTorch's settings that decide which kernels run; measurements hold only under the same settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KernelSettings:
             return cls()
         import torch
 
-        # PyTorch reports "none" for a setting that nobody has changed, which means ieee.
+        # PyTorch reports "none" for an unchanged setting, which means ieee.
         modes = {name: _owner(name).fp32_precision for name in _FP32}
         values: dict[str, Any] = {name: "ieee" if mode == "none" else mode for name, mode in modes.items()}
         values |= {name: bool(_first(getattr(_owner(name), mode))) for name, mode in _FLAGS.items()}

@@ -1,4 +1,4 @@
-"""The clusters that are this machine, whose ranks can be started and measured here."""
+"""Recognition of clusters that are this machine, so that their ranks can be started and measured."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _undo: list[Callable[[], None]] = []
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Give this process one thread, of the batch class, on a core of its own if possible; return an undo.
+    """Limit this process to one thread, pinned to a core of its own if possible; return an undo function.
 
     Args:
-        local_rank, local_ranks: the rank among those of this host, and their number.
+        local_rank, local_ranks: the rank on this host, and the number of ranks on it.
     """
     threads = torch.get_num_threads()
     cores = rank_cores(local_ranks, 1)
@@ -88,7 +88,7 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
         if not seen and torch.cuda.is_available():
             count = torch.cuda.device_count()
             seen = (f"PyTorch sees {count} GPUs, but NVML, which describes them, does not answer",)
-        return tuple(f"{note}: this is for CPU ranks" for note in seen)
+        return tuple(f"{note}: plans are for CPU ranks" for note in seen)
     gpus = gpu_cluster() if cluster.source == "NVML" else None
     if gpus is None or gpus.devices[: cluster.device_count] != cluster.devices:
         return ()
@@ -108,16 +108,16 @@ def _untimed(cluster: Cluster) -> tuple[str, ...]:
         remedy = "look at CUDA_VISIBLE_DEVICES and set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         reason = f"PyTorch sees other GPUs ({names}); {remedy}"
     return (
-        f"{words} are here and nothing is timed on them, so that prices are from data sheets: {reason}, or "
-        f"explore with --cluster cpu:{cluster.device_count} for CPU ranks",
+        f"this machine's {words} cannot be timed, so costs come from data sheets: {reason}, or explore with "
+        f"--cluster cpu:{cluster.device_count} for CPU ranks",
     )
 
 
 def local_backend(cluster: Cluster) -> str | None:
-    """Return the backend of a cluster's ranks if its devices are this machine's, otherwise None.
+    """Return the backend for timing a cluster's ranks on this machine, ``gloo`` or ``nccl``; else None.
 
-    GPUs are if NVML described them, PyTorch can use as many, and kinds agree rank by rank; GPUs of several
-    kinds are not measured. A preset is never this machine.
+    GPUs must have been found by NVML, be usable by PyTorch in the same order, and be of one kind. A preset is
+    never this machine.
     """
     if cluster.device_type == "cpu":
         return "gloo" if has_local_cores(cluster) else None

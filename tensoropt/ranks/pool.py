@@ -39,21 +39,20 @@ _GRACE_S = 3.0
 
 
 IDLE_S = 30.0
-"""How long none of the ranks that have not answered may work before they are given up: the ranks of a plan
-compute, or wait for one that does. An assumption."""
+"""The seconds without work of any pending rank after which they count as deadlocked; an assumption."""
 _LOOK_S, _IDLE_SHARE = 5.0, 0.01
-"""How often that is looked at, and the share of a core, for each rank, below which nothing is done: a rank
-that waits in gloo takes 0.3 %."""
+"""Seconds between checks for idle ranks, and the share of a core below which a rank is idle: one that waits
+in gloo takes 0.3 %."""
 
 
 class _Idle:
-    """How long ranks have done nothing."""
+    """A clock of the time that ranks have been idle."""
 
     def __init__(self) -> None:
         self.seconds, self._since, self._worked_s = 0.0, time.monotonic(), math.inf
 
     def look(self, workers: Sequence[WorkerProcess]) -> float:
-        """Return how many seconds these workers have used less than the least share of a core."""
+        """Return for how many seconds these workers have been idle."""
         now, worked = time.monotonic(), worked_s(workers)
         self.seconds = now - self._since
         if not abs(worked - self._worked_s) <= _IDLE_SHARE * len(workers) * self.seconds:
@@ -64,19 +63,16 @@ class _Idle:
 class RankPool:
     """``world_size`` processes with a process group, each pinned to its own core if there are enough.
 
-    A context manager; workers start with the first run and end with :meth:`close`, garbage collection or the
-    process. Threads take turns.
+    A context manager. Workers start with the first run and end with :meth:`close`, garbage collection or the
+    process. One run is executed at a time; other threads wait.
 
     Args:
-        timeout_s: that of one run, and of a collective.
+        timeout_s: the time-out of one run, and of a collective.
         backend: ``gloo``, or ``nccl`` with GPU r for rank r.
         share_gpu: with gloo, give all ranks the first GPU; times are then meaningless.
         pin: pin rank r to cores ``r*threads …``, or with ``nccl`` to those near its GPU.
         interface: the network interface of gloo, the loopback by default.
         prefixes: per rank, a command before the worker's (such as ``ip netns exec NAME``).
-    Use it as a context manager, or call :meth:`close`. Workers start with the first run, so a pool that is
-    never used costs nothing. They also end when the pool is garbage-collected or its process dies. Only one
-    run is executed at a time; further threads wait.
     """
 
     def __init__(
@@ -95,12 +91,11 @@ class RankPool:
         if world_size < 1 or threads < 1 or timeout_s <= 0:
             raise MeasurementError(
                 f"a pool of {world_size} ranks with {threads} threads and a time-out of {timeout_s} s is"
-                " impossible; give at least 1, 1 and more than 0"
+                " impossible; give at least 1 rank, 1 thread and more than 0 s"
             )
         if share_gpu and backend != "gloo":
             raise MeasurementError(
-                f"ranks that share a GPU talk over gloo, not over {backend}, which takes one rank per GPU; "
-                "give backend='gloo'"
+                f"{backend} takes one rank per GPU; give backend='gloo' for ranks that share a GPU"
             )
         self.world_size = world_size
         self.threads = threads
@@ -171,7 +166,7 @@ class RankPool:
 
         Args:
             function: a module-level function; the worker looks it up by module and name.
-            timeout_s: that of this run; restarted by each message.
+            timeout_s: the time-out of this run; each message restarts it.
             on_message: called with rank and content of each message (:func:`tensoropt.ranks.worker.tell`).
 
         Raises:
@@ -288,7 +283,7 @@ class RankPool:
     def _collect(
         self, task: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Return the answers by rank; on failure reset or kill the workers and raise."""
+        """Wait for all ranks; return the answers, or reset or kill the workers and raise."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
@@ -344,7 +339,7 @@ class RankPool:
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
-        """Kill the workers on an error, as unread answers would be left."""
+        """Kill the workers on an error, so that no unread answers remain."""
         try:
             yield
         except RankError:

@@ -54,14 +54,14 @@ _hosts = 1
 
 
 def tell(content: Any) -> None:
-    """Send the parent a message before the called function ends; nothing outside a pool."""
+    """Send the parent a message before the called function ends; do nothing outside a pool."""
     if _hear is not None:
         _hear(content)
 
 
 @contextmanager
 def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
-    """Pass this rank's messages inside the block to a function."""
+    """Inside the block, pass the messages of :func:`tell` to a function."""
     global _hear
     before, _hear = _hear, hear
     try:
@@ -71,16 +71,16 @@ def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
 
 
 def is_on(hosts: int) -> None:
-    """Set on how many hosts the ranks are."""
+    """Set the number of hosts of this pool's ranks."""
     global _hosts
     _hosts = hosts
 
 
 def common_clock() -> Callable[[], float]:
-    """Return a clock, in seconds, that all ranks of the group read alike; a collective.
+    """Return a clock, in seconds, that is synchronised over the ranks of the group; a collective.
 
-    On one host the monotonic clock; on several with an offset from rank 0, by the quickest of some round
-    trips, whose error is at most half. Clocks drift, so it is for one measurement of seconds.
+    On one host it is the monotonic clock. On several it has an offset to rank 0's, from the quickest of some
+    round trips, and is off by at most half of that trip. Clocks drift, so use it for one short measurement.
     """
     if _hosts == 1:
         return time.perf_counter
@@ -89,7 +89,7 @@ def common_clock() -> Callable[[], float]:
 
 
 _ECHOES = 20
-"""Round trips by which a clock is compared; an assumption."""
+"""The number of round trips to compare two clocks; an assumption."""
 
 
 def _seconds_behind() -> float:
@@ -97,24 +97,24 @@ def _seconds_behind() -> float:
     import torch.distributed as dist
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    rank, told = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
+    rank, message = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
     dist.barrier()
     if rank:
         for _ in range(_ECHOES):
-            dist.recv(told, 0)
-            told.fill_(time.perf_counter())
-            dist.send(told, 0)
-        dist.recv(told, 0)
-        return float(told)
+            dist.recv(message, 0)
+            message.fill_(time.perf_counter())
+            dist.send(message, 0)
+        dist.recv(message, 0)
+        return float(message)
     for other in range(1, dist.get_world_size()):
         echoes: list[tuple[float, float]] = []
         for _ in range(_ECHOES):
             sent_s = time.perf_counter()
-            dist.send(told, other)
-            dist.recv(told, other)
-            theirs_s, back_s = float(told), time.perf_counter()
+            dist.send(message, other)
+            dist.recv(message, other)
+            theirs_s, back_s = float(message), time.perf_counter()
             echoes.append((back_s - sent_s, (sent_s + back_s) / 2 - theirs_s))
-        dist.send(told.fill_(min(echoes)[1]), other)
+        dist.send(message.fill_(min(echoes)[1]), other)
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""One worker as the pool sees it: process, connection and output file; and calls in forks."""
+"""One worker as the pool sees it (process, connection, output file), its failures, and calls in forks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXIT_S = 2.0
 """The seconds in which an idle worker must exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
-"""The end of faulthandler's stacks, as ``main()`` is called from there."""
+"""The last frame of faulthandler's stacks, from which ``main()`` is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +179,10 @@ def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
 def hangs_in(
     workers: Mapping[int, WorkerProcess], task: str, timeout_s: float, idle_s: float = 0.0
 ) -> RankError:
-    """Return the error for ranks, given with their workers, that did not answer; ask them for their
-    stacks.
+    """Return the error for ranks that did not answer (rank -> worker), with where each one waits.
 
     Args:
-        idle_s: how long none of them has worked, if that is why they are given up.
+        idle_s: the seconds for which all of them were idle, if that ended the run.
     """
     deadline = time.monotonic() + _STACK_S
     places: dict[str, list[str]] = {}
@@ -193,9 +192,9 @@ def hangs_in(
         places.setdefault(_stands(worker.output()[written:]), []).append(str(rank))
     waits = "".join(f"; rank {', '.join(one)} is in {where}" for where, one in places.items() if where)
     first, *_ = workers
-    why = f"within {timeout_s:g} s{waits}; raise timeout_s or look where it stands"
+    why = f"within {timeout_s:g} s{waits}; raise timeout_s, or find out why it waits there"
     if idle_s:
-        why = f"and did nothing for {idle_s:.0f} s: each waits for what no other sends{waits}"
+        why = f"and did nothing for {idle_s:.0f} s: a deadlock, as each waits for another rank{waits}"
     return RankError(
         f"rank {', '.join(map(str, workers))} did not finish {task} {why}{_tail(workers[first])}",
         rank=first,
@@ -208,8 +207,8 @@ _PASSING = re.compile(r"[\\/]torch[\\/]|typing_extensions\.py$")
 
 
 def _stands(stack: str) -> str:
-    """Return the innermost function of the main thread's stack that has a name of its own, and the line
-    outside of PyTorch that it was called from."""
+    """Return the innermost public function of the main thread's stack, and the line outside PyTorch that
+    called it."""
     frames = _FRAME.findall(stack.rpartition("most recent call first")[2])
     called = next((f"{file}:{line}" for file, line, _ in frames if not _PASSING.search(file)), "")
     inner = next((name for *_, name in frames if not name.startswith("_")), "")
@@ -217,8 +216,8 @@ def _stands(stack: str) -> str:
 
 
 def worked_s(workers: Sequence[WorkerProcess]) -> float:
-    """Return the CPU seconds that workers have taken so far; inf where nobody tells, and while one has work:
-    a thread that runs, waits for a core or reads a disk, or a process that it started."""
+    """Return the CPU seconds that workers have used so far; inf while one is busy (a thread that runs, waits
+    for a core or reads a disk, or a child process), and on systems without ``/proc``."""
     seconds = 0.0
     for worker in workers:
         process = Path(f"/proc/{worker.process.pid}")
@@ -233,7 +232,7 @@ def worked_s(workers: Sequence[WorkerProcess]) -> float:
 
 
 def _fields(process: Path) -> list[str]:
-    """Return what proc(5) says of a process or thread, from its state on."""
+    """Return the fields of a process's or thread's ``stat`` from the state on; see proc(5)."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -266,8 +265,7 @@ class Timeout:
         return max(0.0, self._until - time.monotonic())
 
     def wait(self, connections: Sequence[Connection], most_s: float = math.inf) -> list[Connection]:
-        """Return the connections that can be read; none once the time, or ``most_s`` of it, is over. Each is
-        polled at least once."""
+        """Return the readable connections; wait at most the time that is left, or ``most_s``."""
         return wait(connections, timeout=min(self.left_s, most_s))  # type: ignore[return-value]  # connections
 
 

@@ -151,7 +151,7 @@ class _Refinement:
         space = self.spaces[name]
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
-        # Whose parts an operator finds by their place in the dim: numbers of experts.
+        # Dims whose parts an operator locates by their position, such as experts.
         in_blocks = {loop for dim in space.dims for loop in dim.along[1:]}
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1 or dim.along:
@@ -267,12 +267,12 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Refine operators' index spaces into atoms, with findings ``kept`` about those without a rule."""
+    """Refine all index spaces into atoms; ``kept`` stores discoveries about operators without a rule."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
-    """Refine a graph's new operators, and keep those of a refined graph, with all common tensors' atoms.
+    """Refine the new operators of a changed graph, and keep the atoms of the graph before.
 
     Args:
         before: the refined graph.

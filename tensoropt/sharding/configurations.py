@@ -92,7 +92,7 @@ def fits(
     *,
     small_parts: bool = True,
 ) -> bool:
-    """Return whether loops divide by their axes, or one axis cuts unevenly, into small parts if allowed."""
+    """Return whether each loop divides by its axes, or may be cut unevenly by a single axis."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims
@@ -126,11 +126,11 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether an axis may cut a loop into uneven parts, none of them empty.
+    """Return whether axes may cut a loop into uneven parts, however small, none of them empty.
 
     Args:
         sizes: the axes that cut it.
-        in_time: whether the first of them is that of the micro-batches, which are of one size.
+        in_time: whether the first of them is the micro-batch axis, whose parts must be equal.
     """
     micro_batches = sizes[0] if in_time else 1
     parts = sizes[in_time:]
@@ -217,11 +217,11 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
             maker = made_by.get(new)
             where = f" ({maker.source})" if maker is not None and maker.source else ""
             raise MicroBatchRefused(
-                f"the new value of the buffer {key} depends on the batch{where}, of which a micro-batch has "
-                "only a part"
+                f"the new value of the buffer {key} depends on the whole batch{where}, and a micro-batch has "
+                "only a part of it"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
-            raise MicroBatchRefused(f"the new value of the buffer {key} is made sample by sample")
+            raise MicroBatchRefused(f"the new value of the buffer {key} has a part for every sample")
 
 
 def _check_targets(source: OperatorGraph) -> None:
@@ -233,8 +233,8 @@ def _check_targets(source: OperatorGraph) -> None:
             name = waiting.pop()
             if source.tensors[name].kind == "parameter":
                 raise MicroBatchRefused(
-                    f"the targets of {op.name} ({op.target}) are made of parameters ({name}), so that they "
-                    "cannot be counted before the first micro-batch"
+                    f"the targets of {op.name} ({op.target}) depend on parameters ({name}), so they cannot "
+                    "be counted before the first micro-batch"
                 )
             maker = source.producer.get(name)
             new = [n for n in (maker.inputs() if maker is not None else ()) if n not in seen]
@@ -257,7 +257,7 @@ def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[s
 
 
 class _BatchFollowing:
-    """Decides groups fed by the batch in order; groups of parameters alone wait for a reader."""
+    """A choice of strategies that follow the batch: in order; groups of parameters alone by their readers."""
 
     def __init__(self, graph: GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
@@ -277,20 +277,20 @@ class _BatchFollowing:
                 self.waiting.update(dict.fromkeys(group.writes, group))
             elif not self._decide(group, {}):
                 self._leave_whole(group)
-        # No reader said how it wants the results of those that still wait, so any strategy will do.
+        # The remaining groups have no reader with a preference, so any strategy will do.
         for group in self.graph.groups:
             if any(group is waiting for waiting in self.waiting.values()) and not self._decide(group, {}):
                 self._leave_whole(group)
         for name in self.graph.atoms.graph.outputs:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
-                raise MicroBatchRefused(f"output {name} has no batch dim in front")
+                raise MicroBatchRefused(f"the first dim of output {name} is not the batch")
         return self.chosen
 
     def _leave_whole(self, group: Group) -> None:
         if self.everywhere:
             raise MicroBatchRefused(
-                f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
+                f"{group.name} ({group.anchor.target}) cannot compute one part of the batch at a time"
             )
         self._choose(group, group.unsplit)
 
@@ -300,7 +300,7 @@ class _BatchFollowing:
     def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
-        # Whole in every micro-batch, with gradients that add up, comes before any split if no reader asks.
+        # If no reader asks for a split, prefer whole tensors, with gradients that add up over micro-batches.
         # `sorted` is stable: the other strategies keep their order, outermost atoms first.
         order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):

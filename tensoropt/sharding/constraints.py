@@ -204,7 +204,7 @@ def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]
 def _pin(name: str, entry: Any) -> Pin | StoredPin:
     _mapping(name, entry)
     if ("operators" in entry) == ("parameters" in entry):
-        raise ConstraintError(f"{name}: give either 'operators' or 'parameters', a pattern each")
+        raise ConstraintError(f"{name}: give one pattern for either 'operators' or 'parameters'")
     if "operators" in entry:
         _fields(entry, name, ("operators", "axes", "soft"))
         return Pin(name, _text(name, entry, "operators"), _axes(name, entry), _soft(name, entry))
@@ -212,7 +212,7 @@ def _pin(name: str, entry: Any) -> Pin | StoredPin:
     pin = StoredPin(name, _text(name, entry, "parameters"), _axes(name, entry), _soft(name, entry))
     for wanted in (w for choices in pin.axes.values() for w in choices):
         if not _is_stored(wanted):
-            raise ConstraintError(f"{name}: '{wanted}' is not how a parameter is stored: S(0), sharded or R")
+            raise ConstraintError(f"{name}: '{wanted}' is no storage of parameters; use S(0), sharded or R")
     return pin
 
 
@@ -234,11 +234,11 @@ def _device_pin(name: str, entry: Any) -> DevicePin:
     _mapping(name, entry)
     _fields(entry, name, ("operators", "kinds", "devices", "soft"))
     if "operators" not in entry:
-        raise ConstraintError(f"{name}: 'operators' is one pattern, not nothing")
+        raise ConstraintError(f"{name}: 'operators' must be a pattern, and is missing")
     if ("kinds" in entry) == ("devices" in entry):
         raise ConstraintError(
             f"{name}: give either 'kinds', patterns of device kinds such as 'H100*', or 'devices', numbers "
-            "of devices of the cluster; both hold at once as two entries"
+            "of devices of the cluster; to require both, write two entries"
         )
     operators, soft = _text(name, entry, "operators"), _soft(name, entry)
     if "kinds" in entry:
@@ -342,7 +342,7 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Matched:
-    """Constraints with what they apply to in one graph.
+    """Constraints resolved to the operators, parameters and blocks of one graph.
 
     Attributes:
         pins: for each pin its operators, one per group.
@@ -363,10 +363,10 @@ class Matched:
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
-    """Find what the constraints apply to.
+    """Resolve the patterns of constraints in a graph.
 
     Raises:
-        ConstraintError: a pattern matches nothing, an operator lacks the dim, or nothing is to keep together.
+        ConstraintError: a pattern matches nothing, an operator lacks the dim, or groups share no dim.
     """
     notes: list[str] = []
     pins = []
@@ -401,7 +401,7 @@ def _runs_again(pins: Sequence[RecomputePin], graph: GroupGraph, notes: list[str
             for region in blocks:
                 if (other := by.get(region.name, pin)) is not pin:
                     raise ConstraintError(
-                        f"{pin} and {other} are both about {region.name}; narrow one of them"
+                        f"{pin} and {other} both match {region.name}; narrow one of the patterns"
                     )
         except ConstraintError as refusal:
             if not pin.soft:
@@ -418,13 +418,13 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
     regions = find_regions(graph)
     blocks = [region for region in regions if fnmatchcase(region.name, pin.blocks)]
     if not regions:
-        raise ConstraintError(f"{pin}: there are no repeated blocks that could run again; leave the pin out")
+        raise ConstraintError(f"{pin}: the model has no repeated blocks to recompute; leave the pin out")
     if not blocks:
         names = [region.name for region in regions]
         raise ConstraintError(f"{pin} matches no repeated block; {suggest(pin.blocks, names)}")
     if pin.every > len(blocks):
         raise ConstraintError(
-            f"{pin}: one in {pin.every} of the blocks that match is none of {len(blocks)}; give every: "
+            f"{pin}: only {len(blocks)} blocks match, so one in {pin.every} is none of them; give every: "
             f"{len(blocks)} or less"
         )
     pinned: dict[Region, frozenset[str]] = {}
@@ -436,7 +436,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
             once = groups_run_once(graph, region, pin.recipe)
             if once is None:
                 raise ConstraintError(
-                    f"{pin}: {region.name} has nothing of the kind; take another recipe: "
+                    f"{pin}: the recipe recomputes nothing in {region.name}; take another one: "
                     f"{_listed(tuple(recipes_of(graph, region)))}"
                 )
             pinned[region] = once
@@ -444,7 +444,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
 
 
 def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:
-    """Return the groups of an entry without dims; ConstraintError if a pattern matches nothing."""
+    """Return the groups that an entry's patterns match; ConstraintError if one matches nothing."""
     if isinstance(entry, Together):
         return _groups(entry, graph)
     operators = _leading(entry, entry.operators, graph, cheap=True)
@@ -517,7 +517,7 @@ def _share_labels(
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
-    text = f"{entry} have no dim in common ({have}); pin them, or keep others together"
+    text = f"{entry}: the operators have no dim in common ({have}); pin them, or keep others together"
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")
@@ -525,9 +525,9 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return per group the dim that groups kept together all call :data:`BATCH`.
+    """Return group -> its batch dim, which groups kept together share under the name :data:`BATCH`.
 
-    Empty if dims with the same name suffice; None if the groups have nothing in common.
+    Empty if they have dims of the same name; None if they have no dim in common.
     """
     if set.intersection(*map(_split_dims, groups)):
         return {}
@@ -543,12 +543,12 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether a label is the requested one, or its dim (``rows.1``) or dim's name (``rows``) is."""
+    """Return whether ``wanted`` is a label in full, its dim (``rows.1``) or its loop (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """Return the meaning of a group's strategy for an operator: for followers, a dim of their own."""
+    """Return the label of a group's strategy in terms of one of its operators."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]

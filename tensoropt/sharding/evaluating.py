@@ -20,7 +20,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def results_by_rows(graph: GroupGraph) -> frozenset[str]:
-    """Return the results with a batch dim, in order."""
+    """Return the results whose first dim is the batch, with samples in order."""
     followed = batch_strategies(graph, everywhere=False)
     source = graph.atoms.graph
     found = set(source.outputs).intersection(batch_inputs(source))
@@ -49,16 +49,16 @@ def evaluating_strategy(
     along: tuple[int, ...],
     given: Mapping[str, Configuration] = MappingProxyType({}),
 ) -> Strategy:
-    """Return the strategy of a call's graph, on the parameters as the plan stores them, with one micro-batch.
+    """Return a strategy for a call in eval mode, on the plan's stored parameters, with one micro-batch.
 
     Args:
         graph: the graph of the call, for inference.
-        planned: graph name -> plan's name of each parameter in the plan; others are whole on every rank.
+        planned: parameter in this graph -> its name in the plan; other parameters are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
         given: the configurations of some groups.
 
     Raises:
-        PlanError: a parameter is used in other parts than the plan's.
+        PlanError: the call factors a parameter into other atoms than the plan.
     """
     mesh = (1, *plan.mesh[1:])
     followed = batch_strategies(graph, everywhere=False)

@@ -25,7 +25,7 @@ def gatherable(graph: GroupGraph) -> frozenset[str]:
     if not source.training:
         return frozenset()
     leaving = {*source.outputs, *source.mutations.values()}
-    # A stage holds what it has sent until its backward, which begins there.
+    # A stage keeps its sent tensors until its backward, which begins with them.
     departing = (group.reads for group in graph.groups if group.anchor.target == DEPART)
     leaving.update(*departing)
     read, viewed = set[str](), set[str]()
@@ -50,18 +50,18 @@ def ends_of(graph: GroupGraph, name: str) -> tuple[str, ...]:
 
 
 def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> NoReturn:
-    """Raise why an activation cannot be gathered again, given the recomputed groups ``again``."""
+    """Raise PlanError: why an activation cannot be gathered again, given the recomputed groups ``again``."""
     what = f"the plan gathers {name} again in backward"
     if name not in gatherable(graph):
         raise PlanError(
-            f"{what}, which is not an activation that stays in a stage of a training step and of which no "
-            "reader leaves views; leave it out"
+            f"{what}; only activations of training that stay in one pipeline stage and whose readers return "
+            "no views of them can be; leave it out"
         )
     maker, *readers = ends_of(graph, name)
     if maker in again:
-        raise PlanError(f"{what}, and runs {maker} again, which makes it; leave one of them out")
+        raise PlanError(f"{what}, and also recomputes {maker}, which makes it; leave one of them out")
     if name not in graph.hubs and readers[0] in again:
         raise PlanError(
-            f"{what}, and runs its only reader {readers[0]} again, which gathers it anyway; leave it out"
+            f"{what}, and also recomputes its only reader {readers[0]}, which gathers it; leave it out"
         )
-    raise PlanError(f"{what}, which is read as it is made, or smaller, or summed up; leave it out")
+    raise PlanError(f"{what}, but no reader gathers it in forward; leave it out")

@@ -138,7 +138,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupGraph:
-    """The graph as the search sees it.
+    """The operator graph in groups: the variables of the search.
 
     Attributes:
         groups: in execution order of their anchors.
@@ -167,7 +167,7 @@ class GroupGraph:
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """(parameter, group) uses only for results without a gradient."""
+        """Pairs (parameter, group) of uses that give no gradient, as no result of theirs has one."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
@@ -225,8 +225,8 @@ class _Grouping:
         feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
         if not feeders:
             return False
-        # The latest: the longest chain, whose group is the likeliest to read what the others produce. If
-        # there are several feeders, the group must already read what the others produce, see below.
+        # The latest: the longest chain, whose group most likely reads the other producers' results. If there
+        # are several feeders, the group must already read those results, see below.
         draft = feeders[-1]
         hubs = self.known_hubs.intersection(self._activations(op))
         if hubs and not space.linear:
@@ -305,7 +305,7 @@ class _Grouping:
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Return the placements under a choice; None if a tensor needs two, or an argument were partial."""
+        """Return the placements under a choice; None if a tensor needs two, or an input would be partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:

@@ -20,7 +20,7 @@ from tensoropt.sharding.strategy import Edge, Strategy
 
 @dataclass(frozen=True, eq=False)
 class EdgeSteps:
-    """An edge with its steps; equal only to itself.
+    """An edge with its steps, compared by identity.
 
     Attributes:
         edge: the edge; of several prefetching groups, the first one's.
@@ -56,15 +56,15 @@ class EdgeSteps:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
-    """One node of a program; equal only to itself.
+    """One node of a program, compared by identity.
 
     Attributes:
         reads: tensor -> the node that provides it, in order.
         region: its recomputed region.
-        again: the second forward of the region runs it, too.
+        again: whether the region's second forward runs it, too.
     """
 
-    # Not shown, as it would show all that came before.
+    # Not in the repr, which would contain all earlier nodes.
     reads: Mapping[str, Node] = field(default_factory=dict, repr=False)
     region: str | None = None
     again: bool = False
@@ -229,7 +229,7 @@ def lower_program(
     """Return the program of a rank.
 
     Args:
-        place: the rank's coordinate, micro-batch first; by default that of the largest shards.
+        place: the rank's coordinate, micro-batch first; by default a rank with the largest shards.
         evaluating: whether to lower a training graph in eval mode.
     """
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
@@ -241,7 +241,7 @@ _WHOLE = (REPLICATE, PARTIAL_GRAD)
 
 
 class Lowering:
-    """One lowering of a strategy, or of some of its operators for devices of their own.
+    """The lowering of a strategy, or of the operators that a placed plan puts on one device.
 
     Attributes:
         nodes: those added so far.
@@ -262,9 +262,9 @@ class Lowering:
         self.arguments: dict[str, Node] = {}
         self.made: dict[str, Node] = {}
         self.brought: dict[tuple[str, str], Node] = {}
-        # Results put where several readers find them.
+        # Materialised hubs.
         self._hubs: dict[str, Node] = {}
-        # What all groups can share, as slicing what every rank has is free.
+        # Shards of tensors that every rank has whole, made once for all groups.
         self._slices: dict[tuple[str, Layout], Node] = {}
         self._views: dict[str, Mapping[str, Sequence[str]]] = {}
         self._reduced_beside: Mapping[str, tuple[LinearProduct, Edge]] = {}
@@ -276,7 +276,7 @@ class Lowering:
 
     def program(self) -> ForwardProgram:
         source, strategy = self.source, self.strategy
-        # All of them, used or not, as the signature does not depend on the strategy.
+        # Also unused ones, as the signature does not depend on the strategy.
         parameters = tuple(t.name for t in source.parameters)
         buffers = self.add_arguments(parameters)
         self._reduced_beside = {} if self.evaluating else strategy.reduced_beside
@@ -288,7 +288,7 @@ class Lowering:
         for group, op in ((of, op) for of in self.graph.groups for op in of.operators):
             region = self.strategy.region_of.get(group.name)
             if region is not None and group.name in region.rest and once.issuperset(region.rest):
-                region = None  # nothing of it runs again, and nothing reads it that does
+                region = None  # neither it nor any reader in the region runs again
             self._begin(self.strategy.blocks.of[group.name])
             twice = self.strategy.forwards(group.name) > 1
             self.where = _OUTSIDE if region is None else {"region": region.name, "again": twice}
@@ -327,7 +327,7 @@ class Lowering:
         """Add an operator with its operands' moves and its results."""
         configuration = self.strategy.configurations[group.name]
         if op.target == ARRIVE:
-            # It is received in its layout here, whatever the layout of the whole.
+            # It is received in this layout.
             made = {op.outputs[0]: self.arguments[op.inputs()[0]]}
         else:
             made = dict.fromkeys(op.outputs, self._compute(op, group))
@@ -437,7 +437,7 @@ class Lowering:
     def _parameter(self, name: str, group: Group) -> Node:
         origin = self.arguments[name]
         if self.source.training and not self.graph.learns(name, group.name):
-            # It may be trained elsewhere: here autograd would keep tensors for which no gradient comes back.
+            # It may be trained by other uses; here autograd would save tensors in vain.
             origin = self.add(Detach(reads={name: origin}, **self.where))
         return self.move(origin, self.strategy.use(name, group))
 

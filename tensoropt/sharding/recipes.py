@@ -117,7 +117,7 @@ def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
 
 def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
     """Return the recipe of a recomputed block whose groups ``once`` run once, or None."""
-    # What would run again for nobody runs once or not, by whoever wrote the plan.
+    # Plans may or may not list the groups of ``rest``, whose recomputation nobody needs.
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):
         return FULL

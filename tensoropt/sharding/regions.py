@@ -30,7 +30,7 @@ class Region:
     Attributes:
         name: the module path (``transformer.h.0``); ``#2``, ... if it runs several times.
         groups: in execution order.
-        rest: the groups behind the last one whose backward needs anything; recomputed only with everything.
+        rest: the groups after the last one that saves anything; recomputed only if all groups are.
     """
 
     name: str
@@ -73,9 +73,9 @@ def region_of(regions: Iterable[Region]) -> dict[str, Region]:
 
 
 def left_as_views(group: Group) -> frozenset[str]:
-    """Return the tensors read by a group of which its results may be views.
+    """Return the tensors that a group reads and that its results may be views of.
 
-    Such a group is recomputed with the tensor's maker; its saved result would keep the storage.
+    Such a group is recomputed if the tensor's maker is; its saved result would keep the storage.
     """
     views = {name: frozenset((name,)) for name in group.reads}
     for op in group.operators:
@@ -86,7 +86,7 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return the groups of ``once`` that can run once: no views of recomputed tensors, no unneeded ones."""
+    """Return the groups of ``once`` that can run once: those that return no views of recomputed tensors."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -104,7 +104,7 @@ _SOMETIMES_VIEWS = frozenset(("reshape", "contiguous", "flatten", "to", "_to_cop
 
 
 def _may_return_a_view(target: str) -> bool:
-    # The others are kernels, which make what they return, and operators of libraries, which have to.
+    # The others are our kernels and operators of libraries, which return new tensors.
     if not target.startswith("aten."):
         return False
     overload: Any = resolve_overload(target)
@@ -185,11 +185,11 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
 
 
 class Neighbours(NamedTuple):
-    """The neighbours of a block that can overlap its gathering and scattering.
+    """The blocks whose computation can overlap a block's gathering.
 
     Attributes:
-        before: another block precedes it in forward; otherwise it gathers as it begins.
-        behind: another block precedes it in backward; otherwise the same.
+        before: whether another block precedes it in forward; otherwise it gathers as it begins.
+        behind: whether another block precedes it in backward; otherwise it gathers as that begins.
     """
 
     before: bool
@@ -211,7 +211,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """Return the neighbours of a group's block; None if it has no backward."""
+        """Return the neighbours of a group's block; None if the block has no backward."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -253,7 +253,7 @@ _Run = Callable[..., Any]
 
 
 def recomputed(run: _Run, *inputs: Any) -> Any:
-    """Return ``run(*inputs)``, of which autograd saves only ``inputs``; backward runs it again when needed.
+    """Return ``run(*inputs)``, but let autograd save ``inputs`` only; backward runs it again when needed.
 
     Args:
         run: deterministic; it runs in the caller's autocast precision.

@@ -21,7 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Return the sets of atoms that loops have in common; ``sets[atom]`` stands for its set."""
+    """Unite the atoms that one loop runs over; ``sets[atom]`` is the representative of its set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

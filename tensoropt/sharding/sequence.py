@@ -39,7 +39,7 @@ def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str
     batch = set(batch_inputs(atoms.graph))
     for name in atoms.graph.inputs:
         shape, factors = tensors[name].shape, atoms.atoms[name]
-        # With a batch of one, no input says so: each of several dims begins with it.
+        # With a batch of one, inputs do not show which dim is the batch.
         leads = name in batch or (not batch and shape[:1] == (1,))
         follows = leads and len(shape) > 1 and shape[1] > 1
         known[name] = len(factors[0]) if follows else REPLICATE
@@ -58,7 +58,7 @@ def _following(
 ) -> AxisStrategy:
     sources = [*group.reads, *(name for name in group.free if tensors[name].kind == "input")]
     fed = any(known[name] >= 0 for name in sources)
-    # Whole results with gradients that add up suit readers that follow; nothing else needs to be split.
+    # Readers that follow can use whole results, whose gradients add up; nothing else needs to be split.
     order = {PARTIAL_GRADIENT: 0, WHOLE: 1} if not fed else {}
     best, least = group.unsplit, _moved(group.unsplit, sources, known, tensors)
     rank = order.get(WHOLE, 2)

@@ -29,7 +29,7 @@ from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_step
 
 
 class UsePlace(NamedTuple):
-    """One use of a parameter, as the other uses see it.
+    """The facts about one use of a parameter from which :func:`turns` follow.
 
     Attributes:
         layout: the layout that the group reads.
@@ -53,11 +53,11 @@ class Turn(NamedTuple):
     """Which use of a tied parameter gathers it, frees it and sums its gradient.
 
     Attributes:
-        gathers, frees: it is its block's first, or last, in forward.
-        frees_again: it is the last in a recomputed block's second forward, without need in backward.
-        gathers_back, frees_back: it is the first, or last, in the block's backward.
-        before: the number of gradients in the sum when its own arrives.
-        scatters: its own is the last.
+        gathers, frees: it is the first, or last, use of its block in forward.
+        frees_again: it is the last use in a recomputed block's second forward, and backward needs none.
+        gathers_back, frees_back: it is the first, or last, use in the block's backward.
+        before: the number of gradients already summed when this use's arrives.
+        scatters: its gradient is the last one, after which the sum is scattered.
     """
 
     gathers: bool = True
@@ -75,7 +75,7 @@ def alone(*, wanted: bool) -> Turn:
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return the part of each of a parameter's uses, given in execution order."""
+    """Return the turn of each use of a parameter, in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
@@ -122,8 +122,8 @@ class Reduce(Enum):
 class Storage:
     """The storage of a parameter.
 
-    Elsewhere it is one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no parameter is
-    split, encodes how often it is gathered and reduced.
+    Plans and tables keep it as one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no
+    parameter is split, encodes how often it is gathered and reduced.
 
     Attributes:
         layout: the placement of its shards; the micro-batch axis is ``REPLICATE`` if gathered once or
@@ -138,7 +138,7 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.gather is not Gather.ONCE and self.reduce is Reduce.LAST_MICRO_BATCH:
-            raise ValueError("a gradient waits for the last micro-batch beside a copy that is gathered once")
+            raise ValueError("a gradient that is reduced last needs a parameter that is gathered once")
 
     @classmethod
     def of(cls, stored: Layout) -> Storage:
@@ -195,7 +195,7 @@ class Way:
         shard: the layout of the optimizer's shard.
         source: the layout from which a use starts: the shard's or the unsharded copy's.
         use: the layout that the group reads.
-        back: the gradient's destination in every micro-batch: the same two.
+        back: the layout to which the gradient goes in every micro-batch: the shard's or the copy's.
         ahead: prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`, :meth:`goes_behind`).
     """
 
@@ -276,7 +276,7 @@ def stored_words(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """Return the stored layout of a parameter without gathering: that of its use.
+    """Return the stored layout of a parameter that is not gathered: the layout of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """

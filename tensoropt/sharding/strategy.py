@@ -78,7 +78,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """Buffer that a step changes and other places read -> the place that makes and broadcasts it."""
+        """Changed buffer that other places read -> the place that computes and broadcasts it."""
 
     def place_of(self, stage: int) -> int: ...
 
@@ -467,7 +467,7 @@ class Strategy:
             "hubs": {name: list(layout_names(layout)) for name, layout in self.hubs.items()},
             "stored": {name: list(layout_names(layout)) for name, layout in self.stored.items()},
             "recomputed": [region.name for region in self.recomputed],
-            # Absent where it says nothing, as in the data of earlier versions.
+            # Absent if empty, as in the data of earlier versions.
             **({"once": sorted(self.once)} if self.once else {}),
             **({"gathered_again": sorted(self.gathered_again)} if self.gathered_again else {}),
         }
@@ -574,18 +574,18 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
     for name in names:
         if name not in inside:
             raise PlanError(
-                f"the plan says that {name} runs once in a recomputed block, and is in none; the plan "
+                f"the plan lists {name} to run once in a recomputed block, but it is in none; the plan "
                 f"recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
             )
     once = frozenset(names)
     for region in recomputed:
         if once.issuperset(region.groups):
             raise PlanError(
-                f"the plan recomputes {region.name}, of which every group runs once; leave it out"
+                f"the plan recomputes {region.name}, but runs every group of it once; leave it out"
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} runs once and leaves views of a tensor that is made again; let it run again"
+                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute it, too"
             )
     return once
 

@@ -57,8 +57,8 @@ def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
     if not atoms.zigzag:
         why = "a parameter or an operator needs contiguous parts of them"
     return (
-        f"mesh {'x'.join(map(str, axes))}: {sequences} are not cut in zig-zag order, as {why}; where causal "
-        "attention splits its queries, the rank with the last ones has the most to do, and is priced",
+        f"mesh {'x'.join(map(str, axes))}: {sequences} are not cut in zig-zag order, as {why}; if causal "
+        "attention splits its queries, costs are those of the rank with the last ones, which has most work",
     )
 
 

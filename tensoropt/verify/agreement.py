@@ -1,4 +1,4 @@
-"""Comparison of ranks with each other: common collectives must come in the same order, or ranks deadlock."""
+"""The order of collectives on different ranks, which must be the same, or ranks deadlock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JointCall(NamedTuple):
     """A collective or message as one of its ranks issues it.
 
     Attributes:
-        kind: that of the collective, or of a message on both ends.
+        kind: the collective's kind; ``send`` or ``ring_send`` at both ends of a message.
         ranks: the group, or sender and receiver.
         bytes: its size; 0 if values decide it per rank.
     """
@@ -76,7 +76,7 @@ def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
 
 def _line(first: int, second: int, position: int, one: JointCall | None, another: JointCall | None) -> str:
     return (
-        f"ranks {first} and {second} have to issue the same sequence of what both take part in, or they wait "
-        f"for each other forever; number {position} is {one or 'nothing'} on rank {first}, and "
+        f"ranks {first} and {second} must issue their common collectives and messages in the same order, or "
+        f"they deadlock; number {position} is {one or 'nothing'} on rank {first}, and "
         f"{another or 'nothing'} on rank {second}"
     )

@@ -18,7 +18,7 @@ from tensoropt.verify.recorder import (
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03
-"""The most tracked memory over the prediction; right predictions are within 2.3 %, most within 0.1 %."""
+"""The largest ratio of tracked to predicted memory; correct predictions are within 2.3 %, most 0.1 %."""
 _UNCOUNTED_BYTES = 4096
 """Additional bytes for single elements (losses, step counters); up to 2,652 seen."""
 
@@ -35,7 +35,7 @@ def answer_of(
     """Return the answer about predicted and checked strategies, as plain data with fixed keys.
 
     Args:
-        device_type: that of the predictions.
+        device_type: the device type of the predictions.
         module: the unsplit graph against the module, if compared.
         file: an ONNX file against its import, if any.
 
@@ -64,14 +64,14 @@ def entry_of(
     checked.
 
     Args:
-        compares_memory: whether the ranks' kernels save what the predicted ones do.
+        compares_memory: whether these ranks' kernels save the same tensors as the predicted devices'.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
         issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
         expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked])
-    # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
+    # A failed strategy did not issue all collectives; its error says more than a list of missing ones.
     unlike = [] if findings.error else _unlike(strategy, predicted, findings)
     order_unlike = findings.ranks_unlike
     compares_memory = compares_memory and not findings.error and bool(findings.memory_tracked_of_ranks)
@@ -132,9 +132,9 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return how issued collectives differ from the prediction; per place, for its first such rank."""
+    """Return a line for each place whose ranks issue other collectives than predicted."""
     lines: dict[int, list[str]] = {}
-    # Bytes that only values decide are compared where ranks have no values, and send what is expected.
+    # Bytes that depend on values are compared on fake ranks only, which send the expected number.
     shown = without_values if findings.numerics_ok is not None else list
     size = _ranks_of_a_place(strategy, predicted)
     for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
@@ -159,9 +159,9 @@ def _memory_unlike(strategy: ParallelStrategy, predicted: Prediction, findings: 
         if tracked > allowed:
             lines.setdefault(
                 rank // size,
-                f"rank {rank} may have 3 % more bytes in tensors than predicted, and had {tracked} where "
-                f"{expected[rank // size]:.0f} were predicted; count on what was tracked, and report the "
-                "model (one cause: an operator that keeps more than its fake kernel says)",
+                f"rank {rank} held {tracked} bytes in tensors, over 3 % more than the predicted "
+                f"{expected[rank // size]:.0f}; plan with the larger figure, and report the model (one "
+                "cause: an operator that saves more than its fake kernel does)",
             )
     return list(lines.values())
 

@@ -69,7 +69,7 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
     """
     engine = step.engine
     tracker = MemoryTracker()
-    # First: what is excluded is not counted even if a later list has it too.
+    # First: excluded tensors are not counted even if a later list contains them.
     tracker.exclude(step.inputs)
     inputs_bytes = tracker.excluded_bytes
     # They exist all the time, so they are counted on top of the peak, as in predictions.
@@ -77,7 +77,7 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
     constants_bytes = tracker.excluded_bytes - inputs_bytes
     tracker.exclude(engine.buffers.values())
     sizes = {}
-    # One list at a time: a step replaces its unsharded parameters, and nobody else may keep the old ones.
+    # One list at a time, so that unsharded parameters that a step replaces are not kept alive here.
     for name, tensors in (
         ("parameters", engine.parameter_tensors),
         ("gradients", engine.gradient_tensors),

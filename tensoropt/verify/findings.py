@@ -39,8 +39,7 @@ NARROW_FACTOR, _NARROW_TOLERANCE = 3.0, 2e-3
 """Tolerance under mixed precision: a multiple of the model's own rounding, plus half of bfloat16's last
 place.
 
-Partial sums are rounded once more than whole ones. Models that amplify rounding are to be verified in
-float32.
+Partial sums are rounded once more than whole ones. Verify models that amplify rounding in float32.
 """
 
 
@@ -53,7 +52,7 @@ class Differences:
     """Relative differences by kind; None if not compared, inf if only one side is NaN or infinite.
 
     Attributes:
-        loss: the loss's difference; in inference that of the outputs.
+        loss: the difference of the loss, or of the outputs in inference.
         gradient: the largest of any parameter's gradient.
         parameter: the largest after some optimizer steps.
         buffer: the largest of any buffer after them.
@@ -121,8 +120,8 @@ class NarrowDistance:
     precision.
 
     Attributes:
-        split: the norm of the difference on this rank over that of the expected values.
-        unsplit: the same of the unsplit model in its own precision.
+        split: the norm of the difference on this rank over the norm of the expected values.
+        unsplit: the same for the unsplit model in its own precision.
         kinked: :func:`tensoropt.verify.reference.has_kinks`.
     """
 
@@ -132,8 +131,8 @@ class NarrowDistance:
 
 
 def near_enough(distance: NarrowDistance, precision: str) -> bool:
-    """Return whether gradients in the model's own ``precision`` are as near the exact ones as they should
-    be.
+    """Return whether gradients in the model's ``precision`` are as close to exact ones as the unsplit
+    model's.
     """
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
@@ -145,7 +144,7 @@ def replicas_near(spread: float | None, precision: str) -> bool:
     """Return whether replicas with different bits are near enough.
 
     Args:
-        spread: their difference; None if kernels have a fixed order, so that bits decide.
+        spread: their difference; None if kernels sum in a fixed order, so that bits decide.
         precision: the model's lowest.
     """
     return spread is not None and spread <= _REPLICA_TOLERANCE * _TOLERANCE_FACTOR[precision]
@@ -183,7 +182,7 @@ class RunFindings:
             ``reserved``.
         memory_tracked_of_ranks: peaks by rank.
         time_measured_s: the slowest rank's median step.
-        error: why it could not run, or that it is right only in double precision.
+        error: why it could not run, or that it is correct in double precision only.
     """
 
     differences: Differences = field(default_factory=Differences)

@@ -73,7 +73,7 @@ def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
             result: Any = imported.module.eval()(*example)
     except TensorOptError:
         raise
-    except Exception as error:  # the evaluator lacks operators, and files do what nobody has thought of
+    except Exception as error:  # the evaluator lacks operators, and files may do anything
         return FileFindings(None, why=f"onnx's evaluator fails ({type(error).__name__})")
     results = [result] if isinstance(result, torch.Tensor) else list(result)
     worst, right = 0.0, True

@@ -1,4 +1,4 @@
-"""Predictions for strategies, as search and simulator make them, and the places for checks."""
+"""Predictions for strategies, as search and simulator make them, and the ranks on which to check them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _Kind = Literal["cpu", "cuda", "fake"]
 
 @dataclass(frozen=True)
 class Place:
-    """A place to check strategies, with words on what it can show.
+    """Ranks to check strategies on: CPU ranks, GPUs, or fake ranks.
 
     Attributes:
+        text: how the check was run, in words.
         shared: whether all ranks are on one GPU, so that times mean nothing.
     """
 
@@ -53,7 +54,7 @@ class Place:
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
-        """Return whether ranks here save what is predicted."""
+        """Return whether these ranks' kernels save the tensors predicted for ``device_type``."""
         operators = strategy.graph.atoms.graph.operators
         recurrent = any(reserve_of(op.target) is not None for op in operators)
         return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
@@ -133,9 +134,9 @@ class Prediction:
     """The prediction for a strategy.
 
     Attributes:
-        collectives: those of one rank, axes from 0; of all ranks in placed (ends as axes) and pipelined
+        collectives: one rank's, axes from 0; of all ranks in placed (ends as axes) and pipelined
             plans.
-        memory_bytes: the fullest rank's.
+        memory_bytes: the memory of the fullest rank.
         of_ranks: each rank's collectives in a pipeline.
         of_places: bytes of a rank of each place, if several.
     """
@@ -155,7 +156,7 @@ class Prediction:
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
     """Return a plan file's prediction, with collectives of each rank that files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    # A tracker sees tensors and constants, but not what a process takes beside them.
+    # A tracker sees tensors and constants, but not the other memory of a process.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     prediction = Prediction(rows, seen, plan.predicted.time_s)
     with_sent = _WITH_SENT.get(strategy.kind)

@@ -59,14 +59,14 @@ def verify_random(
 ) -> dict[str, Any]:
     """Verify random legal strategies of a model; returns what :func:`tensoropt.verify.verify_plan` does.
 
-    They go where no frontier does, and so find mistakes in rules, lowering and prices.
+    They combine choices that no frontier does, and so find mistakes in rules, lowering and costs.
 
     Args:
-        cluster: its meshes are drawn from.
+        cluster: the cluster whose meshes are drawn.
         count: the number of strategies.
         seed: decides the weights and the strategies.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
-        onnx: what an ONNX file leaves open.
+        onnx: options for the import of an ONNX file.
         where: as for :func:`tensoropt.verify.verify_plan`.
         placed: draw random placements instead, with splits or micro-batches.
         pipeline: draw only pipelines with so many places; by default a third are pipelines.

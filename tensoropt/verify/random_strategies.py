@@ -41,10 +41,10 @@ _UNEVEN_CHANCE = 0.3
 _AHEAD_CHANCE = 0.5
 """The probability that a parameter gathered for each use is prefetched."""
 _OTHER_REDUCTION_CHANCE = 0.2
-"""The probability that a whole parameter's gradient is reduced at the other time."""
+"""The probability that a whole parameter's gradient is reduced in backward instead of in a bucket."""
 
 _FOLLOW_CHANCE = 0.8
-"""The probability that a group follows its strategy's theme."""
+"""The probability that a group follows the batch or sequence on the axes where its strategy does."""
 
 _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""
@@ -223,7 +223,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline by one of some schedules that the model can have."""
+    """Return a random pipeline by one of the given schedules, trying others if the model rules one out."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -231,7 +231,7 @@ def _any_way(
         try:
             return random_pipeline(graph, (rng.choice(taken), *axes), schedule, rng, recompute)
         except TensorOptError:
-            # For example, a parameter at both ends of the model rules out a schedule that comes back.
+            # For example, a parameter at both ends of the model rules out some schedules.
             left.remove(way)
             if not left:
                 raise
@@ -307,8 +307,8 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
             ways.append((name, taken))
     if not ways:
         raise TensorOptError(
-            f"the model can be cut at {cuts} places and run in {list(counts)} micro-batches, which no "
-            f"schedule of {places} places takes"
+            f"no pipeline schedule of {places} places runs a model with {cuts} possible cuts in "
+            f"{list(counts)} micro-batches; take fewer places, or another batch"
         )
     return ways
 
@@ -373,7 +373,7 @@ def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
 
 
 def reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return, for each operator, those that have it in their row of ``after``."""
+    """Return, for each operator, the operators that list it in ``after``."""
     before: list[list[int]] = [[] for _ in after]
     for node, row in enumerate(after):
         for other in row:

@@ -39,7 +39,7 @@ class CheckOptions:
 
     Attributes:
         optimizer: the plan's.
-        seed: that of dropout.
+        seed: the seed of dropout.
         numerics: whether to compare with the unsplit model.
         memory: whether to track the memory of one step.
         timed_steps: the number of steps to time, 0 for none.
@@ -57,7 +57,7 @@ class _RankNumerics:
     """The difference of one rank's results from the unsplit model's; picklable.
 
     Attributes:
-        loss: that of the loss, or of outputs in inference.
+        loss: the difference of the loss, or of outputs in inference.
         gradient, parameter, buffer: the largest of each kind.
         not_finite: the counts for the unsplit model.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
@@ -82,7 +82,7 @@ class RankFindings:
     """Everything that one rank finds about a plan; picklable.
 
     Attributes:
-        collectives: those of a step, summarised.
+        collectives: the collectives of a step, summarised.
         calls: those with other ranks, in order.
         precision: the model's lowest.
         times_s: the seconds of the timed steps.

@@ -41,7 +41,7 @@ def verify_strategies(
     Args:
         strategies: as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data` writes them.
         pool: as many ranks as each strategy has devices.
-        timeout_s: that of one strategy.
+        timeout_s: the time-out of one strategy.
         progress: called after each strategy, as the stage ``run``.
 
     Raises:

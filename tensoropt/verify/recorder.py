@@ -23,16 +23,16 @@ from tensoropt.ops.calls import BY_VALUES, RING_SEND
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.agreement import JointCall
 
-_LEFT = frozenset({"send", "recv_", "wait_tensor"})
-"""Messages have no thread and wait for the other side, so running them at once would deadlock."""
+_NOT_COPIED = frozenset({"send", "recv_", "wait_tensor"})
+"""Operators that do not run on copies: messages have no thread, and to wait for one here would deadlock."""
 
 
 def is_collective(func: Any, args: Any) -> bool:
     """Return whether an operator is a collective on host tensors."""
-    if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
+    if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _NOT_COPIED:
         return False
     tensors = _tensors(args)
-    # Functional collectives that write in place after all are nothing that plans issue.
+    # Plans issue no functional collective that writes in place.
     return (
         bool(tensors)
         and not func._schema.is_mutable
@@ -41,7 +41,7 @@ def is_collective(func: Any, args: Any) -> bool:
 
 
 def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a collective to its end, and return its result."""
+    """Run a collective on copies, wait for it, copy the results back, and return finished work."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)
     if func.namespace == "_c10d_functional":
@@ -51,12 +51,12 @@ def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
     # The first argument is what collectives write, whatever their kind.
     for own, copy in zip(_tensors(args[0]), _tensors(copies[0]), strict=True):
         own.copy_(copy)
-    # Waiting for gloo's own work once more would copy what it reduced once more, into the copies.
-    over = _over()
-    return over if written is None else (args[0], over)
+    # Not gloo's own work: waiting for it again would copy its result into the copies again.
+    done = _finished_work()
+    return done if written is None else (args[0], done)
 
 
-def _over() -> torch.ScriptObject:
+def _finished_work() -> torch.ScriptObject:
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result([])
     return _create_work_from_future(future).boxed()
@@ -113,7 +113,7 @@ class CollectiveRecorder(TorchDispatchMode):
 
     Attributes:
         issued: collectives and sent messages, in order.
-        calls: the same with received messages and the ranks that take part.
+        calls: collectives and all messages, with the ranks that take part.
     """
 
     def __init__(self, mesh: Sequence[int]):
@@ -309,7 +309,7 @@ class MemoryTracker(TorchDispatchMode):
         run = _run_on_copies if is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            # What it waits for, in the same storage; PyTorch's kernel for fake tensors makes another one.
+            # Its result shares the operand's storage; PyTorch's kernel for fake tensors makes a new one.
             return args[0]
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):

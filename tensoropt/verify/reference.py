@@ -45,7 +45,7 @@ def difference(
     Args:
         got: the result.
         want: the expected result.
-        whole: the tensor of which ``want`` is a piece; by default itself.
+        whole: the whole tensor if ``want`` is a piece; by default ``want``.
 
     Returns:
         0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
@@ -143,9 +143,9 @@ class Results:
         after: optimizer -> parameters after its steps.
         floor: the least scale of gradients.
         rounding: the change by mixed precision, if any.
-        ran_on: its device.
+        ran_on: the device.
         repeated: outputs of a second call.
-        stepped: buffers after it.
+        stepped: buffers after the second call.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -266,7 +266,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         unsplit_strategy(loaded.graph), loaded.values, runtime=Runtime((1,), seed=seed, device=device)
     )
     outputs, gradients = first_step(engine, moved)
-    # Another call: what the first one leaves behind, it finds.
+    # A second call, which reads the buffers that the first one wrote.
     with torch.set_grad_enabled(engine.training):
         repeated = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
     stepped = {name: value.clone() for name, value in engine.buffers.items()}
@@ -390,7 +390,7 @@ def _own_step(
         with seeded(model=own):
             loss = subject(*given, **named)
             loss.backward()
-        # Another call finds what the first one left behind.
+        # A second call reads the buffers that the first one wrote.
         given, named = _copied((args, kwargs))
         with seeded(model=own):
             losses = [loss.detach(), subject(*given, **named).detach()]
@@ -435,7 +435,7 @@ def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> 
     before = dict(loaded.spec.build_to_run()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}
     for key, value in own.named_buffers():
-        # Of what the graph does not have a plan leaves the value that it has.
+        # A plan does not change buffers that the graph lacks.
         kept = ref.stepped[name_of[key]] if key in name_of else before.get(key)
         if kept is not None:
             apart[key] = difference(kept, value.to(kept.device), floor=GRADIENT_FLOOR)

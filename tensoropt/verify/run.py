@@ -1,4 +1,4 @@
-"""The run of strategies at a place where they can be checked, from predictions to an answer."""
+"""Verification of strategies: predict them, run them on ranks, and answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TIMEOUT_S = 600.0
 
 @contextmanager
 def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
-    """Yield ranks of a place while they capture the model, or None; failures appear on use."""
+    """Yield ranks that capture the model meanwhile, or None for fake ranks; failures appear on use."""
     if place.kind == "fake":
         yield None
         return
@@ -61,7 +61,7 @@ def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool
         try:
             yield pool
         except BaseException:
-            pool.interrupt()  # a model that is refused, or a person who gives up, waits for no rank
+            pool.interrupt()  # do not wait for ranks after an error or an interrupt
             raise
         finally:
             ahead.join()

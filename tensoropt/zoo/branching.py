@@ -1,8 +1,8 @@
 """Networks with large branches: AmoebaNet-D, two-tower retrieval, CLIP.
 
 AmoebaNet's paper and its released TensorFlow code disagree on the states that a normal cell concatenates; the
-code's are used, as GPipe's parameter counts need them (torchgpipe's benchmark). In the last two, towers meet
-in the products of all pairs of a batch, so the mean over a batch is not one of samples.
+code's are used, as GPipe's parameter counts need them (torchgpipe's benchmark). The last two score all pairs
+of a batch, so their loss is not a mean over samples.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
 
 
 class _SearchedCell(nn.Module):
-    """``(previous, before)`` -> the new output, from the outputs of the last two cells."""
+    """One cell, which reads the outputs of the last two cells, ``previous`` and ``before``."""
 
     def __init__(
         self, cell: _Cell, before: int, previous: int, channels: int, halves: bool, halved: bool
@@ -251,7 +251,7 @@ def _two_tower(
 
 
 class _ImageTransformer(nn.Module):
-    """``(b, 3, s, s) -> (b, d)``: blocks over the image's patches and one answer position."""
+    """``(b, 3, s, s) -> (b, d)``: blocks over image patches and a class token, whose output is returned."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class _ImageTransformer(nn.Module):
 
 
 class _TextTransformer(nn.Module):
-    """``(b, s) -> (b, d)``: causal blocks over a text; the last position is the answer."""
+    """``(b, s) -> (b, d)``: causal blocks over a text; returns the last position's output."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
 
 
 class Clip(nn.Module):
-    """A tower for images and one for texts, which find each other's counterpart in the batch."""
+    """A tower for images and one for texts, with a contrastive loss over all pairs of the batch."""
 
     def __init__(self, images: _ImageTransformer, texts: _TextTransformer, embedding: int) -> None:
         super().__init__()

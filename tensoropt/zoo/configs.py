@@ -1,8 +1,8 @@
-"""Models of the ``transformers`` package by their ``config.json``: of the Hugging Face Hub, or in a folder;
-with random weights.
+"""Models of the ``transformers`` package from a ``config.json`` of the Hugging Face Hub or of a folder, with
+random weights.
 
-A class of the package is built if it computes a loss of inputs whose shapes its config gives: those that its
-``forward`` takes and :data:`_INPUTS` knows, with the labels that the end of its name asks for.
+A class is built if it computes a loss and :data:`_INPUTS` can make its inputs from the config. The ending of
+its name decides the labels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tensoropt.zoo.registry import Recipe, ZooError, tokens
 HUB = "hf:"
 CONFIG = "config.json"
 _SEQUENCE, _IMAGE, _WAVE, _CHOICES = 4096, 224, 160_000, 4
-"""The longest sequence that is taken unless one is given (many configs allow far more than anybody trains
-on); where a config does not say it, the side of an image and the values of a recording (10 s at 16 kHz); the
-answers of a question with several. Assumptions."""
+"""The largest default of the sequence length (many configs allow far more than anybody trains on); defaults
+of an image's side and of a recording's samples (10 s at 16 kHz); answers per multiple-choice question.
+Assumptions."""
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len")
 _VOCABULARY, _LABELS = "vocab_size", "num_labels"
 _TARGETS: Mapping[str, tuple[str, str | int]] = {
@@ -41,19 +41,19 @@ _TARGETS: Mapping[str, tuple[str, str | int]] = {
     "Classification": ("samples", _LABELS),
     "ForSemanticSegmentation": ("pixels", _LABELS),
 }
-"""How a class's name ends -> what has a label, and how many labels there are."""
+"""Ending of a class's name -> what a label belongs to, and the number of labels or its config field."""
 _INSTEAD = "write a function that returns (model, args), and give file.py:function"
 
 
 def from_config(name: str) -> Callable[..., Recipe]:
-    """Return a function that builds the model of a config, with the parameters ``batch`` and, where it has
-    tokens, ``sequence``.
+    """Return a builder of a config's model, with the parameters ``batch`` and, if it reads tokens,
+    ``sequence``.
 
     Args:
-        name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` holds.
+        name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` is respected.
 
     Raises:
-        ZooError: there is no such config, or its architecture computes no loss of inputs that are known here.
+        ZooError: there is no such config, or its architecture has no loss or unsupported inputs.
         MissingExtraError: ``transformers`` is not installed.
     """
     transformers = import_extra("transformers", "zoo", f"the model {name}")
@@ -77,10 +77,10 @@ def from_config(name: str) -> Callable[..., Recipe]:
 
 
 def builder(network: Any, config: Any) -> Callable[..., Recipe]:
-    """Return the function that builds a class of the package.
+    """Return the builder of a class of ``transformers``.
 
     Raises:
-        ZooError: its inputs or labels are not known here; the message lacks its name.
+        ZooError: unsupported inputs or labels; the caller puts the class's name before the message.
     """
     taken = inspect.signature(network.forward).parameters
     head = next((row for end, row in _TARGETS.items() if network.__name__.endswith(end)), None)
@@ -95,16 +95,16 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
         if "labels" in taken and head is not None:
             shape = {"tokens": (batch, sequence), "samples": (batch,), "pixels": (batch, *_image(config))}
             classes = head[1] if isinstance(head[1], int) else _size(config, head[1])
-            # One class is a figure, whose error is squared.
+            # One class means regression, with a squared error.
             labels = tokens(classes, *shape[head[0]])
             inputs["labels"] = labels if classes > 1 else labels.float()
-        # Master weights, as in the zoo; what is computed in is a setting.
+        # Master weights, as in the zoo; the compute dtype is a setting.
         model = network._from_config(config, dtype=torch.float32)
         return ModelLoss(model, **options), (), inputs
 
     longest = min(_size(config, *_POSITIONS, usual=_SEQUENCE), _SEQUENCE)
     if longest > 4 and (longest - 2).bit_count() == 1:
-        longest -= 2  # RoBERTa's kind keeps two places of its table
+        longest -= 2  # models like RoBERTa reserve two positions
 
     def build(batch: int = 1, sequence: int = longest) -> Recipe:
         return make(batch, sequence)
@@ -117,7 +117,7 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
 
 
 def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
-    """Refuse a class whose inputs or labels are not known here."""
+    """Refuse a class with unsupported inputs or labels."""
     if not {"labels", "start_positions", "return_loss"} & set(taken):
         import transformers
 
@@ -130,11 +130,11 @@ def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str]
     if needed:
         raise ZooError(f"reads {needed[0]}, whose shape its config does not give; {_INSTEAD}")
     if "labels" in taken and head is None:
-        raise ZooError(f"has labels that are not known here; {_INSTEAD}")
+        raise ZooError(f"has labels of an unsupported kind; {_INSTEAD}")
     places = [n for n in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
               if getattr(config, n, None) is not None]  # fmt: skip
     if places:
-        raise ZooError(f"reads texts with places for {places[0][:5]}s, which its processor sets; {_INSTEAD}")
+        raise ZooError(f"reads texts with {places[0][:5]} placeholders, made by its processor; {_INSTEAD}")
 
 
 def _refuse_unknown(architecture: str, transformers: Any) -> Any:
@@ -143,7 +143,7 @@ def _refuse_unknown(architecture: str, transformers: Any) -> Any:
 
 
 def _size(config: Any, *names: str, usual: int | None = None) -> Any:
-    """Return the first of the fields that a config has, or one of the configs in it."""
+    """Return the first of these fields that a config, or a config nested in it, has."""
     inner = [getattr(config, part, None) for part in getattr(config, "sub_configs", ())]
     for one in (config, *inner):
         for name in names:
@@ -163,19 +163,19 @@ def _image(config: Any) -> tuple[int, int]:
 
 
 def _pixels(config: Any, batch: int, _: int) -> Tensor:
-    """Return images, or the pictures of films."""
+    """Return images, or frames of videos."""
     frames = _size(config, "num_frames", usual=0)
     channels = _size(config, "num_channels", "in_channels", usual=3)
     return torch.randn(batch, *([frames] if frames else []), channels, *_image(config))
 
 
 def _spectra(config: Any, batch: int, _: int) -> Tensor:
-    """Return spectra as Whisper reads them: two frames are a position."""
+    """Return spectrograms as Whisper reads them: two frames per position."""
     return torch.randn(batch, _size(config, "num_mel_bins"), 2 * _size(config, "max_source_positions"))
 
 
 def _wave(config: Any, batch: int, _: int) -> Tensor:
-    """Return recordings: as they are, or frames of spectra."""
+    """Return waveforms, or spectrograms if the config has mel bins."""
     bins = _size(config, "num_mel_bins", usual=0)
     return torch.randn(batch, *([_size(config, "max_length"), bins] if bins else [_WAVE]))
 
@@ -190,4 +190,4 @@ _INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
     "next_sentence_label": lambda _, batch, __: tokens(2, batch),
     "sentence_order_label": lambda _, batch, __: tokens(2, batch),
 }
-"""An input's name -> made-up values, by (config, batch, sequence)."""
+"""Name of an input -> function of (config, batch, sequence) that returns random values."""

@@ -185,7 +185,7 @@ def _wide(channels: int, c: list[int]) -> Branches:
 
 
 class Inception(nn.Module):
-    """The forks in sequence, mean over the image, one dense layer, cross entropy."""
+    """Inception modules in sequence, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, share: float, classes: int) -> None:
         super().__init__()

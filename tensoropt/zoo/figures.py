@@ -23,7 +23,7 @@ class Figures:
         treewidth: an upper bound on the search graph's (min-fill order).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
         rule_share: the share of forward FLOP in groups with rules for all operators.
-        split_share: the same in groups that can be split at least two ways.
+        split_share: the share of forward FLOP in groups that can be split at least two ways.
     """
 
     batch: int

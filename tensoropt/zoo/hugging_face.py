@@ -25,12 +25,11 @@ class ModelLoss(nn.Module):
         self._options = options
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Return the loss (scalar) that the model computes of its inputs and labels; a label of -100 is left
-        out."""
+        """Return the model's scalar loss; labels of -100 are ignored."""
         return self.network(**inputs, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Save the model with its package; of one with adapters, only these."""
+        """Save the model in its package's format; if it has adapters, save only these."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 

@@ -32,9 +32,9 @@ class Lora:
     """The settings of adapters.
 
     Attributes:
-        r: their rank.
+        r: the rank.
         alpha: outputs are scaled by ``alpha / r``; None for peft's default.
-        dropout: that of the adapters' inputs.
+        dropout: the dropout of the adapters' inputs.
         targets: the layers' last names, or ``all-linear``; by default peft's for an architecture of
             ``transformers``, else every linear layer but the output's.
         base: the scheme (:data:`tensoropt.ops.quantised.SCHEMES`) of frozen weights; "" for none.
@@ -80,16 +80,16 @@ class Lora:
 
 
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
-    """Return the model with adapters on some of its layers, which alone are trained.
+    """Add adapters to some layers of a model, freeze everything else, and return the model.
 
-    A model of ``transformers`` that has all the parameters is wrapped itself, so that ``save_pretrained``
-    writes its adapters.
+    If one ``transformers`` model holds all parameters, peft wraps that one, so that its ``save_pretrained``
+    writes the adapters.
 
     Args:
         model: on the CPU or the meta device; changed in place.
 
     Raises:
-        TensorOptError: it has no such layers, or one whose weight cannot be stored as ``lora.base``.
+        TensorOptError: no layer matches the targets, or a weight cannot be stored as ``lora.base``.
         MissingExtraError: ``peft`` is not installed.
     """
     peft = import_extra("peft", LORA, f"lora=r={lora.r}")
@@ -106,7 +106,7 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     if place is not None:
         chosen["task_type"] = next((task for end, task in _TASKS.items() if name.endswith(end)), None)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the weights of GPT-2's layers lie transposed, which it follows
+        warnings.simplefilter("ignore")  # peft warns of GPT-2's transposed weights, and handles them
         try:
             adapted: nn.Module = peft.get_peft_model(inner, peft.LoraConfig(**chosen))
         except ValueError as error:
@@ -130,7 +130,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
     Args:
         trained: (key, shape) of the trained parameters.
-        schemes: those of quantised weights.
+        schemes: the schemes of quantised weights.
     """
     ranks = set()
     for key, shape in trained:
@@ -170,7 +170,7 @@ def _output_of(model: nn.Module) -> nn.Module | None:
 
 
 def _package_model(model: nn.Module) -> str | None:
-    """Return the path of the ``transformers`` model with all parameters, "" for the module itself."""
+    """Return the path of the ``transformers`` model that holds all parameters; None if there is none."""
     transformers = import_extra("transformers", LORA, "lora")
     for path, module in model.named_modules():
         if isinstance(module, transformers.PreTrainedModel):
@@ -189,12 +189,12 @@ def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind is not None:
         return None if named and kind in KNOWN else "all-linear"
-    # A pattern of whole names: peft takes the name of a layer for that of every module which ends with it.
+    # A pattern of whole names: peft matches a plain name with the end of every module's name.
     return "|".join(map(re.escape, _linear_layers(model)))
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """Return the linear layers whose forward is called, unlike those of ``nn.MultiheadAttention``."""
+    """Return the linear layers whose forward is called; ``nn.MultiheadAttention`` does not call its own."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {

@@ -1,6 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
-LSTMs come unrolled and whole, which are different graphs.
+LSTMs exist as unrolled cells and as whole ``nn.LSTM`` layers, which give different graphs.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ZooEntry:
 
     @property
     def language_model(self) -> bool:
-        """Whether it reads only tokens of a vocabulary, translators included."""
+        """Whether its inputs are tokens only; true for translators, too."""
         return "vocabulary" in self.overrides and "image" not in self.overrides
 
     def with_sequence(self, length: int) -> str:
@@ -250,7 +250,7 @@ def build(
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text such as ``deeplab-v3?width=2&image=224``.
 
-    Values are whole numbers, numbers or switches like the defaults; that of ``lora`` stays a text.
+    Values have their default's type: whole number, number or switch; the value of ``lora`` stays a text.
 
     Raises:
         ZooError: an unknown, repeated or empty option, a malformed value, or one out of range.

@@ -116,7 +116,7 @@ def test_busy_cards_are_said_and_kept(monkeypatch):
     assert gpu_cluster(box).device_count == 8
     (note,) = gpu_notes(box)
     assert note.startswith("GPU 3 (H100-80GB) is in use, with 41 GiB of its 79.6 GiB")
-    assert note.endswith("CUDA_VISIBLE_DEVICES leaves it out")
+    assert note.endswith("leave it out with CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,4")
     assert gpu_notes(box) == ()
     assert gpu_cluster(box).device_count == 4
@@ -144,7 +144,7 @@ def test_mixed_cards_are_said():
     cluster = gpu_cluster(box)
     assert [device.name for device in cluster.devices] == ["TITAN-RTX", "V100-32GB", "TITAN-RTX"]
     (note,) = gpu_notes(box)
-    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans go")
+    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans run")
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in note
 
 

@@ -5,11 +5,14 @@ Papers' figures stand here beside the table that they were read from.
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 
+from tensoropt.cli.parser import parser
 from tensoropt.question.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
 from tests.benchmarks.papers.authors import ITERATIONS, SEARCHES, SearchSeconds, StepSeconds
@@ -19,7 +22,9 @@ from tests.docs.pages import ROOT
 from tests.docs.taken import sentence
 
 DEMO = "demo/*-demo.json"
+FITS = "published/*-fits.json"
 FIDELITY = "fidelity/*-fidelity.json"
+HELD_OUT = "published/*-held-out-sources.json"
 MEMORY = "fidelity/*-memory.json"
 NETSPLIT = "papers/*-netsplit.json"
 SCALE = "papers/*-scale.json"
@@ -105,18 +110,31 @@ def origins(**tables: str) -> str:
     )
 
 
-def compared_steps() -> str:
-    """How the fastest plan runs beside PyTorch's own ways, and where these figures are from."""
-    measured = {row["model"] for row in result(newest(STEPS))["rows"]}
-    places = {f"rows.model={key}": name for key, name in STEP_MODELS.items() if key in measured}
-    columns = {
-        "fastest plan": "{seconds.plan:.0ms}",
-        "DDP": "{seconds.ddp:.0ms}",
-        "FSDP2": "{seconds.fsdp2:.0ms}",
-        "tensor parallel": "{seconds.tensor parallel:?.0ms}",
-        "plan / DDP": "{against_ddp:.2f}",
-    }
-    return f"{origins(steps=STEPS)}\n\n{rows(STEPS, 'model', places, columns)}"
+def trust() -> str:
+    """How far predictions were off, on what: from the newest of each result."""
+    jobs, fits = result(newest(HELD_OUT))["held_out"], result(newest(FITS))["memory"]["layouts"]["ok"]
+    models = result(newest(FIDELITY))["results"]
+    plans = [row for model in models for row in model["rows"]]
+    errors = [abs(median(row["time_measured_s"]) / row["time_predicted_s"] - 1) for row in plans]
+    pairs = sum(model["tau_pairs"] for model in models)
+    in_order = sum(model["tau_pairs"] * (1 + model["tau"]) / 2 for model in models)
+    memory = max(model["memory_worst"] for model in models)
+    found = [
+        [
+            "seconds on GPUs, from data sheets",
+            f"{jobs['runs']} published jobs, each of a team left out of the fit",
+            f"{jobs['median_error']:.1%} in the median, a tenth by {jobs['percentile_90_error']:.0%} or more;"
+            f" {jobs['pairs_in_order']} of {jobs['pairs']} pairs in order",
+        ],
+        ["whether it fits", f"{fits['layouts']} published layouts that ran", f"{fits['right']} right"],
+        [
+            "seconds on two CPU ranks, measured",
+            f"{len(plans)} plans of {len(models)} models",
+            f"{median(errors):.0%} in the median; {in_order:.0f} of {pairs} pairs in order",
+        ],
+        ["bytes of tensors", "the same plans", f"{memory:.1%} at most"],
+    ]
+    return table(["predicted", "compared with", "off by"], found).replace("%", " %")
 
 
 def netsplit() -> str:
@@ -155,6 +173,23 @@ def settings() -> str:
     )
 
 
+def verbs() -> str:
+    """A row for each argument of each verb, as ``--help`` has it; settings have a table of their own."""
+    of_settings = {f"--{no}{setting.flag}" for setting in settings_fields() for no in ("", "no-")}
+    found = [["verb", "argument", "what it says"], ["---"] * 3]
+    [action] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    for name, verb in action.choices.items():
+        left_out = {"--json", "--debug", "--help", *(of_settings if name == "explore" else ())}
+        for one in verb._actions:
+            options = [o for o in one.option_strings if o.startswith("--")]
+            if left_out.isdisjoint(options):
+                value = one.metavar or ("" if one.nargs == 0 else "|".join(one.choices or ()))
+                said = " ".join(filter(None, [*options, str(value)])) or one.dest
+                words = str(one.help or "one of these") % {"default": one.default}
+                found.append([f"`{name}`", f"`{said}`".replace("|", " or "), words.replace("|", " or ")])
+    return "\n".join(f"| {' | '.join(row)} |" for row in found)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     # README.md
     "frontier-caption": partial(
@@ -165,7 +200,7 @@ PARTS: dict[str, Callable[[], str]] = {
         " and {runs.leanest.time_measured_s:.2f} s per step, the fastest"
         " {runs.fastest.memory_tracked_bytes:.0MiB} and {runs.fastest.time_measured_s:.2f} s.*",
     ),
-    "compared-steps": compared_steps,
+    "trust": trust,
     # tests/benchmarks/README.md
     "origins": partial(
         origins,
@@ -278,6 +313,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layers,
     # tensoropt/cli/README.md
     "settings": settings,
+    "verbs": verbs,
     # tensoropt/costs/README.md
     "memory-on-fake-ranks": partial(
         rows,

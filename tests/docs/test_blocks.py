@@ -26,6 +26,7 @@ from tensoropt.cli.parser import main
 from tensoropt.console import ProgressDisplay
 from tensoropt.ranks.pool import RankPool
 from tests.capture.onnx.models import perceptron
+from tests.docs.figures import README
 from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
 from tests.docs.programs import CHECKED_ELSEWHERE, run_job, run_python
 from tests.lent_ranks import lend_ranks
@@ -48,7 +49,11 @@ RUN = [
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_works_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ranks: RankPool,
 ) -> None:
     lend_ranks(monkeypatch, ranks)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +73,12 @@ def test_a_page_works_from_top_to_bottom(
         elif block.language == "sh":
             for command, remark in shell_lines(block):
                 if not remark.startswith("needs "):
+                    capsys.readouterr()
                     shell(command, block, ranks)
+        elif page == README:  # what the last command printed, without the lines between those of dots
+            printed = iter(capsys.readouterr().out.splitlines())
+            for line in block.text.splitlines():
+                assert line == "..." or line in printed, f"{page.name}:{block.line}: not printed: {line}"
 
 
 def excerpt(block: Block) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.question.constraints import LARGEST_BYTES, constraints_of, load_constraints
+from tensoropt.files import DOCUMENT_BYTES
+from tensoropt.question.constraints import constraints_of, load_constraints
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.constraints import ConstraintError
 
@@ -41,7 +42,7 @@ def test_settings_keep_the_content() -> None:
         (b"\xff\xfe\x00", "not valid YAML"),
         (b"", "a mapping with pin"),
         (b"pin: [{operators: a}]", "pin 1: 'axes' gives the dim"),
-        (b"#" * (LARGEST_BYTES + 1), "larger than 1 MiB"),
+        (b"#" * (DOCUMENT_BYTES + 1), "larger than 1 MiB"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, says: str) -> None:

@@ -88,7 +88,7 @@ def test_a_build_without_cuda_beside_gpus(box, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     (note,) = local_notes(load_cluster("local:4"))
     assert note == (
-        "4 x H100-80GB are here and nothing is timed on them, so that prices are from data sheets: PyTorch "
+        "this machine's 4 x H100-80GB cannot be timed, so costs come from data sheets: PyTorch "
         f"{torch.__version__} is built without CUDA; install a build with CUDA, or explore with --cluster "
         "cpu:4 for CPU ranks"
     )
@@ -112,12 +112,13 @@ def test_gpus_that_local_does_not_see(box, monkeypatch):
     on_a_box(monkeypatch, dgx_h100(), ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (note,) = local_notes(load_cluster("local:2"))
-    assert note == "8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them: this is for CPU ranks"
+    assert note == "8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them: plans are for CPU ranks"
     without = dgx_h100()
     without.usable = False
     on_a_box(monkeypatch, without, (NAME,))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     (note,) = local_notes(load_cluster("local:2"))
     assert (
-        note == "PyTorch sees 1 GPUs, but NVML, which describes them, does not answer: this is for CPU ranks"
+        note
+        == "PyTorch sees 1 GPUs, but NVML, which describes them, does not answer: plans are for CPU ranks"
     )

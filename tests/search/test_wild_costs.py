@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -125,6 +126,17 @@ def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
     monkeypatch.setattr(within, "WORTH_NARROWING", 1.0 - 1e-9)
     for seed in seeds_of(1000, 1050):
         check(seed)
+
+
+def test_thinned_wild_costs_are_bounded(monkeypatch):
+    """Also options that the grid of costs makes equal in memory, which a large graph may have."""
+    monkeypatch.setattr(shared, "FEW_SUMS", 0)
+    for seed in seeds_of(0, 60):
+        with contextlib.suppress(NoStrategyError):
+            thinned = track_frontier(Wild(seed).graph(), max_points=3)
+            whole = track_frontier(Wild(seed).graph())
+            for memory, time_s in zip(whole.memory, whole.time, strict=True):
+                assert thinned.lower_bound(memory) <= time_s * (1 + 1e-9)
 
 
 @pytest.mark.slow

@@ -98,10 +98,10 @@ def test_what_is_not_gathered_is_refused():
     strategy = tensor_parallel(three)
     data = strategy.to_data()
     (loss,) = strategy.graph.atoms.graph.outputs
-    with pytest.raises(PlanError, match=f"gathers {loss} again in backward, which is not an activation"):
+    with pytest.raises(PlanError, match=f"gathers {loss} again in backward; only activations of"):
         Strategy.from_data({**data, "gathered_again": [loss]}, strategy.graph)
     kept = min(gatherable(strategy.graph) - strategy.gatherable)
-    with pytest.raises(PlanError, match=f"gathers {kept} again in backward, which is read as it is made"):
+    with pytest.raises(PlanError, match=f"gathers {kept} again in backward, but no reader gathers it"):
         Strategy.from_data({**data, "gathered_again": [kept]}, strategy.graph)
     with pytest.raises(PlanError, match="which this model does not make"):
         Strategy.from_data({**data, "gathered_again": ["linear_77"]}, strategy.graph)
@@ -114,5 +114,7 @@ def test_what_runs_again_is_not_gathered_again_as_well():
     name = min(n for n in strategy.gatherable if makers[n] in inside)
     recomputed = replace(strategy, recomputed=find_regions(strategy.graph))
     assert name not in recomputed.gatherable
-    with pytest.raises(PlanError, match=f"gathers {name} again in backward, and runs {makers[name]} again"):
+    with pytest.raises(
+        PlanError, match=f"gathers {name} again in backward, and also recomputes {makers[name]},"
+    ):
         Strategy.from_data({**recomputed.to_data(), "gathered_again": [name]}, strategy.graph)

@@ -132,16 +132,16 @@ def test_gathered_inputs_are_pinned_beside_what_runs_again(graph: GroupGraph) ->
     nothing = match(constraints_from_dict({"recompute": [{"blocks": "*", "recipe": "none"}]}), graph)
     assert not any(nothing.gathered_again.values())
     assert nothing.gathered_again == nothing.again
-    with pytest.raises(ConstraintError, match=r"both about layers\.1"):
+    with pytest.raises(ConstraintError, match=r"both match layers\.1"):
         pinned(graph, gathered, {"blocks": "layers.1", "recipe": "none"})
 
 
 def test_pins_that_cannot_hold_are_refused_or_given_up(graph: GroupGraph) -> None:
     full = {"blocks": "*", "recipe": "full"}
     for entries, says in (
-        ([full, {"blocks": "layers.0", "recipe": "none"}], "both about layers.0"),
+        ([full, {"blocks": "layers.0", "recipe": "none"}], "both match layers.0"),
         ([{"blocks": "layer.*", "recipe": "full"}], "matches no repeated block"),
-        ([{**full, "every": 4}], "is none of 3; give every: 3 or less"),
+        ([{**full, "every": 4}], "only 3 blocks match, so one in 4 is none of them; give every: 3 or less"),
     ):
         with pytest.raises(ConstraintError, match=says):
             pinned(graph, *entries)

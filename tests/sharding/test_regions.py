@@ -329,8 +329,8 @@ def test_a_strategy_is_data_with_what_runs_once():
     assert "once" not in replace(strategy, once=frozenset()).to_data()
     data = strategy.to_data()
     for once, says in (
-        ([graph.groups[-1].name], "runs once in a recomputed block, and is in none"),
-        (list(first.groups), "of which every group runs once"),
+        ([graph.groups[-1].name], "to run once in a recomputed block, but it is in none"),
+        (list(first.groups), "but runs every group of it once"),
     ):
         with pytest.raises(PlanError, match=says):
             Strategy.from_data({**data, "once": once}, graph)

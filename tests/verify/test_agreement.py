@@ -38,14 +38,14 @@ def test_ranks_agree_on_what_they_share() -> None:
 )  # fmt: skip
 def test_the_first_difference_is_named(first: list[JointCall], second: list[JointCall], says: str) -> None:
     (line,) = disagreements({0: first, 1: second})
-    assert line.startswith("ranks 0 and 1 have to issue the same sequence of what both take part in, or ")
+    assert line.startswith("ranks 0 and 1 must issue their common collectives and messages in the same order")
     assert says in line
 
 
 def test_a_group_is_named_once() -> None:
     """Of four ranks that share a sum, one that lacks it differs from each of the others."""
     lines = disagreements({0: [REDUCE], 1: [REDUCE], 2: [REDUCE], 3: []})
-    assert [line.partition(" have")[0] for line in lines] == ["ranks 0 and 3"]
+    assert [line.partition(" must")[0] for line in lines] == ["ranks 0 and 3"]
 
 
 def test_sizes_that_values_decide_are_left_out() -> None:

@@ -90,9 +90,9 @@ def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config
         ({"architectures": ["Qwen2Model"]}, "computes no loss; write Qwen2ForCausalLM or .* into its"),
         (
             {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
-            "labels that are not known here",
+            "labels of an unsupported kind",
         ),
-        ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "places for images"),
+        ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "image placeholders"),
         (
             {"model_type": "pix2struct", "architectures": ["Pix2StructForConditionalGeneration"]},
             "reads flattened_patches",

@@ -144,7 +144,7 @@ def _skipping(count: FlopCount, position: int) -> FlopCount:
     cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) do the same.
 
     Args:
-        position: that of ``is_causal`` among the arguments.
+        position: the position of ``is_causal`` among the arguments.
     """
 
     def counted(*args: Any, **kwargs: Any) -> int:

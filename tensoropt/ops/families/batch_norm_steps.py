@@ -19,12 +19,12 @@ _BY_STATISTICS = "kernels.batch_norm_by_statistics"
 
 
 class BatchNormSteps(NamedTuple):
-    """A batch norm as three operators, whose pieces need each other only between them.
+    """A batch norm as three operators, so that pieces of a batch exchange nothing but sums.
 
     Attributes:
-        sums: makes the sums of a piece.
-        statistics: makes mean and variance of the whole batch, and the new running ones.
-        normalised: makes the result, under the batch norm's name.
+        sums: the operator that sums a piece.
+        statistics: the operator that makes mean and variance of the batch, and the new running ones.
+        normalised: the operator that makes the result, under the batch norm's name.
         tensors: the sums and the statistics, each of shape (2, channels).
     """
 
@@ -35,7 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a batch norm in training, without its results 1 and 2 for backward, or None."""
+    """Return the steps of a training batch norm, or None for other operators; results 1 and 2 are dropped."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args
@@ -77,7 +77,7 @@ def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operat
 
 
 def _batch_norm_sums(b: Builder) -> None:
-    """Channels split; pieces of the batch give terms of the sums."""
+    """Split channels, and the batch with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     b.read(b.arg(0), [n, c] + [None] * (len(shape) - 2))
@@ -85,7 +85,7 @@ def _batch_norm_sums(b: Builder) -> None:
 
 
 def _batch_norm_statistics(b: Builder) -> None:
-    """Channels split."""
+    """Split channels."""
     c = b.loop("channels", b.tensor(b.arg(0)).shape[1])
     b.read(b.arg(0), [None, c])
     for index in (1, 2):
@@ -96,7 +96,7 @@ def _batch_norm_statistics(b: Builder) -> None:
 
 
 def _batch_norm_by_statistics(b: Builder) -> None:
-    """Batch and channels split; statistics are given."""
+    """Split batch and channels; the statistics are an operand."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)

@@ -11,7 +11,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("stride padding dilation")
 def convolution(b: Builder) -> None:
-    """Batch, output and (without groups) input channels split; windows keep spatial dims whole."""
+    """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
     groups = b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape

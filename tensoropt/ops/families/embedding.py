@@ -131,7 +131,7 @@ def _embedding_bag_kernel(
 
     Args:
         steps: the distance between shards of the vocabulary.
-        offsets: those of the whole batch.
+        offsets: the offsets of the whole batch.
         factors: per item, the factor of its row.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx

@@ -19,7 +19,7 @@ COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
 
 
 def _grouped_mm(b: Builder) -> None:
-    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, which end at ``offs``.
+    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows sorted by expert end at ``offs[e]``.
 
     It splits over rows, over output and input features (Megatron's pair inside every expert), and over
     experts as a partial sum.
@@ -39,7 +39,7 @@ def _grouped_mm(b: Builder) -> None:
 
 @alike("bins minlength")
 def histogram(b: Builder) -> None:
-    """The counts of parts of the values are summed; the bins stay whole."""
+    """Split the values, with partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.

@@ -22,13 +22,13 @@ from tensoropt.ops.overloads import resolve_overload
 
 @alike("size low high")
 def random(b: Builder) -> None:
-    """Every dim splits, because an element depends only on its global index."""
+    """Split every dim: an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
 @alike("*")
 def _random_like(b: Builder) -> None:
-    """The result has the shape of the operand, whose values do not matter."""
+    """Split every dim; the operand gives only the shape."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
@@ -36,7 +36,7 @@ def _random_like(b: Builder) -> None:
 
 @alike("p")
 def bernoulli(b: Builder) -> None:
-    """Every dim splits, together with that of the probabilities."""
+    """Split every dim of result and probabilities together."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
@@ -44,7 +44,7 @@ def bernoulli(b: Builder) -> None:
 
 @alike("p train")
 def dropout(b: Builder) -> None:
-    """The mask depends only on the global index, so dropout is linear in its operand."""
+    """Split every dim; the mask depends only on the global index, so dropout is linear."""
     broadcast(b)
     b.linear = True
 
@@ -250,7 +250,7 @@ class _MaskedScale(torch.autograd.Function):
 def dropout_kernel(
     context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
 ) -> torch.Tensor:
-    """Dropout with the mask of :func:`keep_mask`."""
+    """Apply dropout with the mask of :func:`keep_mask`."""
     if p == 0.0:
         return x
     mask = keep_mask(context, name, p, tuple(x.shape), pieces, x.device)

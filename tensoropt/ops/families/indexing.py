@@ -64,7 +64,7 @@ def index(b: Builder) -> None:
 
 
 def gather(b: Builder) -> None:
-    """Other dims split together; the looked-up dim stays whole, the index splits."""
+    """Split the index, and with it all dims but the looked-up one."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
     dim = b.arg(3 - where, "dim")
@@ -82,7 +82,7 @@ def gather(b: Builder) -> None:
 
 
 def index_select(b: Builder) -> None:
-    """All dims split except the one that is looked up; the index splits."""
+    """Split the index, and all dims but the looked-up one."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]

@@ -46,7 +46,7 @@ _REDUCTION = {
 
 @alike("ignore_index label_smoothing")
 def _cross_entropy(b: Builder) -> None:
-    """Rows are summed (over the true mass for a mean); the classes may be split."""
+    """Split rows, as partial sums (a mean divides by the whole batch's mass), and classes."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
@@ -67,7 +67,7 @@ def _cross_entropy(b: Builder) -> None:
 
 @alike("ignore_index")
 def _nll_loss(b: Builder) -> None:
-    """Rows are summed; a row looks up one of its classes, which stay whole."""
+    """Split rows, as partial sums; classes stay whole, as a row looks up one of them."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
     if len(shape) == 1:
@@ -80,7 +80,7 @@ def _nll_loss(b: Builder) -> None:
 
 @alike("beta delta full log_input log_target margin")
 def _elementwise_loss(b: Builder) -> None:
-    """Every element of the operands is a loop; weights of elements or classes broadcast to them."""
+    """Split every dim of the operands; weights of elements or classes broadcast to them."""
     x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]
     if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
@@ -179,7 +179,7 @@ def is_mean(op: Operator) -> bool:
 
 
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    """Divisor of a mean over these targets: the number of those not ignored, or the sum of their weights."""
+    """Return the divisor of a mean over targets: the number of those not ignored, or their weights' sum."""
     counted = target != ignore_index
     if weight is None:
         return counted.sum()

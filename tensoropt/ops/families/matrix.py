@@ -88,7 +88,7 @@ def matmul(b: Builder) -> None:
 
 @alike("path")
 def einsum(b: Builder) -> None:
-    """The equation gives the index space."""
+    """Take the loops from the equation."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
         raise Opaque(b.op.name)
@@ -134,7 +134,7 @@ def bilinear(b: Builder) -> None:
 
 
 def lu_unpack(b: Builder) -> None:
-    """The matrices of a batch, each whole: PyTorch's kernel does not check that pivots fit."""
+    """Split batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
     loops = b.loops(b.tensor(b.arg(0)).shape[:-2])

@@ -28,7 +28,7 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 def layer_norm(b: Builder) -> None:
-    """Leading dims split; the normalised ones stay whole."""
+    """Split leading dims; the normalised ones stay whole."""
     shape = b.tensor(b.arg(0)).shape
     kept = len(shape) - len(b.arg(1))
     labels: list[Loops] = [b.loop(f"d{i}", s) if i < kept else None for i, s in enumerate(shape)]
@@ -46,7 +46,7 @@ def _weight_norm(b: Builder) -> None:
 
 
 def _group_norm(b: Builder) -> None:
-    """Batch and groups split; the channels of a group stay together."""
+    """Split batch and groups; the channels of a group stay together."""
     shape, groups = b.tensor(b.arg(0)).shape, b.arg(1)
     n = b.loop("batch", shape[0])
     g = b.loop("groups", groups)
@@ -60,7 +60,7 @@ def _group_norm(b: Builder) -> None:
 
 @alike("use_input_stats")
 def instance_norm(b: Builder) -> None:
-    """Batch and channels split, unless running statistics are kept."""
+    """Split batch and channels, unless running statistics are kept."""
     shape = b.tensor(b.arg(0)).shape
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
@@ -74,7 +74,7 @@ def instance_norm(b: Builder) -> None:
 
 @alike("training")
 def _batch_norm_training(b: Builder) -> None:
-    """Batch (the kernel synchronises its statistics) and channels split."""
+    """Split channels, and the batch, whose statistics the kernel synchronises."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
@@ -89,7 +89,7 @@ def _batch_norm_training(b: Builder) -> None:
 
 @alike("training")
 def _batch_norm_inference(b: Builder) -> None:
-    """Batch and channels split; statistics are given."""
+    """Split batch and channels; the statistics are operands."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
@@ -147,7 +147,7 @@ def normalised(
     var: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return the norm of ``x`` with these statistics, in whose dtype the parameters are taken."""
+    """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps

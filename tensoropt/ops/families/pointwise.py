@@ -63,7 +63,7 @@ def _names(block: str) -> tuple[str, ...]:
 
 
 def broadcast(b: Builder) -> None:
-    """One loop per output dim; the dims of an operand align from the right."""
+    """Add one loop per output dim; the dims of an operand align from the right."""
     shape = b.output().shape
     # Uneven cuts are allowed, but only apply if all tensors of the dim allow them (`_uneven_dims` in
     # atoms.py).
@@ -77,23 +77,23 @@ def broadcast(b: Builder) -> None:
 
 @alike("*")
 def _pointwise(b: Builder) -> None:
-    """Element-wise; linear only if it scales by a number."""
+    """Split every dim; the operator is linear only if it scales by a number."""
     broadcast(b)
-    # Multiplying by a number is linear; the product of two activations is not linear in both jointly.
+    # Multiplying by a number is linear; a product of two activations is not jointly linear.
     scalar = isinstance(b.arg(1), (int, float))
     b.linear = b.op.target in _SCALING and scalar
 
 
 @alike("*")
 def _linear_pointwise(b: Builder) -> None:
-    """Element-wise and linear."""
+    """Split every dim of a linear operator."""
     broadcast(b)
     b.linear = True
 
 
 @alike("*")
 def _addition(b: Builder) -> None:
-    """A sum of two operands is linear in both jointly."""
+    """Split every dim of a sum, which is linear in both operands jointly."""
     broadcast(b)
     # x + number is affine: a partial sum plus the number on every rank would count the number several times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
@@ -101,7 +101,7 @@ def _addition(b: Builder) -> None:
 
 @alike("*")
 def _cast(b: Builder) -> None:
-    """A cast is linear if it loses no digits."""
+    """Split every dim of a cast, which is linear if it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
     # A cast to a narrower type rounds, and the sum of rounded partial sums is not the rounded sum.
@@ -111,7 +111,7 @@ def _cast(b: Builder) -> None:
 
 
 def prelu(b: Builder) -> None:
-    """One slope for all, or one per channel (dim 1)."""
+    """Split every dim; there is one slope for all, or one per channel (dim 1)."""
     shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
     loops = b.loops(shape)
     b.read(b.arg(0), loops)

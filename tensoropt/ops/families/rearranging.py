@@ -11,7 +11,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def cat(b: Builder) -> None:
-    """Equal pieces become the outer atom of the result; unequal ones keep the dim whole."""
+    """Concatenate: equal pieces are the outer atom of the dim; unequal ones keep it whole."""
     tensors = [b.tensor(t) for t in b.arg(0)]
     rank = len(b.output().shape)
     if any(len(t.shape) != rank for t in tensors):
@@ -33,7 +33,7 @@ def cat(b: Builder) -> None:
 
 
 def stack(b: Builder) -> None:
-    """A new dim, which is never split, before the operands' own."""
+    """Split the operands' dims; the new dim stays whole."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
     result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
@@ -45,7 +45,7 @@ def stack(b: Builder) -> None:
 
 
 def repeat(b: Builder) -> None:
-    """Copies become the outer atom of a dim: a loop of the result alone."""
+    """Split every dim; copies are an outer loop that only the result has."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []
@@ -62,7 +62,7 @@ def repeat(b: Builder) -> None:
 
 @alike("mode")
 def _moved_within_dims(b: Builder) -> None:
-    """Dims in which elements move or whose size changes stay whole; the others pass through."""
+    """Split the dims in which no element moves and whose size stays (roll, flip, padding)."""
     before = b.tensor(b.arg(0)).shape
     amounts = b.arg(1)  # padding starts from the last dim; one dim may lose what it gains
     touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
@@ -79,7 +79,7 @@ def _moved_within_dims(b: Builder) -> None:
 
 @alike("n")
 def diff(b: Builder) -> None:
-    """Neighbours along one dim, with the values prepended and appended to it."""
+    """Split all dims but the one along which neighbours are subtracted."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(2, "dim", -1) % max(len(shape), 1)
     labels: list[Loops] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
@@ -91,7 +91,7 @@ def diff(b: Builder) -> None:
 
 @alike("output_size")
 def repeat_interleave(b: Builder) -> None:
-    """Every element of a dim becomes several neighbours: an inner loop of the result alone."""
+    """Split every dim; copies are an inner loop that only the result has."""
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
         raise Opaque(b.op.name)
@@ -108,7 +108,7 @@ def repeat_interleave(b: Builder) -> None:
 
 
 def gated(b: Builder) -> None:
-    """One half of a dim times the sigmoid of the other; the position within a half is the inner loop."""
+    """Split a gated linear unit by the position within a half; both halves are cut alike."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", -1) % max(len(shape), 1)
     halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
@@ -122,7 +122,7 @@ def gated(b: Builder) -> None:
 
 @alike("size step")
 def _windows(b: Builder) -> None:
-    """Overlapping windows of one dim, which stays whole."""
+    """Split all dims but the one that is cut into overlapping windows."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -133,7 +133,7 @@ def _windows(b: Builder) -> None:
 
 @alike("output_size kernel_size dilation padding stride")
 def columns(b: Builder) -> None:
-    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all but places split."""
+    """Split batch and channels of an image's windows, ``[n, c, h, w] <-> [n, c * window, places]``."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     image, cols = (before, after) if "im2col" in b.op.target else (after, before)
     if len(image) != 4 or len(cols) != 3:
@@ -149,7 +149,7 @@ def columns(b: Builder) -> None:
 
 @alike("diagonal")
 def triangle(b: Builder) -> None:
-    """Leading dims split; the result for an element depends on its position in its matrix."""
+    """Split leading dims; matrices stay whole, as the positions of their elements count."""
     shape = b.tensor(b.arg(0)).shape
     labels: list[Loops] = [b.loop(f"d{i}", s) if i < len(shape) - 2 else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)

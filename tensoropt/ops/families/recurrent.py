@@ -13,7 +13,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("has_biases num_layers bidirectional")
 def recurrent(b: Builder) -> None:
-    """``input [t, b, i]`` (``[b, t, i]`` batch-first), states ``[layers, b, h]``, weights whole."""
+    """Split the batch of ``input [t, b, i]`` (or ``[b, t, i]``) and states ``[layers, b, h]``."""
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
     dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
     shape = b.tensor(b.arg(0)).shape

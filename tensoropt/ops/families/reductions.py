@@ -30,13 +30,13 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
 
 
 def _full_sum(b: Builder) -> None:
-    """Every dim is contracted."""
+    """Contract every dim."""
     _reduced(b, None, False, contracted=True)
     b.linear = b.cheap = True
 
 
 def _dim_sum(b: Builder) -> None:
-    """The reduced dims are contracted, the others pass through."""
+    """Contract the reduced dims, split the others."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
 
@@ -47,7 +47,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 
 @alike("k largest sorted descending stable")
 def _dim_reduction(b: Builder) -> None:
-    """The reduced or ordered dim stays whole, because results of its parts do not add up."""
+    """Split all dims but the reduced or sorted one."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
         dim = b.arg(_ORDERING[b.op.target], "dim", -1) % max(len(shape), 1)
@@ -61,18 +61,18 @@ def _dim_reduction(b: Builder) -> None:
 
 @alike("ord")
 def vector_norm(b: Builder) -> None:
-    """The dims that are not reduced split; the roots of parts do not add up."""
+    """Split the dims that are not reduced; roots of partial sums do not add up."""
     _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
 @alike("correction unbiased")
 def variance(b: Builder) -> None:
-    """The dims that are not reduced split; every value needs its mean."""
+    """Split the dims that are not reduced; every value needs the mean."""
     _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
 def _cosine_similarity(b: Builder) -> None:
-    """All dims split except the one that is compared."""
+    """Split all dims but the compared one."""
     shape = b.tensor(b.arg(0)).shape
     if b.tensor(b.arg(1)).shape != shape:
         raise Opaque(b.op.name)

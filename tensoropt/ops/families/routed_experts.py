@@ -33,7 +33,7 @@ from tensoropt.ops.overloads import resolve_overload
 EXPERTS = "expert_kernels.experts"
 """The operator and kernel: (x, choice, its weights, the experts' weights, body, number of experts)."""
 DISPATCH = "dispatch"
-"""The loop of experts and tokens split along one axis."""
+"""The loop that splits both experts and tokens along one axis."""
 SPLIT, SLICE, TRANSPOSE, INDEX = (
     "aten.split.Tensor",
     "aten.slice.Tensor",
@@ -85,7 +85,7 @@ def _operands_of(value: Any) -> list[str]:
 
 
 class _Whole(Exception):  # noqa: N818 - a signal, not an error
-    """The features inside experts stay whole, as a body uses them in an unknown way."""
+    """Raised for bodies whose features cannot be split, as their use is unknown; they stay whole."""
 
 
 _Dim = tuple[str, ...] | None
@@ -93,12 +93,12 @@ _Dim = tuple[str, ...] | None
 
 
 class _Features:
-    """The features inside every expert, made by first products and contracted by the last.
+    """The hidden features of every expert: outputs of the first products, contracted by the last one.
 
     Attributes:
         size: their number.
         parts: the number of equal parts of first products' results, a gate among them.
-        dims: per weight, its dims behind the experts'.
+        dims: weight -> its dims without the experts'.
         added: the weights added to the last product.
     """
 
@@ -211,7 +211,7 @@ def _experts(b: Builder) -> None:
             labels.append(None if dim is None else [loops[name] for name in dim])
         b.read(weight, labels, added=number in added)
     b.write([rows, None])
-    # Last, so that data parallelism is found first by whoever follows the batch.
+    # Last, so that strategies that follow the batch find plain data parallelism first.
     b.together(DISPATCH, (rows, experts))
 
 
@@ -272,7 +272,7 @@ def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) 
     """Return the rows that a rank is expected to compute, equally many from each rank.
 
     Args:
-        rows: those of each rank's tokens.
+        rows: the number of rows of each rank's tokens.
         imbalance: the busiest rank's rows over the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)
@@ -332,10 +332,10 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Routes(NamedTuple):
-    """The rows of a rank's tokens that are computed anywhere, and those that it computes.
+    """The routing of one rank: the rows that it sends, and the rows that it computes.
 
     Attributes:
-        rows: those of its tokens, in sending order.
+        rows: the token rows that it sends, in sending order.
         experts: the local expert of each received row.
         sent, received: the numbers of rows to and from each rank.
     """
@@ -353,12 +353,12 @@ def _routes(
     peers = _blocks(context, split)
     own = count // math.prod(one.parts for one in split)
     if context.alone or isinstance(choice, FakeTensor):
-        # Nobody has chosen: the same number of rows for every expert.
+        # Without a router's choice, every expert gets the same number of rows.
         index = torch.arange(expected, device=choice.device)
         if axes:
             context.all_to_all(choice.new_zeros(len(peers), own), axes)
         even = [expected // len(peers)] * len(peers)
-        # From each rank come rows of all experts; those at hand are sorted.
+        # Received rows are sorted by sender, then expert; a rank's own by expert.
         ids = index % own if axes else index * own // expected
         return _Routes(index % choice.numel(), ids, even, even)
     index = choice.flatten().sort(stable=True).indices
@@ -378,7 +378,7 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
-    """Return the experts' block of each rank in the exchange group; its own alone if it exchanges none."""
+    """Return the block of experts of each rank in the exchange group; of this rank only if it has none."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]

@@ -8,7 +8,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def _along_one_dim(b: Builder) -> None:
-    """All dims split except the one along which the operator runs."""
+    """Split all dims but the one along which the operator runs."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -20,7 +20,7 @@ def _along_one_dim(b: Builder) -> None:
 
 @alike("n s norm")
 def _fourier(b: Builder) -> None:
-    """Transformed dims stay whole."""
+    """Split all dims but the transformed ones."""
     shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
     if dims is None:
         raise Opaque(b.op.name)

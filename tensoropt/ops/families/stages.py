@@ -51,7 +51,7 @@ def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
 
 
 def passed(b: Builder) -> None:
-    """Every dim is a separate loop."""
+    """Split every dim."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)

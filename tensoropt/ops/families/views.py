@@ -48,7 +48,7 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 @alike("*")
 def reshape(b: Builder) -> None:
-    """Each run of dims is one loop nest at the common refinement of its two factorisations."""
+    """Cut each run of dims at the common refinement of its two factorisations."""
     source = b.tensor(b.arg(0))
     before, after = source.shape, b.output().shape
     reads: list[Loops] = [None] * len(before)
@@ -74,7 +74,7 @@ def reshape(b: Builder) -> None:
 
 
 def permute(b: Builder) -> None:
-    """The loops of the operand, reordered."""
+    """Reorder the operand's loops."""
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
     if not shape:
@@ -98,7 +98,7 @@ def permute(b: Builder) -> None:
 
 @alike("size")
 def expand(b: Builder) -> None:
-    """A dim that grows is a loop of the result alone."""
+    """Give an expanded dim a loop that only the result has."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     loops = [b.loop(f"d{i}", size) for i, size in enumerate(after)]
     b.read(b.arg(0), loops[len(after) - len(before) :])
@@ -122,7 +122,7 @@ def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops],
 
 @alike("split_size split_sizes chunks")
 def split(b: Builder) -> None:
-    """Equal pieces become the outer atom of the dim; unequal pieces keep it whole."""
+    """Cut a dim: equal pieces are its outer atom, unequal pieces keep it whole."""
     rank = len(b.tensor(b.arg(0)).shape)
     dim = b.arg(2, "dim", 0) % rank
     pieces = [b.output(i).shape[dim] for i in range(len(b.op.outputs))]
@@ -135,7 +135,7 @@ def split(b: Builder) -> None:
 
 @alike("end")
 def _slice_(b: Builder) -> None:
-    """A slice that is one of several equal tiles keeps the inner atom; any other keeps the dim whole."""
+    """Split the sliced dim inside the tile if the slice is one of several equal tiles; else keep it whole."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
@@ -163,7 +163,7 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 
 @alike("index")
 def select(b: Builder) -> None:
-    """One index of a dim, which stays whole; the other dims pass through."""
+    """Split all dims but the selected one."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -173,7 +173,7 @@ def select(b: Builder) -> None:
 
 
 def _unbind(b: Builder) -> None:
-    """All indices of a dim, each as a separate result."""
+    """Split all dims but the unbound one."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -184,7 +184,7 @@ def _unbind(b: Builder) -> None:
 
 
 def view_as_real(b: Builder) -> None:
-    """A complex number becomes a pair, which is the innermost dim."""
+    """Split the dims of the complex tensor; the (real, imaginary) pair is a new innermost dim."""
     loops = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), loops)
     b.write([*loops, None])

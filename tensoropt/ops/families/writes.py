@@ -10,7 +10,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("reduce include_self value")
 def scatter(b: Builder) -> None:
-    """Dims other than the written one split if the index covers them; additions add up."""
+    """Split the dims that the index covers, but the written one; additions give partial sums."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
@@ -34,7 +34,7 @@ def scatter(b: Builder) -> None:
 
 @alike("alpha")
 def index_add(b: Builder) -> None:
-    """``y = x; y[index[i]] += source[i]``: parts of the rows are summed."""
+    """``y = x; y[index[i]] += source[i]``: rows split, with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
@@ -49,7 +49,7 @@ def index_add(b: Builder) -> None:
 
 @alike("value")
 def _index_fill(b: Builder) -> None:
-    """All dims split except the one that is written."""
+    """Split all dims but the written one."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -84,7 +84,7 @@ def _index_put(b: Builder) -> None:
 
 @alike("index start end step")
 def _scatter_into_slice(b: Builder) -> None:
-    """The written dim stays whole; base and source are summed, each where visible."""
+    """Split all dims but the written one; the result sums base and source, each where visible."""
     shape = b.tensor(b.arg(0)).shape
     narrow = b.op.target == "aten.slice_scatter.default"
     dim = b.arg(2, "dim", 0) % max(len(shape), 1)

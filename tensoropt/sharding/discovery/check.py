@@ -62,7 +62,7 @@ def shard(
             start, length = chunk(flat.shape[code], mesh[axis], at[axis])
             flat = flat.narrow(code, start, length)
     sizes = iter(flat.shape)
-    # A copy: what reads beyond a piece (by strides) would find the whole there.
+    # A copy, so that an operator that reads beyond a piece (by strides) does not find the whole.
     piece = flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms])
     return piece.clone(memory_format=torch.contiguous_format)
 
@@ -98,7 +98,7 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bo
     if not expected.is_floating_point():
         return torch.equal(actual, expected)
     if expected.element_size() == 1:
-        actual, expected = actual.float(), expected.float()  # nothing else computes with such
+        actual, expected = actual.float(), expected.float()  # few operators take such types
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
     # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
     scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
@@ -258,7 +258,7 @@ class _ThreadedRanks:
         def _posted(
             self, kind: str, value: torch.Tensor, given: Any, axes: tuple[int, ...]
         ) -> Iterator[list[Any]]:
-            """Record a collective, and yield what each rank of the group gives, in order."""
+            """Record a collective, and yield the contributions of the group's ranks, in order."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
             ranks.sent[self.at].append(_Sent(kind, axes, value.numel(), bytes_, self.backward))
@@ -336,7 +336,7 @@ def check_choices(
     """Check that splitting ``op`` gives the whole operator's results; return the first failing claim or None.
 
     Args:
-        scale: that of operands and output gradients; operators with thresholds depend on it.
+        scale: the scale of operands and output gradients; operators with thresholds depend on it.
     """
     try:
         _check(op, atoms, choices, mesh, seed, scale)

@@ -178,7 +178,7 @@ TRIAL_S = 60.0
 _SCALES = (1.0, 1e-3, 1e3)
 """Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
 _SUM, _WHOLE, _MEAN = -1, -2, -3
-"""An output that the loop does not index: its parts are summed, equal, or averaged."""
+"""How parts of an output recombine if the loop does not index it: as a sum, as equal copies, as a mean."""
 _KINDS = {_SUM: "sum", _WHOLE: "whole", _MEAN: "mean"}
 _LOST = "lost"
 """The field of a record with the reason why the operator could not be tried."""
@@ -194,7 +194,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: the dim it cuts per operand, and the dim, SUM, WHOLE or MEAN of concatenation per output."""
+    """One loop: the dim that it cuts of each operand, and the dim, SUM, WHOLE or MEAN of each output."""
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
@@ -248,7 +248,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     before = Discovery.from_record(record) if record is not None else None
     if not _is_defined(op):
         # A saved graph only names it; the findings from when it was saved are all there is.
-        return before or Discovery(refused="it is the model's own, which is not loaded here", additive=False)
+        return before or Discovery(refused="the model that defines it is not loaded here", additive=False)
     refused = _refusal(op)
     if refused:
         return Discovery(refused=refused)
@@ -444,7 +444,7 @@ def _unsteady(probe: _ProbeOperator) -> str:
 def _is_constant(probe: _ProbeOperator) -> bool:
     try:
         first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
-    except Exception:  # the operator's own, on operands that only some probes are like
+    except Exception:  # the operator's own, on operands that it does not take
         return False
     return all(_equal(a, b, 0.0) for a, b in zip(first, other, strict=True))
 
@@ -478,7 +478,7 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                 # A dim of an output also belongs to only one loop.
                 if cut & written:
                     continue
-                # What is always the same also adds up, and is equal on all parts: only its shape tells.
+                # A constant output also adds up and is equal on all parts, so only its shape counts.
                 if constant and len(cut) < len(split.writes):
                     continue
                 # Parts with unequal numbers of NaN have means of unequal weights.

@@ -81,7 +81,7 @@ class _ReduceScatter:
         return self._own(flat, pieces.shape[1:], x.shape[self.atom])
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start computing the shard of ``x``, which is given up; return a function that waits for it."""
+        """Start to reduce-scatter ``x``, which may be overwritten; return a function to wait for it."""
         size = x.shape[self.atom]
         # Not all of `x`, because it is not needed while the pieces are being sent.
         pieces = self._pieces(x)
@@ -169,7 +169,7 @@ class _Standpoint(Protocol):
 
 
 class Rank(_Standpoint, Protocol):
-    """What an edge needs of its rank.
+    """The rank that executes an edge.
 
     Attributes:
         micro_batch: the coordinate on axis 0.
@@ -197,7 +197,7 @@ class Rank(_Standpoint, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpec:
-    """An edge as the executor needs it; equal only to itself, so that lookups are fast.
+    """An edge as the executor needs it, compared by identity, so that lookups are fast.
 
     Attributes:
         name: the tensor's name, for messages and hooks.
@@ -296,7 +296,7 @@ class Route:
         return self._left(value)
 
     def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start moving a gradient, which is given up, along a single reduction; return a waiting function."""
+        """Start moving a gradient, which may be overwritten, by one reduction; return a waiting function."""
         (move,) = self.moves
         assert isinstance(move, _AllReduce | _ReduceScatter)
         wait = move.begin(self._entered(value))
@@ -319,7 +319,7 @@ def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: b
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """Start moving a gradient, which is given up, back along an edge; return a waiting function."""
+    """Start moving a gradient, which may be overwritten, back along an edge; return a waiting function."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 
@@ -424,7 +424,7 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
             if atom in zigzag:
                 return _zigzag_joined(gathered, atom)
-            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
+            return gathered.movedim(0, atom).reshape(_resized(x, atom, whole)).contiguous()
         own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -432,10 +432,6 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         return torch.cat([gathered[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom)
 
     return move
-
-
-def _as_asked(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous()
 
 
 def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
@@ -462,14 +458,14 @@ def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         if atom in zigzag:
             return _zigzag_joined(received.view(pieces.shape), atom)
         joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
-        return _as_asked(joined)
+        return joined.contiguous()
 
     return move
 
 
 def _mask(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
-    # The sum over the axes is then the value itself, whoever computes it. No rank passes on the storage: what
-    # backward makes again is known by it, and must be on all ranks or on none.
+    # The sum over the axes is then the value itself. A copy also at coordinate 0: backward recognises by the
+    # storage what it makes again, and all ranks must agree on it.
     return torch.clone if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
@@ -503,8 +499,8 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
-        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which the
-        # module would be compiled anew.
+        # A compiled module gathers at the use: a prefetched tensor belongs to one call, and would make the
+        # compiler run again for each.
         ctx.ahead = None if spec.block is None or torch.compiler.is_compiling() else runtime.ahead
         if spec.back is not None:
             # `x` is the shard, which is passed so that autograd returns the gradient to it; the value is that
@@ -594,7 +590,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
     def unpack(flat: torch.Tensor) -> torch.Tensor:
         pieces = flat.view(parts, *padded)
         if even:
-            return _as_asked(pieces.movedim(0, atom).reshape(shape))
+            return pieces.movedim(0, atom).reshape(shape).contiguous()
         if not lies_inside(padded, atom):
             # The padding comes after all the rest.
             return flat[: math.prod(whole)].view(shape)

@@ -232,7 +232,7 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """Return a key equal for moves of equally large tensors with equal kinds, axes and payloads of steps."""
+    """Return a key that is equal for moves whose steps have equal kinds, axes and payloads."""
     numbers: dict[int, int] = {}
     parts: dict[int, int] = {}
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):

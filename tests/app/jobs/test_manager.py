@@ -22,7 +22,13 @@ from tensoropt.exploration.exploration import load_exploration
 from tensoropt.question.question import Question
 
 WAIT_S = 120.0
-REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
+
+
+def asking(model: str) -> Request:
+    return Request(Question(model=model, cluster="dgx-h100"), "mlp", "dgx-h100")
+
+
+REQUEST = asking("zoo:mlp")
 
 
 @pytest.fixture
@@ -134,14 +140,23 @@ def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobMana
 def test_a_job_that_measures_runs_alone(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.endless)
     first = manager.submit(REQUEST)
-    local = manager.submit(replace(REQUEST, measures=True))
-    later = manager.submit(REQUEST)
-    assert [manager.submit(REQUEST).state for _ in range(1)] == ["queued"]
+    local = manager.submit(replace(asking("zoo:mlp?depth=2"), measures=True))
+    later = manager.submit(asking("zoo:mlp?depth=3"))
+    assert manager.submit(asking("zoo:mlp?depth=4")).state == "queued"
     assert (local.state, later.state) == ("queued", "queued")  # those behind it don't overtake
     manager.cancel(first.id)
     assert until(manager, local.id, lambda j: j.state != "queued").state == "running"
     manager.cancel(later.id)
     assert until(manager, later.id, ended).state == "cancelled"
+
+
+def test_a_button_pressed_twice_starts_one_job(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.endless)
+    first = manager.submit(REQUEST)
+    assert manager.submit(REQUEST).id == first.id
+    manager.cancel(first.id)
+    until(manager, first.id, ended)
+    assert manager.submit(REQUEST).id != first.id
 
 
 def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobManager]) -> None:
@@ -151,7 +166,7 @@ def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobM
     (manager.folder / dead.id).mkdir()
     dead.save(manager.folder / dead.id)
     seen = next(j for j in managed(workers_app.quick).jobs() if j.id == dead.id)
-    assert (seen.state, seen.error) == ("interrupted", "the dashboard ended while this ran")
+    assert (seen.state, seen.error) == ("interrupted", "the dashboard ended meanwhile")
     assert read_job(manager.folder / dead.id) == seen
 
 

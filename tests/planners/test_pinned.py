@@ -265,7 +265,7 @@ def test_experts_over_data_parallel_ranks_send_rows_instead_of_gradients():
         ({"stage": 4}, "no stage 4"),
         ({"recompute": "product"}, "did you mean 'products'"),
         ({"data": 4, "stage": 3, "shard_group": 3}, "do not divide"),
-        ({"data": 4, "experts": 2}, "experts over 2 ranks, of 4 data-parallel ones.*give 1 or 4"),
+        ({"data": 4, "experts": 2}, "expert-parallel degree of 2 is not supported.*give 1 or 4"),
     ],
 )
 def test_what_means_nothing_is_refused(chosen, words):

@@ -59,7 +59,7 @@ _FAMILIES = {
     "local:N": ("local", "N of this machine's GPUs, or N CPU ranks where it has none"),
     "cpu:N": ("cpu:2", "N CPU ranks of this machine"),
 }
-"""Of each family of this machine's clusters one member, and the source of its figures."""
+"""For each form of a local cluster's name, an example and a description."""
 
 
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:

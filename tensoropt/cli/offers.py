@@ -42,8 +42,8 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
 
 
 def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
-    """Return devices × memory → time; at several batches on the same devices, batch × memory → tokens or
-    samples per second, as steps differ in their work."""
+    """Return a table of seconds by devices and memory; for several batches on the same devices, of tokens or
+    samples per second by batch and memory, as steps differ in their work."""
     from tensoropt.exploration.rates import StepWork
 
     # Of budgets that read alike, the largest.

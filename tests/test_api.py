@@ -76,7 +76,7 @@ def figures(exploration):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"args": torch.ones(9, 8)}, r"example inputs in a tuple.*pass \(x,\)"),
+        ({"args": torch.ones(9, 8)}, r"tuple of example inputs.*pass \(x,\)"),
         ({"loss": 3}, "loss must map the model.s output to a scalar.*3 was given"),
         ({"loss": nn.MSELoss()}, r"MSELoss\(\) was given, which cannot be called with one argument"),
         ({"micro_batches": 2}, r"micro_batches is 'auto' or a tuple of counts, such as \(1, 2\), not 2"),

@@ -93,14 +93,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         fastest=options.fastest,
     )
     plan = exploration.plan(index)
-    lines, told = _told(options, exploration, index, memory)
+    lines, facts = _described(options, exploration, index, memory)
     within = answer_within(exploration, memory, headroom)
     taken = within.taken_words() if within.row == index and options.point is None else ""
     lines = [within.sentence(), *([taken] if taken else []), "", *lines]
     if options.why or options.trace:
         reasons, more = _reasons(exploration, index, options)
         lines += ["", *reasons]
-        told |= more
+        facts |= more
     if options.out:
         plan.save(options.out)
         ways = run_ways(exploration.cluster, plan.devices, options.out)
@@ -110,7 +110,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data = {
         **points_data(exploration, [index])[0],
         "key": plan_key(plan),
-        **told,
+        **facts,
         "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),
@@ -118,7 +118,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _told(
+def _described(
     options: argparse.Namespace, exploration: Exploration, index: int, memory_bytes: float | None
 ) -> tuple[list[str], dict[str, Any]]:
     """Return (lines on a point, with the requested training's time and cost and the results of its runs; data

@@ -22,16 +22,16 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
-    told = verb.add_argument_group("launcher config")
-    told.add_argument(
+    config = verb.add_argument_group("launcher config")
+    config.add_argument(
         "--as",
         dest="launcher",
         metavar="torchtitan|megatron|deepspeed|accelerate",
         help="write the point of --point as this launcher's config",
     )
-    told.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
-    told.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
-    told.add_argument(
+    config.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
+    config.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
+    config.add_argument(
         "--nearest",
         action="store_true",
         help="if the launcher cannot express this point, write the closest plan it can, with its cost",
@@ -41,7 +41,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Write the requested files; return their names and contents."""
     if options.launcher:
-        return _told(options, progress)
+        return _config(options, progress)
     for name in ("to", "nearest", "point"):
         if getattr(options, name) not in (None, False):
             raise TensorOptError(f"--{name} is for --as; add --as LAUNCHER, or leave out --{name}")
@@ -70,7 +70,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.files import write_text
     from tensoropt.launchers.registry import launcher_named
     from tensoropt.saved import export_job, opened
@@ -84,26 +84,24 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     exploration = opened(options.dirs[0])
     title = exploration.title(exploration.index(point=options.point))
-    told = export_job(
-        exploration, options.launcher, options.point, nearest=options.nearest, progress=progress
-    )
-    notes = [f"{title} as a config of {options.launcher}: {told.sentence()}"]
-    notes += [f"the closest plan, not the point itself: {told.reason}"] if not told.is_the_point else []
-    notes += told.priced.notes
+    job = export_job(exploration, options.launcher, options.point, nearest=options.nearest, progress=progress)
+    notes = [f"{title} as a config of {options.launcher}: {job.sentence()}"]
+    notes += [f"the closest plan, not the point itself: {job.reason}"] if not job.is_the_point else []
+    notes += job.priced.notes
     data = {
         "launcher": options.launcher,
         "point": options.point,
-        "is_the_point": told.is_the_point,
-        "memory_bytes": told.priced.point.memory_bytes,
-        "time_s": told.priced.point.time_s,
+        "is_the_point": job.is_the_point,
+        "memory_bytes": job.priced.point.memory_bytes,
+        "time_s": job.priced.point.time_s,
         "notes": notes,
-        "text": told.text,
+        "text": job.text,
     }
     if not options.to:
         for note in notes:
             progress.note(note)
-        return Answer(data, told.text.rstrip("\n"))
-    write_text(options.to, told.text)
+        return Answer(data, job.text.rstrip("\n"))
+    write_text(options.to, job.text)
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
 
 

@@ -170,8 +170,8 @@ class PinnedConfiguration:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of a place: replicas outside, the ranks that share shards inside, then those that share
-        sequences, tensor parallelism innermost (Megatron-LM's order of ranks)."""
+        """The mesh of one pipeline place: replicas outside, then the ranks of a shard group, then context
+        parallelism, tensor parallelism innermost (Megatron-LM's order of ranks)."""
         sizes = {"replica": self.data // self.shards, "shard": self.shards}
         if self.stage == _WHOLE_STAGE:
             sizes = {"replica": self.data}

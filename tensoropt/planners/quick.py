@@ -1,4 +1,4 @@
-"""The planners that every exploration runs beside its search, and the models for which it runs them.
+"""The planners that every exploration runs beside its search, and the conditions for each.
 
 Published plans outside of the search's space can lie below its frontier: those with a device for each
 operator, and those with stages; sharded plans can if a gap was allowed. *Sharded* ones are always tried;

@@ -403,8 +403,7 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """Return a search whose lines are those of ``hull``; ``table`` (entries, W) holds their least
-        costs."""
+        """Return a search with the lines of ``hull``; ``table`` (entries, W) holds their least costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]

@@ -92,8 +92,8 @@ UNPROVEN = (
 
 
 class _Within:
-    """All that is known so far: strategies, and for narrowed graphs, bounds of the classes that were left
-    out."""
+    """The state of a search: the known strategies and, for narrowed graphs, bounds of the classes that were
+    left out."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings

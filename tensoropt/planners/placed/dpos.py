@@ -47,7 +47,7 @@ class DposSchedule:
 
     @property
     def answer(self) -> PlacedAnswer:
-        """The placement, with the step that DPOS itself expects."""
+        """The placement, with DPOS's own estimate of the step."""
         return PlacedAnswer(self.placement, expected_s=self.finish_s)
 
 

@@ -67,7 +67,7 @@ def test_fake_ranks_have_no_time() -> None:
 
 
 def test_a_failure_is_not_hidden() -> None:
-    assert "numbers NOT match" in verified_words(found(ok=False), DATA)
+    assert "numbers do NOT match" in verified_words(found(ok=False), DATA)
     assert verified_words(found(error="a rank died"), DATA) == "did not run: a rank died"
 
 

@@ -63,7 +63,7 @@ def units_of(problem: PlacementProblem) -> Units:
     """Return the units of a problem.
 
     Raises:
-        InfeasibleError: operators that belong together have no common device; the message names them.
+        InfeasibleError: operators that must share a device have no common one; the message names them.
     """
     joined = nx.Graph()
     joined.add_nodes_from(range(problem.size))

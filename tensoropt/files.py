@@ -27,7 +27,7 @@ import yaml
 
 from tensoropt.errors import TensorOptError
 
-MOST_BYTES = 2**30
+_MOST_BYTES = 2**30
 """Maximum unpacked size of an exploration's file, about a hundred times our largest: a small file made to
 unpack into more than a machine's memory must not kill the process."""
 DOCUMENT_BYTES = 2**20
@@ -41,7 +41,7 @@ SETTINGS_FILE = "exploration.json"
 
 
 def unpacked(
-    content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
+    content: bytes, name: object, most_bytes: int = _MOST_BYTES, remedy: str = "explore again"
 ) -> bytes:
     """Return the content of a gzip'd file, unpacking at most ``most_bytes``.
 
@@ -71,7 +71,7 @@ def unpacked(
     return b"".join(parts)
 
 
-def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
+def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
     """Refuse a file of more than ``most_bytes``, counted unpacked for a zip archive.
 
     Raises:
@@ -104,7 +104,7 @@ def pack(value: Any) -> bytes:
         nonlocal size
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not an array of numbers")
-        if size + array.nbytes > MOST_BYTES:
+        if size + array.nbytes > _MOST_BYTES:
             mib = (size + array.nbytes) >> 20
             raise TensorOptError(f"{mib} MiB of arrays exceed the limit for reading them back")
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
@@ -114,7 +114,7 @@ def pack(value: Any) -> bytes:
         return {_ARRAY: described}
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
-    if size + len(text) + 8 > MOST_BYTES:
+    if size + len(text) + 8 > _MOST_BYTES:
         raise TensorOptError(f"{(size + len(text)) >> 20} MiB exceed the limit for reading them back")
     # Costs of equal layers repeat: the fastest level shrinks them to a fortieth, in a second per 500 MB.
     return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)

@@ -28,11 +28,9 @@ _LOOK_S = 0.5
 _SELDOM_OBJECTS = 100_000
 """New objects between two garbage collections, some 10 MB; an assumption."""
 _WATCH = "end with parent"
-_LEAST_CALLS = 8
-"""The fewest calls worth a fork; one call takes some 10 to 100 ms; an assumption."""
 
 
-def can_fork() -> bool:
+def _can_fork() -> bool:
     """Return whether this process can be forked safely, and may have children."""
     # PyTorch's export leaves a thread of tqdm, which takes only tqdm's own lock; ours takes none.
     harmless = ("tqdm_monitor", _WATCH)
@@ -107,20 +105,13 @@ def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answ
     return [answer for _, answer in sorted(_as_forks_end(work, items), key=itemgetter(0))]
 
 
-def spread(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Return the results of all calls in order, divided among cores round-robin, in forks."""
-    forks = max(1, min(cores(), len(calls) // _LEAST_CALLS))
-    found = in_forks(lambda first: [call() for call in calls[first::forks]], range(forks))
-    return [found[number % forks][number // forks] for number in range(len(calls))]
-
-
 def _as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
     """Yield (index of the item, ``work(item)``) as results arrive from forks, one per core at a time.
 
     With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
     change memory, since changes in forks are lost. Results are pickled.
     """
-    if min(len(items), cores()) < 2 or not can_fork():
+    if min(len(items), cores()) < 2 or not _can_fork():
         yield from enumerate(map(work, items))
         return
     running: dict[Connection, int] = {}

@@ -26,7 +26,7 @@ from tensoropt.types import Progress
 
 _logger = logging.getLogger(__name__)
 
-MOST_BATCHES = 12
+_MOST_BATCHES = 12
 """Maximum number of explorations when searching for the largest batch that fits; 11 doublings are a factor of
 2,048."""
 
@@ -86,8 +86,8 @@ def over_batches(
     """
     sweep, tried = _Running(out), dict[int, bool]()
     if isinstance(batches, str):
-        first, total = default_batch(source), MOST_BATCHES
-        chosen = iter(lambda: next_batch(tried, first) if len(tried) < MOST_BATCHES else None, None)
+        first, total = default_batch(source), _MOST_BATCHES
+        chosen = iter(lambda: next_batch(tried, first) if len(tried) < _MOST_BATCHES else None, None)
     else:
         chosen, total = iter(batches), len(batches)
     for batch in chosen:

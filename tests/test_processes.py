@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensoropt import processes
-from tensoropt.processes import can_fork, garbage_sought_seldom, in_forks, spread
+from tensoropt.processes import _can_fork, garbage_sought_seldom, in_forks
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,14 +81,6 @@ assert most == 2, spans
     subprocess.run([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("calls", [0, 1, 15, 16, 33])
-def test_calls_are_spread_over_cores_and_answered_in_order(
-    calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "cores", lambda: 3)
-    assert spread([partial(abs, -number) for number in range(calls)]) == list(range(calls))
-
-
 def test_a_process_with_other_threads_or_cuda_does_all_itself(monkeypatch):
     import torch
 
@@ -98,14 +89,14 @@ def test_a_process_with_other_threads_or_cuda_does_all_itself(monkeypatch):
     stop = threading.Event()
     threading.Thread(target=stop.wait, name="another").start()
     try:
-        assert not can_fork()
+        assert not _can_fork()
         assert in_forks(abs, [-1, -2, -3]) == [1, 2, 3]
     finally:
         stop.set()
     monkeypatch.setattr(processes.threading, "enumerate", lambda: [threading.main_thread()])
-    assert can_fork()
+    assert _can_fork()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert not can_fork()
+    assert not _can_fork()
 
 
 @pytest.mark.parametrize("ended_by", ["SIGINT", "SIGKILL"])

@@ -110,7 +110,7 @@ def test_a_list_of_batches_is_explored_whatever_fits(tmp_path: Path, monkeypatch
     assert [one.model.batch for one in found.explorations] == [2]
     assert "batch-3" in found.refused
     # Without an end to it, the search ends.
-    monkeypatch.setattr(sweeps, "MOST_BATCHES", 2)
+    monkeypatch.setattr(sweeps, "_MOST_BATCHES", 2)
     assert [one.model.batch for one in over("auto").explorations] == [32, 64]
 
 

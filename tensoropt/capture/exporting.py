@@ -45,7 +45,7 @@ tensors."""
 
 
 @contextlib.contextmanager
-def composites_prepared_once() -> Iterator[None]:
+def _composites_prepared_once() -> Iterator[None]:
     """Prepare PyTorch's composite operators once per process: listing them for each namespace of operators,
     and registering the kernels of each in both passes of ``run_decompositions``, takes more than half of the
     time of capturing a small model."""
@@ -148,7 +148,7 @@ _IDLE = (
     "a reentrant checkpoint gives no gradient, as in the model: none of the tensors that it is given has "
     "one; use_reentrant=False would train what is inside"
 )
-EAGER_NOTE = (
+_EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
     "without a compiler"
 )
@@ -176,7 +176,7 @@ def export(
     except Exception:
         with mock.patch.object(torch.compiler, "is_compiling", return_value=False):
             exported, step, notes = _export(subject, args, kwargs, training)
-        return exported, step, (*notes, EAGER_NOTE)
+        return exported, step, (*notes, _EAGER_NOTE)
 
 
 def _export(
@@ -296,7 +296,7 @@ def _functional(
     keep_no_grad(exported)
     # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
     # table does not list them.
-    with composites_prepared_once():
+    with _composites_prepared_once():
         return exported.run_decompositions(_WRITTEN_OUT)
 
 

@@ -296,7 +296,7 @@ DRAWN = (
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
+def _unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
     """While open, record what the code of a model's modules changes in them; restore it at the end.
 
     Args:
@@ -427,7 +427,7 @@ class EagerStep:
 
 def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
     """Run one step of ``subject``, which returns its loss, without a graph, and return the outcome."""
-    with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
+    with _unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
         parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
         with seeded(model=subject) as drew:
             try:
@@ -492,7 +492,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
     own = {graph.aliases.get(key, key) for key in (name.removeprefix(prefix) for name in step.trained)}
-    captured = trained_parameters(graph)
+    captured = _trained_parameters(graph)
     lost = sorted(own - captured)
     if lost:
         raise CaptureError(
@@ -506,7 +506,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     return ()
 
 
-def trained_parameters(graph: OperatorGraph) -> set[str]:
+def _trained_parameters(graph: OperatorGraph) -> set[str]:
     """Return the keys of the parameters from which a differentiable path leads to the loss."""
     reached = {graph.outputs[0]}
     for op in reversed(graph.operators):
@@ -544,7 +544,7 @@ def check_numbers(
     """
     call = (args, dict(kwargs))
     # The model already issued its warnings when it was captured.
-    with warnings.catch_warnings(action="ignore"), unchanged(model, values=True):
+    with warnings.catch_warnings(action="ignore"), _unchanged(model, values=True):
         parameters = _differentiated(graph, model)
         module = rebuild(graph, model)
 
@@ -617,7 +617,7 @@ def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Para
 
 
 def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), _unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
         loss = run()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -668,7 +668,7 @@ def _rounding(
     unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
     generator = torch.Generator().manual_seed(0)
     worst = _Difference(0.0, 0.0, "")
-    with unchanged(model, values=True):
+    with _unchanged(model, values=True):
         for _ in range(2):
             with torch.no_grad():
                 for p in parameters.values():

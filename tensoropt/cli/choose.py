@@ -21,11 +21,11 @@ from tensoropt.units import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from tensoropt.exploration.exploration import Exploration
 
-BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
+_BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
 """The values of ``--baseline``, repeated here so that ``--help`` imports no heavy package."""
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     verb.add_argument(
@@ -57,7 +57,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--baseline",
-        choices=[*BASELINES],
+        choices=[*_BASELINES],
         help="the best plan of this usual strategy, with or without recomputation and micro-batches",
     )
     verb.add_argument(
@@ -182,4 +182,4 @@ def _device_bytes(folder: str) -> float:
     return load_exploration(inside[0] if inside else folder).device_bytes
 
 
-VERB = Verb("choose", "turn a point of a saved frontier into a plan", add_arguments, answer)
+VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, answer)

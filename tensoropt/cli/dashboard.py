@@ -8,7 +8,7 @@ from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
         "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
@@ -25,4 +25,4 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer({"address": address}, "")
 
 
-VERB = Verb("dashboard", "look at frontiers, pick and export plans in a browser", add_arguments, answer)
+VERB = Verb("dashboard", "look at frontiers, pick and export plans in a browser", _add_arguments, answer)

@@ -27,7 +27,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
@@ -262,4 +262,6 @@ def _check_for_several(out: str) -> None:
         )
 
 
-VERB = Verb("explore", "find the cost frontier of a model on a cluster", add_arguments, answer, measures=True)
+VERB = Verb(
+    "explore", "find the cost frontier of a model on a cluster", _add_arguments, answer, measures=True
+)

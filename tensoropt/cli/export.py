@@ -12,7 +12,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import counted
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
         "dirs",
@@ -125,4 +125,4 @@ def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", add_arguments, answer)
+VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", _add_arguments, answer)

@@ -14,7 +14,7 @@ _Rows = list[list[str]]
 _OF_MODELS = ("size", "batch", "description", "paper", "requires")
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("what", choices=("models", "clusters", "planners"))
 
@@ -89,4 +89,4 @@ def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     return data, [["name", "what it does"], *([*one.values()] for one in data)], (0, 1)
 
 
-VERB = Verb("list", "list models, clusters or planners by name", add_arguments, answer)
+VERB = Verb("list", "list models, clusters or planners by name", _add_arguments, answer)

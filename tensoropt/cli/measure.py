@@ -11,7 +11,7 @@ from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
         "what",
@@ -122,7 +122,7 @@ def _profiles(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
 VERB = Verb(
     "measure",
     "time this machine's links, describe it as a cluster, show its profiles",
-    add_arguments,
+    _add_arguments,
     answer,
     measures=True,
 )

@@ -10,7 +10,7 @@ from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.units import format_seconds, parse_bytes
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("target", metavar="DIR|PLAN", help="an exploration's folder, or a plan file in one")
     verb.add_argument("--point", type=WHOLE, metavar="N", help="begin with point N; default: the fastest")
@@ -46,4 +46,4 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer({**found.to_dict(), "plan": plan_key(found.plan), "drift": found.drift}, text)
 
 
-VERB = Verb("tune", "run a plan here, time its steps, and look for a faster one", add_arguments, answer)
+VERB = Verb("tune", "run a plan here, time its steps, and look for a faster one", _add_arguments, answer)

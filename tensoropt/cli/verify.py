@@ -16,7 +16,7 @@ _RANDOM_CLUSTER = "cpu:2"
 """The default cluster of ``verify --random``: the fewest ranks that can split anything, on any machine."""
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
+def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
@@ -252,5 +252,5 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
 
 
 VERB = Verb(
-    "verify", "run a plan, or random strategies, beside the unsplit model and compare", add_arguments, answer
+    "verify", "run a plan, or random strategies, beside the unsplit model and compare", _add_arguments, answer
 )

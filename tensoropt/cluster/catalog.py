@@ -49,7 +49,7 @@ def process_memory_figures() -> Mapping[str, Any]:
     return _preset("memory")
 
 
-def efficiency_figures() -> Mapping[str, Any]:
+def _efficiency_figures() -> Mapping[str, Any]:
     """Return the shares of data-sheet peaks that kernels reach, from ``presets/efficiencies.yaml``."""
     return _preset("efficiencies")
 
@@ -270,7 +270,7 @@ class Reached:
 
 @cache
 def _reached(capability: str, dated: str, compiled: bool) -> Reached:
-    figures = efficiency_figures()
+    figures = _efficiency_figures()
     # Oldest first; the newest have no end date.
     kernels = next(
         of
@@ -314,7 +314,7 @@ class JobSpread:
 @cache
 def job_spread() -> JobSpread:
     """Return the spread of published jobs, from ``presets/efficiencies.yaml``."""
-    return JobSpread(**efficiency_figures()["spread"])
+    return JobSpread(**_efficiency_figures()["spread"])
 
 
 def slower_beside(cluster: Cluster) -> float:

@@ -234,7 +234,7 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 
 
-def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:
+def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:
     """Return every mesh whose axes each cover whole levels or lie inside one.
 
     Args:
@@ -404,7 +404,7 @@ class Cluster:
         Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """
         count(max_axes, "max_axes")
-        return aligned_meshes(
+        return _aligned_meshes(
             tuple((level.name, level.size) for level in self.levels), max_axes, ordered=bool(self.pairs)
         )
 

@@ -248,7 +248,7 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
             # A cluster file lists all pairs of a node or of the cluster (cluster/files.py), so one pair shows
             # whether the whole level has links of its own.
             if (children[0][0], children[1][0]) in cluster.pairs:
-                bandwidth = min(bandwidth, pair_ring_bandwidth(cluster, members))
+                bandwidth = min(bandwidth, _pair_ring_bandwidth(cluster, members))
                 exchange = max(exchange, _pair_exchange(cluster, members) / size)
                 continue
             for child in children:
@@ -294,7 +294,7 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
         yield tuple(members)
 
 
-def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
+def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
     Several rings over dedicated wires at once, as many as the rank with the fewest wires has, or the one ring

@@ -26,16 +26,16 @@ from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
 
-MATRIX_EFFICIENCY = ASSUMED.arithmetic
+_MATRIX_EFFICIENCY = ASSUMED.arithmetic
 """The share of peak FLOP/s of large matrix products, if not fitted; an assumption."""
-MEMORY_EFFICIENCY = ASSUMED.memory
+_MEMORY_EFFICIENCY = ASSUMED.memory
 """The share of peak memory bandwidth of element-wise kernels, if not fitted; an assumption."""
 _LAUNCH_S = 5e-6
 """Seconds of a CPU rank per kernel launch; an assumption. ``presets/host.yaml`` has those of GPUs."""
 
 MOST_SAMPLES = 20_000
 """The most store records that a fit uses; reading a million took half a minute."""
-FEWEST_SAMPLES = 8
+_FEWEST_SAMPLES = 8
 """The fewest samples of one class and direction for a fit; an assumption."""
 _SAMPLES_PER_KNOT = 6  # an assumption
 # An assumption: leaving out a fifth at a time leaves enough to fit, and costs five fits.
@@ -54,7 +54,7 @@ def class_of(work: Workload) -> str:
     return CostClass.ELEMENT_WISE.value
 
 
-def call_class(call: LocalCall) -> CostClass:
+def _call_class(call: LocalCall) -> CostClass:
     # The kernel "divided" wraps another call, whose class determines how fast it runs.
     name = call.static[0] if call.function == "kernels.divided" else call.function
     return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
@@ -170,7 +170,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
                 by[sample.cls, direction].append((sample.key, ideal, measured))
     curves, errors = {}, []
     for (cls, direction), found in sorted(by.items()):
-        if len(found) < FEWEST_SAMPLES:
+        if len(found) < _FEWEST_SAMPLES:
             continue
         pairs = [(ideal, measured) for _, ideal, measured in found]
         curves[cls, direction] = _curve(pairs)
@@ -336,7 +336,7 @@ class RooflineCompute:
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
                 continue
-            cls = call_class(call)
+            cls = _call_class(call)
             if self.fused and cls in _FUSED:
                 size = moved_bytes(cls, of)
                 chain.append(CallWork(of.forward_flops, size, size))
@@ -365,14 +365,14 @@ class RooflineCompute:
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
-        return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
+        return self._of_call(work.dtype, _call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def peak(self, dtype: str, cls: CostClass) -> float:
         return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
-        arithmetic = flops / (peak * MATRIX_EFFICIENCY)
-        memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
+        arithmetic = flops / (peak * _MATRIX_EFFICIENCY)
+        memory = traffic / (self.device.memory_bandwidth * _MEMORY_EFFICIENCY)
         # A fitted efficiency includes the launches, because small work never reaches full speed; a fixed one
         # does not.
         return max(arithmetic, memory) + launches * self._kernel_s
@@ -383,7 +383,7 @@ class RooflineCompute:
         return 4.0 * kind_of(self.optimizer).traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
-def processor_name() -> str:
+def _processor_name() -> str:
     """Return the CPU's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -409,7 +409,7 @@ def measurement_prefix(
     on = (
         f"{device}/host-ahead,own-start"
         if device
-        else f"{processor_name()}/kept-memory,copies,nodes,smallest"
+        else f"{_processor_name()}/kept-memory,copies,nodes,smallest"
     )
     if settings:
         on += f"/{settings}"

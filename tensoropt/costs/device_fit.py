@@ -18,9 +18,9 @@ from tensoropt.units import format_bytes, format_number
 LEAST, MOST = 0.96, 1.11
 """Measured over predicted GPU memory for four fifths of 28 published peaks, without V100s."""
 
-ALLOCATOR_SHARE = 0.02
+_ALLOCATOR_SHARE = 0.02
 """The allocator's reserve over tensors: the median of replays of published jobs."""
-DRIVER_SHARE = 0.011
+_DRIVER_SHARE = 0.011
 """The driver's share: PyTorch reports 79.1 of 80 GiB (A100, H100) and 31.7 of 32 GiB (V100)."""
 HEADROOM = 0.05
 """The share of memory left free without a budget; an assumption."""
@@ -47,8 +47,8 @@ def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: flo
     own = {name: size for name, size in terms.items() if name not in (CONSTANTS, _UNUSED)}
     return {
         **own,
-        "driver": 0.0 * tensors + DRIVER_SHARE * device_bytes,
-        "allocator": ALLOCATOR_SHARE * tensors,
+        "driver": 0.0 * tensors + _DRIVER_SHARE * device_bytes,
+        "allocator": _ALLOCATOR_SHARE * tensors,
     }
 
 

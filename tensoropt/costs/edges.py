@@ -28,7 +28,7 @@ from tensoropt.sharding.groups import Group, products_beside, takes_over_hub
 from tensoropt.sharding.regions import Region, left_as_views
 from tensoropt.sharding.reshard.steps import forward_placements
 
-MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 28
 """The most bytes stored per mesh, beyond which reading takes as long as building; an assumption."""
 
 
@@ -62,7 +62,7 @@ class TableArrays:
     def save(self) -> None:
         """Store new arrays."""
         size = sum(array.nbytes for array in self._arrays.values())
-        if self.store is None or not self._made or size > MOST_BYTES:
+        if self.store is None or not self._made or size > _MOST_BYTES:
             return
         with contextlib.suppress(TensorOptError):
             self.store.put(self.key, self._arrays, "tables")

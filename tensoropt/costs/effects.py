@@ -352,7 +352,7 @@ def joined(parts: Iterable[Effects]) -> Effects:
     return Effects(tuple(effects), parameters, gradients, optimizer)
 
 
-Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
+_Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
 """(forward, backward) steps of a resharding."""
 
 
@@ -366,7 +366,7 @@ class MoveEffects:
         self.orders = memory_orders(self.graph)
         # Cached per instance, that is per mesh and prices, which the key does not contain.
         self._elements: dict[tuple[str, Layout], int] = {}
-        self._steps: dict[object, Both] = {}
+        self._steps: dict[object, _Both] = {}
         self._moved: dict[object, Effect] = {}
         self._products: dict[tuple[str, str], LinearProduct | None] = {}
         self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
@@ -393,7 +393,7 @@ class MoveEffects:
 
     # -- moves ------------------------------------------------------------------------------------
 
-    def steps(self, name: str, source: Layout, target: Layout) -> Both:
+    def steps(self, name: str, source: Layout, target: Layout) -> _Both:
         """Return the (forward, backward) steps between layouts; no backward without a gradient."""
         # Layers repeat, and all tensors with the same moves share them.
         atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)

@@ -38,7 +38,7 @@ from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import replicated_axes
 
 
-def sharded_layout(
+def _sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
     """Return the stored layout that shards ``axes`` of a parameter otherwise stored as ``whole``.
@@ -76,7 +76,7 @@ def storage_options(
         layouts = []
         for sizes, whole in zip(atoms, as_used, strict=True):
             free = tuple(a for a in axes if a in replicated_axes(whole))
-            layout = sharded_layout(sizes, mesh, whole, free) if free else None
+            layout = _sharded_layout(sizes, mesh, whole, free) if free else None
             layouts.append(layout if layout is not None else whole)
         # Sets that shard nothing more give the same tuple; the dict drops duplicates and keeps the order.
         found.setdefault(tuple(layouts))

@@ -108,7 +108,7 @@ class CostContext:
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
-FACTS = "facts-14"
+_FACTS = "facts-14"
 """The version of fact records; others are made anew."""
 _FACTS_AT_ONCE = 256
 """Workloads between saves: one or two seconds; an assumption."""
@@ -203,7 +203,7 @@ class WorkloadFacts:
         if self.context.capability is not None and has_recurrent(work):
             kernels += "cuda-recurrent/"
         mode = "train" if self.context.training else "inference"
-        return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
+        return f"{_FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the kernels whose saved tensors the memory counts."""
@@ -233,7 +233,7 @@ class WorkloadFacts:
 
 _MOST_FAILURES = 5
 """The most failures that a report names."""
-LONG_S = 20.0
+_LONG_S = 20.0
 """Estimated seconds of timing that call for a message on how to avoid it; an assumption."""
 
 
@@ -293,7 +293,7 @@ class Timings:
     def _begin(self, count: int, seconds: float) -> None:
         self._began = True
         self._measure_peaks()
-        if seconds >= LONG_S and not self._hinted:
+        if seconds >= _LONG_S and not self._hinted:
             self._hinted = True
             self.context.note(
                 f"{counted(count, 'operator')} of this model, in the shapes that plans give them, must be "

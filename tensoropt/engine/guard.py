@@ -101,7 +101,7 @@ def same(first: Any, second: Any) -> bool:
         return False
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     name = getattr(value, "__name__", None)
@@ -307,7 +307,7 @@ class Guard:
         name = next(
             n for n in part.settings if n not in attributes or not same(attributes[n], part.settings[n])
         )
-        current, captured = shown(attributes.get(name)), shown(part.settings[name])
+        current, captured = _shown(attributes.get(name)), _shown(part.settings[name])
         return PlanError(
             f"{part.name + '.' if part.name else ''}{name} is {current} now, but was {captured} when the "
             f"model was parallelized, and the plan would keep using the old value; {_BEFORE}, or pass what "
@@ -324,7 +324,7 @@ class Guard:
                 f"plan would keep using the old value; {_BEFORE}"
             )
         name = next(n for n, captured in settings.items() if not same(value.__dict__.get(n, self), captured))
-        shown_now, captured = shown(value.__dict__.get(name)), shown(settings[name])
+        shown_now, captured = _shown(value.__dict__.get(name)), _shown(settings[name])
         return PlanError(
             f"{path}.{name} is {shown_now} now, but was {captured} when the model was parallelized, and the "
             f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of the call"
@@ -337,8 +337,8 @@ class Guard:
             if not same(current, captured):
                 kind = type(part.module).__name__
                 raise PlanError(
-                    f"{part.name + '.' if part.name else ''}{name} is {shown(current)} now, but was "
-                    f"{shown(captured)} (an attribute of {kind}) when the model was parallelized, and the "
+                    f"{part.name + '.' if part.name else ''}{name} is {_shown(current)} now, but was "
+                    f"{_shown(captured)} (an attribute of {kind}) when the model was parallelized, and the "
                     f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
                     "the call"
                 )

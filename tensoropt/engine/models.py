@@ -199,7 +199,7 @@ _Key = tuple[ModelSpec, int]
 _opened: dict[_Key, _Opened] = {}
 _loaded: dict[_Key, dict[ModelSpec, CapturedModel]] = {}
 
-KEPT_BYTES = 2**26
+_KEPT_BYTES = 2**26
 """The bytes of values up to which captured models are cached."""
 
 
@@ -207,8 +207,8 @@ def load_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model; the last one and small ones are cached until their own file changes."""
     key = _as_it_is(spec), _changed_ns(spec.source)
     if key not in _opened:
-        if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > KEPT_BYTES:
-            forget_models()
+        if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:
+            _forget_models()
         _opened[key] = _Opened.of(spec)
     if key not in _loaded:
         _loaded.clear()
@@ -229,7 +229,7 @@ def open_model(spec: ModelSpec) -> CapturedModel:
     return _Opened.of(spec).in_precision(spec)
 
 
-def forget_models() -> None:
+def _forget_models() -> None:
     """Empty the cache of :func:`load_model`."""
     _opened.clear()
     _loaded.clear()

@@ -98,7 +98,7 @@ def _argument(op: Operator, position: int, name: str, default: int) -> int:
     return value
 
 
-def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
+def _shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
     """Return the weight of each piece's loss in the batch's loss.
 
     Args:
@@ -119,13 +119,13 @@ def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch
 
 
 def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """Return the loss of a batch from those of its pieces (:func:`shares_of_pieces`)."""
+    """Return the loss of a batch from those of its pieces (:func:`_shares_of_pieces`)."""
     if len(losses) == 1:
         return losses[0]
     # The mean of no target at all is NaN, which counts by nothing.
     parts = [
         torch.where(share == 0, torch.zeros_like(loss), loss * share)
-        for loss, share in zip(losses, shares_of_pieces(counts), strict=True)
+        for loss, share in zip(losses, _shares_of_pieces(counts), strict=True)
     ]
     return torch.stack(parts).sum(0)
 

@@ -204,7 +204,7 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 # -- distributed checkpoints -------------------------------------------------------------------------------
 
 
-def is_strided(value: DTensor) -> bool:
+def _is_strided(value: DTensor) -> bool:
     """Return whether a rank's part may consist of several blocks."""
     return any(isinstance(placement, _StridedShard) for placement in value.placements)
 
@@ -220,7 +220,7 @@ def _teach_checkpoints() -> None:
     )
 
     def write_items(self: DTensor, fqn: str, value: Any) -> list[WriteItem]:
-        if not is_strided(self):
+        if not _is_strided(self):
             return write(self, fqn, value)
         properties = TensorProperties.create_from_tensor(self.to_local())
         return [
@@ -233,7 +233,7 @@ def _teach_checkpoints() -> None:
         ]
 
     def chunk_list(self: DTensor) -> list[ChunkStorageMetadata]:
-        if not is_strided(self):
+        if not _is_strided(self):
             chunk_metadata: list[ChunkStorageMetadata] = chunks(self)
             return chunk_metadata
         return [
@@ -242,7 +242,7 @@ def _teach_checkpoints() -> None:
         ]
 
     def tensor_shard(self: DTensor, index: MetadataIndex) -> torch.Tensor:
-        if not is_strided(self):
+        if not _is_strided(self):
             return shard(self, index)
         for start, size, offset in blocks(self):
             if torch.Size(start) == index.offset:
@@ -264,7 +264,7 @@ def _fill_strided(
     """Replace PyTorch's ``_distribute_tensors``: fill each place with its part of the whole tensor."""
     for key in keys:
         pair = state.get(key)
-        if isinstance(pair, tuple) and isinstance(pair[0], DTensor) and is_strided(pair[0]):
+        if isinstance(pair, tuple) and isinstance(pair[0], DTensor) and _is_strided(pair[0]):
             place, whole = pair
             if place.is_meta:
                 place = torch.empty_like(place, device=whole.device)
@@ -325,7 +325,7 @@ class ParameterShards(LocalParameters):
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part
-        return as_dtensor(part, self.strategy.atoms(name), layout, mesh, self.runtime)
+        return _as_dtensor(part, self.strategy.atoms(name), layout, mesh, self.runtime)
 
     @property
     def gathers_state(self) -> bool:
@@ -382,7 +382,7 @@ def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> 
     return tuple(Shard(dims[code]) if code >= 0 else Replicate() for code in layout[1:])
 
 
-def as_dtensor(
+def _as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
     """Return the DTensor of a local shard, in the tensor's own shape if PyTorch can express it; no copy."""
@@ -404,6 +404,6 @@ def as_dtensor(
         shape=torch.Size(shape),
         stride=stride,
     )
-    if is_strided(dtensor):
+    if _is_strided(dtensor):
         _teach_checkpoints()
     return dtensor

@@ -22,7 +22,7 @@ from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import flat_index
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
-CHUNK = 1 << 18
+_CHUNK = 1 << 18
 """Words hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
 """Inputs are compared in the first calls, then in one of so many."""
@@ -56,8 +56,8 @@ def content_hash(value: torch.Tensor) -> torch.Tensor:
     about = zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode())
     total = torch.full((), about, dtype=torch.int64, device=data.device)
     # A power of two, and enough for what remains after the last whole word.
-    multipliers = _weights(data.device, min(CHUNK, 1 << max(words.numel() - 1, 7).bit_length()))
-    for chunk in words.split(CHUNK):
+    multipliers = _weights(data.device, min(_CHUNK, 1 << max(words.numel() - 1, 7).bit_length()))
+    for chunk in words.split(_CHUNK):
         total = total * _STEP + (chunk * multipliers[: chunk.numel()]).sum()
     if whole < data.numel():
         rest = data[whole:].to(torch.int64)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tensoropt.engine.parallel_model import is_state_of, parallel_of
 from tensoropt.errors import PlanError
@@ -140,7 +141,7 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
     return names
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
@@ -200,7 +201,7 @@ def save_checkpoint(
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
-        state["optimizer"] = optimizer_state(model, optimizer)
+        state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot write the checkpoint {target}", "; an older one is kept"):
         if _first():
             # Remains of an interrupted save would mix with this one's files.
@@ -229,7 +230,7 @@ def _refused(what: str, more: str = "") -> Iterator[None]:
     try:
         yield
     # PyTorch's error is not an Exception, and holds each rank's failure.
-    except (OSError, dcp.CheckpointException) as error:
+    except (OSError, CheckpointException) as error:
         failures = getattr(error, "failures", {0: (error,)})
         reason = next(iter(failures.values()))[0]
         words = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
@@ -265,7 +266,7 @@ def load_checkpoint(
     if optimizer is not None:
         # `dcp.load` fills existing tensors in place, and a fresh optimizer has none yet.
         _make_state(model, optimizer)
-        state["optimizer"] = optimizer_state(model, optimizer)
+        state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot read the checkpoint {source}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in save_checkpoint
         dcp.load(  # type: ignore[attr-defined]

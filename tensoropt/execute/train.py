@@ -37,7 +37,7 @@ from tensoropt.units import format_bytes
 
 _ALIKE_GRACE_S = 60.0
 """Seconds that other ranks wait when all ranks refuse alike, so that rank 0 reports it."""
-GRACE_S = 2.0
+_GRACE_S = 2.0
 """Seconds that a rank waits before it repeats another rank's failure; torchrun checks ten times a second."""
 _WARM_UP_STEPS = 1
 """Steps excluded from the median: they fill caches and allocate the optimizer's state."""
@@ -77,16 +77,16 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         if options.debug:
             raise
         if rank:  # only rank 0 reports it: torchrun ends the others
-            time.sleep(_ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else GRACE_S)
+            time.sleep(_ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else _GRACE_S)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        line = lost_rank(error, rank, options.timeout) or out_of_memory(error, rank)
+        line = _lost_rank(error, rank, options.timeout) or _out_of_memory(error, rank)
         if line is None or options.debug:
             raise
         # Not after running out of memory: this rank's message is the one that explains.
         if "memory" not in line:
-            time.sleep(GRACE_S)  # the lost rank reports first, and torchrun ends this one
+            time.sleep(_GRACE_S)  # the lost rank reports first, and torchrun ends this one
         print(f"error: {line}", file=sys.stderr)
         return 1
     return 0
@@ -127,7 +127,7 @@ def device_type(plan: Plan, cpu: bool) -> str:
     )
 
 
-def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
+def _lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
     """Return a sentence for an error that only shows that another rank is gone, else None."""
     text = str(error)
     if "Timed out waiting" in text:
@@ -148,7 +148,7 @@ def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
     return None
 
 
-def out_of_memory(error: Exception, rank: int) -> str | None:
+def _out_of_memory(error: Exception, rank: int) -> str | None:
     """Return a sentence for a failed allocation, else None."""
     signs = ("not enough memory", "can't allocate memory", "out of memory")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
@@ -287,7 +287,7 @@ def train(
         "predicted_for": None if cluster is None else cluster.device_type,
     }
     if leader and say is not None:
-        print(f"median {median * 1e3:.1f} ms per step{beside_prediction(plan, kind)}", file=say, flush=True)
+        print(f"median {median * 1e3:.1f} ms per step{_beside_prediction(plan, kind)}", file=say, flush=True)
         if allocated is not None:
             predicted = format_bytes(plan.predicted.memory_bytes)
             print(
@@ -298,7 +298,7 @@ def train(
     return result
 
 
-def beside_prediction(plan: Plan, kind: str | None = None) -> str:
+def _beside_prediction(plan: Plan, kind: str | None = None) -> str:
     """Return the words after a measurement: the prediction, and its devices if they differ.
 
     Args:

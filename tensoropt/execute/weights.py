@@ -114,7 +114,7 @@ class _Safetensors(_StoredWeights):
         return value
 
 
-def open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
+def _open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
     """Return a lazy reader of a checkpoint folder, a safetensors file or a folder of those.
 
     Raises:
@@ -159,7 +159,7 @@ class WeightSource:
     ):
         replace_layers(model)  # before its tensors are listed, as in the capture
         self.model = model
-        self.stored: _StoredWeights | None = None if checkpoint is None else open_weights(checkpoint)
+        self.stored: _StoredWeights | None = None if checkpoint is None else _open_weights(checkpoint)
         self.drawn = None if init_weights is None else Initialisation(model, init_weights, seed)
         self.names = _names(model)
         self._check()

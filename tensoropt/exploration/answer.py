@@ -151,7 +151,7 @@ class Budgeted:
             f"{time(self.findings.all_points[self.row].time_s)} a step",
             f"{memory(self.findings.needs[self.row])}{tight}",
         ]
-        return ", ".join([*figures, *pace_words(self.findings, self.row)])
+        return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
         """Return sentences: a faster plan if any, baselines that do not fit, the others' step times, and the
@@ -225,7 +225,7 @@ class Budgeted:
         GiB. DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
         within = f"Within {without_zeros(memory(self.limit_bytes))}{self.limit_words} of"
-        within += f" {devices_words(self.findings)}"
+        within += f" {_devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def without_plans(findings: Findings) -> dict[str, str]:
     }
 
 
-def pace_words(findings: Findings, row: int) -> list[str]:
+def _pace_words(findings: Findings, row: int) -> list[str]:
     """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if so."""
     rates = RatesOf(findings).of(row)
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
@@ -413,7 +413,7 @@ def launcher_words(
     return [f"A launcher's config can express {name}: {time(best.point.time_s)} a step ({price})."]
 
 
-def devices_words(findings: Findings) -> str:
+def _devices_words(findings: Findings) -> str:
     """Return ``each of 8 H100-80GB``."""
     kinds = list(dict.fromkeys(kind["name"] for kind in findings.cluster["kinds"]))
     count = len(findings.cluster["devices"])

@@ -36,7 +36,7 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exp
                 except TensorOptError as error:
                     left_out[str(path)] = " ".join(str(error).split())
             for file in sorted(folder.rglob(REFUSED)):
-                left_out |= {str(file.parent / name): why for name, why in refused_in(file.parent).items()}
+                left_out |= {str(file.parent / name): why for name, why in _refused_in(file.parent).items()}
         if not found:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in list(left_out.items())[:5])
             raise TensorOptError(
@@ -48,7 +48,7 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exp
     return explorations, left_out
 
 
-def refused_in(folder: Path) -> dict[str, str]:
+def _refused_in(folder: Path) -> dict[str, str]:
     """Return, by cluster, why a sweep could not explore the model there, as saved in its folder."""
     try:
         data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))

@@ -102,7 +102,7 @@ def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compare
     return tuple(rows)
 
 
-def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Write a CSV file, whole or not at all."""
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -153,7 +153,7 @@ def _write_points(
         samples = "" if row.rated.work.samples is None else row.rated.work.samples
         about = [name, explorations[name].cluster.get("name", ""), samples] if of_several else []
         cells.append([*(f.cell(row) for f in columns), *about])
-    write_rows(path, header, cells)
+    _write_rows(path, header, cells)
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
@@ -184,7 +184,7 @@ def _write_strategies(
             of_point = _rows(plan_of(found, point), point.stages.stages, space.groups, axes)
             about = [name, found.cluster.get("name", ""), space.devices] if of_several else []
             rows += [[number, *row, *about] for row in of_point]
-    write_rows(path, [*header, *(["exploration", "cluster", "devices"] if of_several else [])], rows)
+    _write_rows(path, [*header, *(["exploration", "cluster", "devices"] if of_several else [])], rows)
 
 
 def _rows(

@@ -62,7 +62,7 @@ def facts(
         Fact("time per step", point.time_s, SECONDS.words),
         Fact("time", _time_words(point)),
         *([Fact("host", host_words(point))] if point.host_s else []),
-        *listed_facts(point),
+        *_listed_facts(point),
         Fact("figures", source_words(point.sources) or "none"),
         Fact("planner", planner_title(point.planner)),
         Fact("plan", row.name),
@@ -120,7 +120,7 @@ def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
     return [Fact("range", words, source="" if found is None else found.source)] if words else []
 
 
-def listed_facts(point: Point) -> list[Fact]:
+def _listed_facts(point: Point) -> list[Fact]:
     """Return the known figures that have their own line."""
     return [
         Fact(figure.label, point.figures[figure.name], figure.unit.words)

@@ -11,9 +11,9 @@ from tensoropt.plan.plan_names import OTHER_FAMILY, family
 from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes, without_zeros
 
-CARDS_GIB = (16, 24, 40, 80)
+_CARDS_GIB = (16, 24, 40, 80)
 """Memory sizes of common cards."""
-NOTABLE = 30
+_NOTABLE = 30
 """The maximum number of points in a short table, and in a plot that is not zoomed."""
 _FEW = 5
 """The maximum number of points if memory is no constraint."""
@@ -23,7 +23,7 @@ _NO_CONSTRAINT = 0.25
 """If the whole frontier needs less than this share of a device, memory is no constraint (an assumption)."""
 
 
-def marks_of(findings: Findings) -> dict[int, list[str]]:
+def _marks_of(findings: Findings) -> dict[int, list[str]]:
     """Return the special points: ``fastest`` and ``knee`` among those that fit, and ``leanest``."""
     marks: dict[int, list[str]] = {}
     fitting = findings.within(findings.limit_bytes)
@@ -37,15 +37,15 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
     """Return at most ``most`` points of the frontier, ascending, as a mapping from index to remark.
 
     They are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
-    fastest of each family of plans, within the exploration's memory and within each of :data:`CARDS_GIB`;
+    fastest of each family of plans, within the exploration's memory and within each of :data:`_CARDS_GIB`;
     then, without a remark, points that differ from the previous one by more than 1 % in memory and time,
     preferring the sharpest bends.
 
     Args:
-        most: by default :data:`NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
+        most: by default :data:`_NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
     """
     if most is None:
-        most = _FEW if unconstrained_words(findings) else NOTABLE
+        most = _FEW if unconstrained_words(findings) else _NOTABLE
     count, found = len(findings.points), dict[int, list[str]]()
 
     def add(row: int, words: str = "") -> None:
@@ -54,7 +54,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     if not count:
         return found
-    table, marks = PointTable.of(findings.points), marks_of(findings)
+    table, marks = PointTable.of(findings.points), _marks_of(findings)
     fitting = findings.within(findings.limit_bytes)
     fastest = int(fitting[-1]) if len(fitting) else count - 1
     for row, titles in marks.items():
@@ -66,7 +66,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     asked, within = findings.settings.get("memory_bytes"), dict[int, list[str]]()
     for limit in dict.fromkeys(
-        (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in CARDS_GIB))
+        (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in _CARDS_GIB))
     ):
         # Descending in time. The overall fastest is marked already.
         rows = findings.within(limit)

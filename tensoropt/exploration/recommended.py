@@ -12,7 +12,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import JOIN
 from tensoropt.units import share_words
 
-WITHIN = 0.03
+_WITHIN = 0.03
 """A simpler plan may take longer by this share of the fastest step, which is below the error of
 predictions."""
 _FOR_A_CONFIG = re.compile(
@@ -39,7 +39,7 @@ class Recommendation(NamedTuple):
     @property
     def rule(self) -> str:
         """Why it is recommended, in words."""
-        near = f"within {share_words(WITHIN)} of"
+        near = f"within {share_words(_WITHIN)} of"
         if self.row == self.fastest:
             return f"the fastest plan that fits; none {near} it is simpler"
         return f"the simplest plan {near} the fastest that fits"
@@ -48,7 +48,7 @@ class Recommendation(NamedTuple):
 def recommended(
     findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
 ) -> Recommendation | None:
-    """Return the simplest plan within :data:`WITHIN` of the fastest, among those that fit a limit; None if
+    """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that fit a limit; None if
     none fits.
 
     Simplicity compares, in this order: whether a launcher's config can express the plan, its kinds of
@@ -64,7 +64,7 @@ def recommended(
         return None
     # Of equals, the leanest.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
-    near = fitting[times[fitting] <= times[fastest] * (1 + WITHIN)].tolist()
+    near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
     spaces, shares = findings.all_points.column("space"), findings.exceptions
 
     def complexity(row: int) -> tuple[float, ...]:

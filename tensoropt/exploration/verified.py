@@ -20,7 +20,7 @@ from tensoropt.files import write_text
 from tensoropt.plan.keys import plan_key
 from tensoropt.plan.plan import Plan
 
-SCHEMA = "tensoropt.verified/2"
+_SCHEMA = "tensoropt.verified/2"
 FILE = "verified.json"
 _MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "gradient_difference")
 
@@ -91,7 +91,7 @@ def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str
             "folder that it was chosen from"
         )
     kept = [old for old in load_verified(folder) if old.key != new.key]
-    data = {"schema": SCHEMA, "plans": _PLAIN.dump_python((*kept, new))}
+    data = {"schema": _SCHEMA, "plans": _PLAIN.dump_python((*kept, new))}
     write_text(Path(folder) / FILE, json.dumps(data, indent=1) + "\n")
     return new
 
@@ -110,8 +110,8 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
         return ()
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r} and not {SCHEMA!r}, which names plans")
+        if data["schema"] != _SCHEMA:
+            raise ValueError(f"schema {data['schema']!r} and not {_SCHEMA!r}, which names plans")
         return _PLAIN.validate_python(data["plans"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TensorOptError(

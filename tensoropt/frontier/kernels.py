@@ -25,7 +25,7 @@ def grown(array, size):
 
 
 @njit(cache=True, nogil=True)
-def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
+def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     """Merge the staircases ``start:middle`` and ``middle:end`` in place; return the new end.
 
     Of equal points the first run's is kept, so the result does not depend on how the work was split.
@@ -79,7 +79,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
 
 
 @njit(cache=True, nogil=True)
-def locate(limit_m, value):
+def _locate(limit_m, value):
     """Return the index of the last breakpoint at or below ``value``; -1 if it lies below all of them."""
     low = 0
     high = limit_m.shape[0]
@@ -110,7 +110,7 @@ def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, l
             k[end] = label
             end += 1
         return end
-    g = locate(limit_m, sm[first] + dm)
+    g = _locate(limit_m, sm[first] + dm)
     # The ideal corner of the whole run: its least memory and its least time.
     if g >= 0 and st[last - 1] + dt > limit_t[g]:
         return end
@@ -156,7 +156,7 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
             continue
         # The same test on the ideal corner of the whole product, before any of its shifts is made.
         if limit_m.shape[0] > 0:
-            g = locate(limit_m, lm[a0] + rm[b0])
+            g = _locate(limit_m, lm[a0] + rm[b0])
             if g >= 0 and lt[a1 - 1] + rt[b1 - 1] > limit_t[g]:
                 continue
         # The longer factor is the one that is shifted: this gives fewer and longer runs to merge.
@@ -186,10 +186,10 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
             # Each run stays more than twice as long as the next one, so ``runs`` needs only one slot per
             # power of two: the caller's 64 suffice for any number of points.
             while depth > 1 and runs[depth - 1] - runs[depth - 2] <= 2 * (end - runs[depth - 1]):
-                end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
+                end = _merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
                 depth -= 1
     while depth > 1:
-        end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
+        end = _merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
         depth -= 1
     return end, m, t, k, tm, tt, tk, made
 

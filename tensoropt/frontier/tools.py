@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tensoropt.types import Floats, Indices
 
-IndexArray = NDArray[np.int32]
+_IndexArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,7 +31,7 @@ class Frontier:
 
     memory: Floats
     time: Floats
-    origin: IndexArray
+    origin: _IndexArray
 
     def __post_init__(self) -> None:
         n = self.memory.shape[0]
@@ -47,7 +47,7 @@ class Frontier:
         return self.memory.shape[0]
 
 
-def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None) -> Frontier:
+def reduce(memory: ArrayLike, time: ArrayLike, origin: _IndexArray | None = None) -> Frontier:
     """Keep the points that no other point beats (Algorithm 1).
 
     ``memory`` and ``time`` are (n,) in any order; infinite points are dropped, NaN is a ``ValueError``.

@@ -15,7 +15,7 @@ from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys
 
 NAME = "torchtitan"
 ABOUT = "job.toml"
-SCHEDULES = {
+_SCHEDULES = {
     "1F1B": "1f1b",
     "GPipe": "gpipe",
     "Interleaved1F1B": "interleaved_1f1b",
@@ -61,7 +61,7 @@ def read(text: str) -> LaunchedJob:
     shards = keys.number(p + "data_parallel_shard_degree", -1) or -1
     if shards < -1:
         raise JobError(f"{NAME}: {p}data_parallel_shard_degree is {shards}; give at least 1, or -1")
-    schedule = keys.word(p + "pipeline_parallel_schedule", SCHEDULES, "1F1B")
+    schedule = keys.word(p + "pipeline_parallel_schedule", _SCHEDULES, "1F1B")
     batch, micro_batch, micro_batches = _accumulation(keys, None if shards == -1 else replicas * shards)
     recompute, every = _recomputed(keys)
     reshard = str(keys.take(p + "fsdp_reshard_after_forward", "default"))
@@ -183,7 +183,7 @@ def write(job: LaunchedJob) -> str:
     if job.experts > 1:
         parallelism["expert_parallel_degree"] = job.experts
     if job.places > 1:
-        names = {schedule: name for name, schedule in SCHEDULES.items()}
+        names = {schedule: name for name, schedule in _SCHEDULES.items()}
         parallelism["pipeline_parallel_schedule"] = names[job.schedule]
         parallelism["pipeline_parallel_microbatch_size"] = max(rank_batch // micro_batches, 1)
     recomputed: dict[str, Any] = {"mode": job.recompute}

@@ -49,10 +49,10 @@ def _cpu_only() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     table = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
-    return cpu_only_of(table.read_text(encoding="utf-8")) if table.is_file() else frozenset()
+    return _cpu_only_of(table.read_text(encoding="utf-8")) if table.is_file() else frozenset()
 
 
-def cpu_only_of(table: str) -> frozenset[str]:
+def _cpu_only_of(table: str) -> frozenset[str]:
     """Parse PyTorch's table of native functions; return the operators with kernels for CPUs, not CUDA."""
     keys: dict[str, set[str]] = {}
     delegates: dict[str, str] = {}

@@ -162,8 +162,8 @@ def _listed(made: Any) -> list[torch.Tensor]:
 
 
 def _digest(call: FunctionCall) -> str:
-    results = [value if isinstance(value, Slot) else constant_text(value) for value in call.results]
-    arguments = [leaf if isinstance(leaf, Slot) else constant_text(leaf) for leaf in call.leaves]
+    results = [value if isinstance(value, Slot) else _constant_text(value) for value in call.results]
+    arguments = [leaf if isinstance(leaf, Slot) else _constant_text(leaf) for leaf in call.leaves]
     payload = repr((list(_code_of(call.cls)), arguments, _structure(call.spec), results, call.single))
     return hashlib.sha256(payload.encode()).hexdigest()[:8]
 
@@ -172,16 +172,16 @@ def _structure(spec: pytree.TreeSpec) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(spec))
 
 
-def constant_text(value: Any) -> str:
+def _constant_text(value: Any) -> str:
     """Return a constant as text, equal in every process; NotConstant if no text is distinctive."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, _SIMPLE):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(constant_text, value))}]"
+        return f"[{', '.join(map(_constant_text, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{constant_text(k)}: {constant_text(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{_constant_text(k)}: {_constant_text(v)}' for k, v in value.items())}}}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, (types.BuiltinFunctionType, types.ModuleType, torch._ops.OpOverload)):
@@ -189,7 +189,7 @@ def constant_text(value: Any) -> str:
     if isinstance(value, (types.FunctionType, staticmethod, classmethod)):
         return repr(list(_function_text(getattr(value, "__func__", value))))
     if is_dataclass(value) and not isinstance(value, type):
-        values = (constant_text(getattr(value, field.name)) for field in fields(value))
+        values = (_constant_text(getattr(value, field.name)) for field in fields(value))
         return f"{type(value).__qualname__}({', '.join(values)})"
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         return repr(value)
@@ -221,7 +221,7 @@ def _code_of(cls: type) -> Iterator[str]:
             ):
                 continue
             try:
-                yield f"{name}={constant_text(value)}"
+                yield f"{name}={_constant_text(value)}"
             except NotConstant as what:
                 raise NotConstant(f"{what} as {name} of the class") from None
 
@@ -233,12 +233,12 @@ def _function_text(function: Any) -> Iterator[str]:
         raise NotConstant(f"a {type(function).__qualname__}")
     yield from _code_text(code)
     for value in (getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)):
-        yield constant_text(value)
+        yield _constant_text(value)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name == "__class__":
             continue
         try:
-            yield f"{name}={constant_text(cell.cell_contents)}"
+            yield f"{name}={_constant_text(cell.cell_contents)}"
         except ValueError:
             continue  # not filled yet
         except NotConstant as what:

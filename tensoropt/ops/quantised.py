@@ -131,7 +131,7 @@ def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
     return places.to(torch.uint8)[found]
 
 
-def dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
+def _dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix ``[outputs, inputs]``, computed in float32 or wider and rounded once."""
     scheme, codes = Scheme.of(name), stored.codes
     rows, columns = codes.shape[0], codes.shape[1] * scheme.per_byte
@@ -174,7 +174,7 @@ def _product(
     bias: torch.Tensor | None,
     scheme: str,
 ) -> torch.Tensor:
-    weight = dequantised(WeightBytes(codes, scales, nested, offset), scheme, x.dtype)
+    weight = _dequantised(WeightBytes(codes, scales, nested, offset), scheme, x.dtype)
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
@@ -187,7 +187,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_x = grad @ dequantised(WeightBytes(*ctx.saved_tensors), ctx.scheme, ctx.dtype)
+        of_x = grad @ _dequantised(WeightBytes(*ctx.saved_tensors), ctx.scheme, ctx.dtype)
     if ctx.needs_input_grad[5]:
         of_bias = grad.flatten(0, -2).sum(0).to(ctx.dtype_of_bias)
     return of_x, None, None, None, None, of_bias, None

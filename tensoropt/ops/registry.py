@@ -37,17 +37,17 @@ from tensoropt.ops.overloads import packet_of, resolve_overload
 
 Value = TypeVar("Value")
 
-FAMILIES = (
+_FAMILIES = (
     matrix, convolution, attention, embedding, losses, norms, batch_norm_steps, scans, reductions, pooling,
     pointwise, views, rearranging, indexing, writes, recurrent, experts, routed_experts, quantised,
     generators, stages,
 )  # fmt: skip
-SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family.SPECS)
+_SPECS: tuple[OpSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
 
 
 def _by_target() -> dict[str, OpSpec]:
     specs: dict[str, OpSpec] = {}
-    for spec in SPECS:
+    for spec in _SPECS:
         for target in spec.targets:
             assert target not in specs, f"two specs speak of {target}"
             specs[target] = spec
@@ -56,7 +56,7 @@ def _by_target() -> dict[str, OpSpec]:
 
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
     values: dict[str, Value] = {}
-    for spec in SPECS:
+    for spec in _SPECS:
         value = field(spec)
         if value is None:
             continue
@@ -67,33 +67,33 @@ def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
 
 def _kernels() -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = dict(SHARED_KERNELS)
-    for spec in SPECS:
+    for spec in _SPECS:
         for name, kernel in spec.kernels.items():
             assert kernels.setdefault(name, kernel) is kernel, f"two kernels are called {name}"
     return kernels
 
 
-BY_TARGET: Mapping[str, OpSpec] = _by_target()
+_BY_TARGET: Mapping[str, OpSpec] = _by_target()
 KERNELS: Mapping[str, Kernel] = _kernels()
 _SAMPLES = _by_packet(lambda spec: spec.samples)
 _PRECISION = _by_packet(lambda spec: spec.precision)
 _COST_CLASS = _by_packet(lambda spec: spec.cost_class) | {
-    packet_of(name): spec.cost_class for spec in SPECS if spec.cost_class for name in spec.kernels
+    packet_of(name): spec.cost_class for spec in _SPECS if spec.cost_class for name in spec.kernels
 }
-_READS = {name: spec.reads for spec in SPECS for name in (*spec.targets, *spec.kernels)}
+_READS = {name: spec.reads for spec in _SPECS for name in (*spec.targets, *spec.kernels)}
 _EXPERTS = frozenset(
     target for family in (experts, routed_experts) for spec in family.SPECS for target in spec.targets
 )
 _NO_LAUNCH = frozenset(_by_packet(lambda spec: None if spec.launches else True))
 _DRAWS = _by_packet(lambda spec: spec.draws)
-_FLOPS = {name: count for spec in SPECS for name, count in spec.flops.items()}
-_KERNEL_SAMPLES = {name: spec.samples for spec in SPECS if spec.samples for name in spec.kernels}
+_FLOPS = {name: count for spec in _SPECS for name, count in spec.flops.items()}
+_KERNEL_SAMPLES = {name: spec.samples for spec in _SPECS if spec.samples for name in spec.kernels}
 _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
     """Return the spec of this overload, or default values."""
-    return BY_TARGET.get(target, _NOTHING_SAID)
+    return _BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
@@ -108,12 +108,12 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
     except Opaque:
         # A new builder, because the rule may have given up half-way.
         return Builder(op, graph).build(known=False)
-    if any(not need_not_ask(rule, name) for name in unread(op, builder.consulted)):
+    if any(not need_not_ask(rule, name) for name in _unread(op, builder.consulted)):
         return Builder(op, graph).build()
     return builder.build()
 
 
-def unread(op: Operator, consulted: Container[int | str]) -> list[str]:
+def _unread(op: Operator, consulted: Container[int | str]) -> list[str]:
     """Return the names of an ATen call's arguments that its rule has not read, without tensors and defaults.
 
     Args:

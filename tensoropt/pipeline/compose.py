@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numba import njit
 
-MOST_LABELS = 4096
+_MOST_LABELS = 4096
 """The most labels kept at one cut; beyond it, those with the least sum of seconds stay."""
 
 
@@ -145,9 +145,9 @@ def _fastest(
             costs = np.concatenate([after for after, *_ in ways])
             came = [(ends, row, i) for after, ends, row in ways for i in range(len(after))]
             kept = unbeaten(costs)
-            if len(kept) > MOST_LABELS:
+            if len(kept) > _MOST_LABELS:
                 exact = False
-                kept = kept[np.argsort(_step_s(costs[kept], micro_batches), kind="stable")[:MOST_LABELS]]
+                kept = kept[np.argsort(_step_s(costs[kept], micro_batches), kind="stable")[:_MOST_LABELS]]
             following[stop] = _Labels(costs[kept], tuple(came[i] for i in kept.tolist()))
         reached.append(following)
     best: tuple[float, Place, int] | None = None

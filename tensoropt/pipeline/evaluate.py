@@ -135,7 +135,7 @@ def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
     ]
 
 
-def evaluate_pipeline(
+def _evaluate_pipeline(
     strategy: PipelinedStrategy,
     works: Sequence[Mapping[str, Workload]],
     facts: Sequence[Mapping[str, Facts]],
@@ -159,7 +159,7 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
         {name: sources[strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
         for stage, of_stage in enumerate(works)
     ]
-    return evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+    return _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:

@@ -40,7 +40,7 @@ Range = tuple[int, int]
 Ends = tuple[CrossingWays | None, CrossingWays | None]
 """The layouts in which tensors enter and leave a range; None at an end of the model."""
 
-LOSS = 3e-3
+_LOSS = 3e-3
 """The share of a frontier's hypervolume that simulating only some strategies may lose; an assumption."""
 
 
@@ -336,7 +336,7 @@ class StageFrontiers:
         except NoStrategyError:
             return []
         points = Staircase(frontier.memory, frontier.time)
-        rows = np.asarray(representatives(points, self.search.thoroughness.candidates, LOSS)).tolist()
+        rows = np.asarray(representatives(points, self.search.thoroughness.candidates, _LOSS)).tolist()
         return [(frontier.strategy(row), frontier.options(row)) for row in rows]
 
     def _crossing_configurations(

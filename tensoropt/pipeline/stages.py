@@ -61,7 +61,7 @@ class Stage:
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Return the strategy by which each of its groups follows the batch, out of the whole graph's."""
-        crossed = {crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
+        crossed = {_crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
             name: strategy.placements[name]
@@ -73,14 +73,14 @@ class Stage:
             if group.name in whole:
                 strategies[group.name] = whole[group.name]
             else:
-                crossing = crossing_tensor(group)
+                crossing = _crossing_tensor(group)
                 strategies[group.name] = next(
                     s for s in group.strategies if s.placements[crossing] == places[crossing]
                 )
         return strategies
 
 
-def crossing_tensor(group: Group) -> str:
+def _crossing_tensor(group: Group) -> str:
     """Return the tensor that a group receives or sends."""
     op = group.anchor
     return op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
@@ -89,7 +89,7 @@ def crossing_tensor(group: Group) -> str:
 def crossing_words(group: Group) -> str:
     """Describe what a group receives or sends, for a phrase that the stage follows."""
     way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
-    return f"{crossing_tensor(group)} {way}"
+    return f"{_crossing_tensor(group)} {way}"
 
 
 def is_crossing(group: Group) -> bool:

@@ -246,7 +246,7 @@ class UnfitParameter:
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
     """Raise PlanError if a parameter prevents a stage's split backward; the first needs no split."""
-    if stage.returns_gradients and (unfit := unfit_parameter(stage.graph)) is not None:
+    if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
             f"only if a single operator combines it with arriving tensors; for {unfit.parameter} in stage "
@@ -254,7 +254,7 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
         )
 
 
-def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
+def _unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
     """Return a parameter of a stage whose gradient cannot be made separately; None for most stages."""
     number = id(graph)
     cached = _KNOWN.get(number)

@@ -36,9 +36,9 @@ class _FigureUnit:
 
 BYTES = _FigureUnit("bytes", round, round, format_bytes)
 SECONDS = _FigureUnit("seconds", repr, float, format_seconds)
-SHARE = _FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
+_SHARE = _FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
 _NUMBER = _FigureUnit("number", repr, float, format_number)
-COUNT = _FigureUnit("count", int, int, lambda count: f"{count:,}")
+_COUNT = _FigureUnit("count", int, int, lambda count: f"{count:,}")
 FLAG = _FigureUnit("flag", lambda flag: str(bool(flag)).lower(), bool, lambda flag: "yes" if flag else "no")
 _WORDS = _FigureUnit("words", str, str, str)
 
@@ -110,18 +110,18 @@ def _parts(
 
 
 FIXED = (
-    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
+    Figure("point", _COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
     Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
     Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
-    Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
+    Figure("devices", _COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
     Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
-    Figure("micro_batches", COUNT, "micro-batches", "Into how many micro-batches the batch is cut.",
+    Figure("micro_batches", _COUNT, "micro-batches", "Into how many micro-batches the batch is cut.",
            lambda row: row.space.micro_batches),
     Figure("compute_s", SECONDS, "compute", "How long a device computes in a step."),
     Figure("communication_s", SECONDS, "network", "How long all communication takes, overlapped or not."),
     Figure("exact", FLAG, "exact", "Whether no searched strategy is better in the additive model.",
            default=0.0),
-    Figure("gap", SHARE, "gap", "The most by which a strategy with no more memory could be faster."),
+    Figure("gap", _SHARE, "gap", "The most by which a strategy with no more memory could be faster."),
     Figure("planner", _WORDS, "planner", "The planner that found it.", lambda row: row.point.planner),
 )  # fmt: skip
 """A frontier's fixed first columns, which other programs read by name and position."""
@@ -133,13 +133,13 @@ FURTHER = (
     Figure("hidden_s", SECONDS, "hidden", "Communication that overlaps other work."),
     Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
-    *_parts("sources", SOURCES, "{}_share", SHARE, "How much of all seconds is {}."),
+    *_parts("sources", SOURCES, "{}_share", _SHARE, "How much of all seconds is {}."),
     *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
     Figure("host_s", SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
            default=0.0),
     Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
-    Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
+    Figure("stages", _COUNT, "stages", "How many stages its pipeline has.",
            lambda row: len(row.point.stages.stages) or None),
     Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
            lambda row: row.point.stages.schedule or None),
@@ -154,12 +154,12 @@ FURTHER = (
 )  # fmt: skip
 """Columns after the fixed ones; new ones go to the end."""
 
-RATES = (
+_RATES = (
     Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
            lambda row: row.rates.samples_per_s),
     Figure("tokens_per_s", _NUMBER, "tokens/s", "Tokens per second of all devices.",
            lambda row: row.rates.tokens_per_s),
-    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
+    Figure("mfu", _SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
     Figure("device_hours_per_1000_steps", _NUMBER, "device-hours", "Device-hours of 1,000 steps.",
            lambda row: row.rates.device_hours(1000.0)),
     Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
@@ -167,7 +167,7 @@ RATES = (
 )  # fmt: skip
 """The last columns, always (:mod:`tensoropt.exploration.rates`)."""
 
-FIGURES = (*FIXED, *FURTHER, *RATES)
+FIGURES = (*FIXED, *FURTHER, *_RATES)
 KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
 """Simulated figures by name, which points store."""
 LISTED = tuple(figure for figure in KEPT.values() if figure.listed)

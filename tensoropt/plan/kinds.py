@@ -90,8 +90,8 @@ PLACED = PlanKind(
     overlap="messages run beside computing; those that share a lane queue",
 )
 """Stages of one device each, with their own order of operators."""
-KINDS = (PIPELINED, PLACED, SHARDED)
-PLACE_AXES = tuple(axis for kind in KINDS for axis in kind.first_axes)
+_KINDS = (PIPELINED, PLACED, SHARDED)
+PLACE_AXES = tuple(axis for kind in _KINDS for axis in kind.first_axes)
 """Axes of stages; an operator's choice on one is its stage or device."""
 
 
@@ -109,4 +109,4 @@ def devices_words(part: int, parts: int, devices: int) -> str:
 
 def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:
     """Return the kind of plans on a mesh with these axes."""
-    return next((kind for kind in KINDS if kind.lies_on(axes, placed=placed)), SHARDED)
+    return next((kind for kind in _KINDS if kind.lies_on(axes, placed=placed)), SHARDED)

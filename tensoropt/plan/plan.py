@@ -191,7 +191,7 @@ def _example(value: Any) -> Any:
     return {k: _example(v) for k, v in value["dict"].items()}
 
 
-SCHEMA = "tensoropt.plan/4"
+_SCHEMA = "tensoropt.plan/4"
 _OLD_SCHEMAS = ("tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3")
 """Older schemas, with ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
 
@@ -576,7 +576,7 @@ class Plan(_Recomputing):
 
 
 def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    data = {**data, "schema": SCHEMA}
+    data = {**data, "schema": _SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
     given = {name: value for name, value in stages.items() if value is not None}
     if len(given) > 1:
@@ -612,13 +612,13 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     # Numbers with thousands of digits, deeply nested lists, ...
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
-    schemas = (*_OLD_SCHEMAS, SCHEMA)
+    schemas = (*_OLD_SCHEMAS, _SCHEMA)
     if not isinstance(data, dict) or data.get("schema") not in schemas:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         known = " or ".join(f"'{schema}'" for schema in schemas)
         raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
     try:
-        plan = Plan.model_validate(data if data["schema"] == SCHEMA else _converted(data))
+        plan = Plan.model_validate(data if data["schema"] == _SCHEMA else _converted(data))
         check_plan(plan)
     except ValidationError as error:
         first = error.errors()[0]

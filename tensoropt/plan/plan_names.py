@@ -50,7 +50,7 @@ QUERIES, AROUND, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 4)
 """Further counts: split attention along its queries; of these, with keys sent around (ring); split it along
 its heads; follow the sequence on other axes but are whole on this one."""
 _COUNTED = UNSPLIT_SEQUENCE + 1
-TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
+_TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
 """Labels of an axis on which an operator splits none of its loops."""
 _WEIGHT_LOOPS = frozenset(
@@ -75,7 +75,7 @@ SCHEDULES = {
     "zbv": "ZBV",
 }
 """Short titles of pipeline schedules."""
-PLANNER_TITLES = {
+_PLANNER_TITLES = {
     "frontier": "frontier",
     "data_parallel": "data parallel",
     "zero": "ZeRO",
@@ -107,14 +107,14 @@ YOUR_JOB = "your_job_"
 """Prefix of the planner name of a user's job; the launcher's name follows."""
 OWN = ("frontier", "local_search", "cut_search")
 """Planners of our own, which are not baselines."""
-ALIKE = Weights()
+_ALIKE = Weights()
 """Weights without a graph: everything weighs the same."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO stages by a stored layout's micro-batch entry; else 3."""
 JOIN = " · "
 
 
-FAMILIES = {"placed": "placed", "PP": "PP", "CP": "CP", "SP": "CP", "TP": "TP", "ZeRO": "ZeRO", "DP": "DP"}
+_FAMILIES = {"placed": "placed", "PP": "PP", "CP": "CP", "SP": "CP", "TP": "TP", "ZeRO": "ZeRO", "DP": "DP"}
 """Families of plans by a word of the name; the first match counts."""
 OTHER_FAMILY = "other"
 
@@ -123,7 +123,7 @@ def family(name: str) -> str:
     """Return the family of a plan, given its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, or
     ``other``."""
     words = {part.replace("-", " ").split(" ", 1)[0] for part in name.split(JOIN)}
-    return next((title for word, title in FAMILIES.items() if word in words), OTHER_FAMILY)
+    return next((title for word, title in _FAMILIES.items() if word in words), OTHER_FAMILY)
 
 
 def is_recomputed(name: str) -> bool:
@@ -158,7 +158,7 @@ def planner_title(name: str) -> str:
     """Return a planner's display name."""
     if name.startswith(YOUR_JOB):
         return f"your job ({name.removeprefix(YOUR_JOB)})"
-    return PLANNER_TITLES.get(name, name.replace("_", " "))
+    return _PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str, sequence: str = "") -> int:
@@ -202,7 +202,7 @@ def splits_experts(label: str) -> bool:
 
 
 def plan_names(
-    points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = ALIKE
+    points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
 ) -> tuple[str, ...]:
     """Return the name of every point; one call, since points of a space share most look-ups.
 
@@ -222,7 +222,7 @@ def plan_names(
 
 
 def exceptions_share(
-    points: Sequence[Point], spaces: Sequence[Space], weights: Weights = ALIKE
+    points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE
 ) -> np.ndarray:
     """Return, for each point, the share of its plan that differs from the beginning of its name.
 
@@ -341,7 +341,7 @@ class _OfSpace:
     experts: Sequence[np.ndarray]
 
     def ways(self) -> Iterator[Counter[str]]:
-        """Yield the number of blocks of each point by recipe, :data:`NOT_AT_ALL` included."""
+        """Yield the number of blocks of each point by recipe, :data:`_NOT_AT_ALL` included."""
         known: dict[tuple[str, bytes], str] = {}
         for i in range(len(self.counts)):
             found = Counter[str]()
@@ -401,18 +401,18 @@ def _sharded_names(points: Sequence[Point], space: Space, weights: Weights) -> I
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(space.mesh.shape, told.counts[i], told.stored[i]))
         of_point = [int(parts[i]) for parts in told.experts]
-        del ways[NOT_AT_ALL]
+        del ways[_NOT_AT_ALL]
         again = recomputed_words(ways, len(told.once))
         yield JOIN.join((known[key], *_experts(of_point, len(of_point)), *again, *_micro(space)))
 
 
-NOT_AT_ALL = "not at all"
+_NOT_AT_ALL = "not at all"
 """The recipe of a block that is not recomputed."""
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
     if "0" not in once:
-        return NOT_AT_ALL
+        return _NOT_AT_ALL
     if "1" not in once:
         return FULL
     exact = next((name for name, flags in recipes.items() if flags == once), None)
@@ -516,7 +516,7 @@ def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: i
     sizes = "×".join(str(shape[axis]) for axis in axes)
     mine = counts[list(axes)]
     queries, around, heads = mine[:, QUERIES:UNSPLIT_SEQUENCE].max(axis=0)
-    title, left_out = TITLES[kind], {kind}
+    title, left_out = _TITLES[kind], {kind}
     by_heads = kind == SEQUENCE and heads > queries
     if kind == SEQUENCE:
         title = "CP" if queries or heads else title
@@ -532,7 +532,7 @@ def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: i
         without = heads if by_heads and other == TENSOR else 0.0
         share = max((_spent(of, other, kind) - without) / of[:_KINDS].sum() for of in mine)
         if other not in left_out and share >= LEAST_SHARE:
-            rest.append(f"{TITLES[other]} {share_words(share)}")
+            rest.append(f"{_TITLES[other]} {share_words(share)}")
     alike = max((of[WHOLE] / of[:_KINDS].sum() for of in mine if of[WHOLE] > of[kind]), default=0.0)
     if alike:
         rest.append(f"alike {share_words(alike)}")

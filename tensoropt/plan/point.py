@@ -242,10 +242,10 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
         < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
     ]
     kept = reduce_points([*points, *new])
-    return tuple(point for point in kept if not any(beats(other, point) for other in others))
+    return tuple(point for point in kept if not any(_beats(other, point) for other in others))
 
 
-def beats(other: Point, point: Point) -> bool:
+def _beats(other: Point, point: Point) -> bool:
     """Return whether another point needs less memory or time and no more of the other, up to rounding."""
     memory, time_s = other.memory_bytes, other.time_s
     if memory > point.memory_bytes * (1 + SAME) or time_s > point.time_s * (1 + SAME):

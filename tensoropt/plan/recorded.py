@@ -34,7 +34,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
-SCHEMA = "tensoropt.recorded/1"
+_SCHEMA = "tensoropt.recorded/1"
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Recorded:
     def save(self, path: Path) -> None:
         """Write a gzip'd JSON file that :func:`load_recorded` reads."""
         data = {
-            "schema": SCHEMA,
+            "schema": _SCHEMA,
             "graph": graph_to_dict(self.graph),
             **_part_to_dict(self.whole),
             "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
@@ -200,8 +200,8 @@ def load_recorded(path: Path) -> Recorded:
     try:
         check_size(path)
         data = json.loads(unpacked(path.read_bytes(), path))
-        if data.get("schema") != SCHEMA:
-            raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
+        if data.get("schema") != _SCHEMA:
+            raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         return Recorded(
             graph_from_dict(data["graph"]),
             _part_from_dict(data),

@@ -15,12 +15,12 @@ from tensoropt.plan.plan_names import HEURISTICS
 from tensoropt.planners.registry import ENTRIES, Entry
 
 SHARDED = ("data_parallel", "zero", "megatron")
-PLACED = (*HEURISTICS, "local_search")
-MORE_SHARDED = ("tofu",)
-FEW_SHARDED = ("optcnn",)
-FEW_PLACED = ("placer", "os_dpos")
-CUTTING = ("cut_search",)
-PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
+_PLACED = (*HEURISTICS, "local_search")
+_MORE_SHARDED = ("tofu",)
+_FEW_SHARDED = ("optcnn",)
+_FEW_PLACED = ("placer", "os_dpos")
+_CUTTING = ("cut_search",)
+_PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 BASELINES = (*SHARDED, *HEURISTICS, "gpipe", "pipedream_1f1b")
 """The planners that people would use by hand; each one's best plan is kept even if other points beat it."""
@@ -29,17 +29,17 @@ MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 """The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
-MOST_PIECES = 1_000
+_MOST_PIECES = 1_000
 """The number of operators times devices up to which a planner that cuts operators is quick; an assumption."""
-SECONDS = {"local_search": 1.0, "cut_search": 1.0}
+_SECONDS = {"local_search": 1.0, "cut_search": 1.0}
 """The effort in seconds of slower planners; an assumption about how long a person waits."""
-FEW_GROUPS = 64
+_FEW_GROUPS = 64
 """The most operators of a model for which pipelined planners, and those in ``FEW_...``, are quick: with twice
 as many, each pipelined one takes seconds.
 """
-MORE_GROUPS = 400
+_MORE_GROUPS = 400
 """The most operators for planners in ``MORE_...``; an assumption."""
-PARALLEL = 1.5
+_PARALLEL = 1.5
 """The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
 equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D
 and two towers 1.6 to 3."""
@@ -55,15 +55,15 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     order in which they run.
     """
     names: tuple[str, ...]
-    if operators > MORE_GROUPS:
-        names = (*SHARDED, *PLACED)
-    elif operators > FEW_GROUPS:
-        names = (*SHARDED, *MORE_SHARDED, *PLACED)
+    if operators > _MORE_GROUPS:
+        names = (*SHARDED, *_PLACED)
+    elif operators > _FEW_GROUPS:
+        names = (*SHARDED, *_MORE_SHARDED, *_PLACED)
     else:
-        names = (*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
-    if operators * devices <= MOST_PIECES:
-        names = (*names, *CUTTING)
-    options = {name: {"seconds": seconds} for name, seconds in SECONDS.items()}
+        names = (*SHARDED, *_MORE_SHARDED, *_FEW_SHARDED, *_PLACED, *_FEW_PLACED, *_PIPELINED)
+    if operators * devices <= _MOST_PIECES:
+        names = (*names, *_CUTTING)
+    options = {name: {"seconds": seconds} for name, seconds in _SECONDS.items()}
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 
 
@@ -82,10 +82,10 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
         return "there is one device"
     if wanted == "always":
         return ""
-    if parallelism is not None and parallelism < PARALLEL:
+    if parallelism is not None and parallelism < _PARALLEL:
         return (
             f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.1f} times those "
-            f"of its longest chain of operators (tried from {PARALLEL:g} on); --placements always tries them"
+            f"of its longest chain of operators (tried from {_PARALLEL:g} on); --placements always tries them"
         )
     if operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS:
         return ""

@@ -35,6 +35,8 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
     # result.
     for number, space in enumerate(task.spaces):
         of_space = [i for i, s in enumerate(selections) if s.space == number]
+        if not of_space:
+            continue
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
         simulated = Evaluator(space.tables, overlap)(chosen)
@@ -122,7 +124,7 @@ def _best(
     return (fitting[-1],)
 
 
-def simulated_answer(
+def _simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer
 ) -> SimulatedPoint:
     """Return a placement with its simulated figures and its planner's notes."""
@@ -158,7 +160,7 @@ def best_placements(
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
-        simulated += [simulated_answer(task, planner, graph, answer) for graph, answer in answers]
+        simulated += [_simulated_answer(task, planner, graph, answer) for graph, answer in answers]
     if not simulated:
         raise refusals[counts[-1]]
     notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())

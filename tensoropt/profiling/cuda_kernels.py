@@ -34,7 +34,7 @@ def has_recurrent(work: Workload) -> bool:
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
-def reserve_bytes(
+def _reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
     """Return the bytes of cuDNN's reserve.
@@ -77,7 +77,7 @@ def _layers(
     size = 0
     if train and torch.is_grad_enabled():
         steps = x.shape[0] * x.shape[1]
-        size = reserve_bytes(numbers, steps, states[0].shape[-1], num_layers, directions, x.element_size())
+        size = _reserve_bytes(numbers, steps, states[0].shape[-1], num_layers, directions, x.element_size())
     result: tuple[torch.Tensor, ...] = _Layers.apply(size, len(states), directions, x, *states, *weights)
     return result
 
@@ -129,7 +129,7 @@ def has_attention(work: Workload) -> bool:
     return any(call.function in (ATTENTION, BLOCKS_FORM, RING_FORM) for call, _ in work.calls)
 
 
-def attention_kernel(
+def _attention_kernel(
     capability: Capability,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -276,7 +276,7 @@ def _attend(
 ) -> torch.Tensor:
     """Run attention by the kernel that CUDA chooses, with PyTorch's operations around it."""
     aten: Any = torch.ops.aten
-    kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = _attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     result: torch.Tensor
     if kernel == _FLASH:

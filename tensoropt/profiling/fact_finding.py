@@ -194,9 +194,9 @@ class _PeakTracker:
 aten: Any = torch.ops.aten
 
 
-def _columns(columns: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
-    # Made with the size of the columns, each element of which goes to one position in the image.
-    return [columns.numel()]
+def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
+    # Made with the size of what is read (columns of an image, or the image), before it gets its own.
+    return [read.numel()]
 
 
 def _reduced(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, **_: Any) -> Sequence[int]:
@@ -216,7 +216,8 @@ def _bags(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Se
 
 
 _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
-    aten.col2im.default: _columns,
+    aten.col2im.default: _as_read,
+    aten.im2col.default: _as_read,
     aten.mse_loss.default: _reduced,
     aten.smooth_l1_loss.default: _reduced,
     aten.soft_margin_loss.default: _reduced,

@@ -111,12 +111,12 @@ def transition_of(
     transitions = []
     for group in groups:
         of_group = [(plan, [stamps[rank] for rank in group]) for plan, stamps in parts]
-        transitions.append(transition_of_group(of_group))
+        transitions.append(_transition_of_group(of_group))
     # All groups meet in the next collective over other axes, so the worst group counts.
     return max(transitions, key=lambda t: sum(t.arriving_s[-1]) + sum(t.leaving_s[-1]))
 
 
-def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
+def _transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
     """Return one group's transition from plans and stamps, made monotonic in work and size."""
     arriving: dict[tuple[int, int], float] = {}
     leaving: dict[tuple[int, int], float] = {}
@@ -281,7 +281,7 @@ class LinkFit:
         )
 
 
-def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple[float, float]:
+def _fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple[float, float]:
     """Return ``(alpha, seconds per byte)``, both at least 0, by least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     # Divided by t, every equation is about a relative error. Columns are scaled to one norm, because seconds
@@ -338,7 +338,7 @@ def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
 def _piecewise(sizes: Sequence[float], seconds: Floats, cuts: tuple[int, ...]) -> tuple[Segment, ...]:
     segments = []
     for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
-        alpha, slope = fit_line(sizes[start:stop], seconds[start:stop])
+        alpha, slope = _fit_line(sizes[start:stop], seconds[start:stop])
         segments.append(
             Segment(
                 alpha_s=alpha,

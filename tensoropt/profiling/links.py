@@ -49,13 +49,13 @@ from tensoropt.units import format_bytes, format_seconds
 _logger = logging.getLogger(__name__)
 
 # Five decades in KiB, closer together where caches, algorithms and the allocator (at 32 MiB) change.
-QUICK_SIZES = tuple(
+_QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 TRANSITION, _SEND = "turns", "send"
 """The kinds measured besides collectives."""
 # Fewer than for collectives, because there are many pairs.
-PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
+_PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
 # Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
@@ -121,12 +121,12 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
     return rows
 
 
-def repeats_for(size: int) -> int:
+def _repeats_for(size: int) -> int:
     """Return the number of repeats for a size, in about equal total times."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / (_MESSAGE_S + size / _BYTES_PER_S))))
 
 
-def in_step(seconds: Floats) -> float:
+def _in_step(seconds: Floats) -> float:
     """Return a collective's mean time in a step that issues many, with stalls.
 
     The longest repeat is left out if it took longer than all others together: a standstill of the machine.
@@ -142,7 +142,7 @@ def measure_links(
     store: ProfileStore | None = None,
     *,
     kinds: Sequence[str] = COLLECTIVES,
-    sizes: Sequence[int] = QUICK_SIZES,
+    sizes: Sequence[int] = _QUICK_SIZES,
     pairs: bool = True,
     refresh: bool = False,
     progress: Progress = silent,
@@ -177,7 +177,7 @@ def measure_links(
     # A record without fits says why measuring failed; links are tried again each time.
     records = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
     failed: dict[str, str] = {}
-    plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
+    plans = {job: _PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
     missing = {job for job in jobs if job not in records}
     rounds = _ROUNDS[pool.backend]
     # What ranks told so far, of the jobs that are not finished.
@@ -254,7 +254,7 @@ def _measure(
             pool.run(time_transitions, groups, plan_of_turns(sizes, blocks), WARM_LAPS + ceil(laps / rounds))
             for sizes, blocks, laps in TURNS
         ]
-    plan = [(size, ceil(repeats_for(size) / rounds)) for size in sizes]
+    plan = [(size, ceil(_repeats_for(size) / rounds)) for size in sizes]
     if kind == _SEND:
         return list(pool.run(time_pair, groups[0], plan))
     return list(pool.run(time_collective, kind, groups, plan))
@@ -279,7 +279,7 @@ def _record(
         return {"fits": transition_of(parts, groups).to_dict()}
     ways = 2 if kind == _SEND else 1  # there and back
     # Others only ever make what CPU ranks do longer.
-    of = min if backend == "gloo" else in_step
+    of = min if backend == "gloo" else _in_step
     fits = []
     for group in groups:
         seconds = []

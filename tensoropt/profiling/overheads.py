@@ -132,7 +132,7 @@ class _After(torch.autograd.Function):
         return grad, None, None
 
 
-def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
+def _time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
     """Return the seconds of edges and of gradients' ways to buckets, on the device and its host (0 on
     CPUs).
     """
@@ -310,7 +310,7 @@ def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any
     copies = repeated(timer, x.clone, 7, before=meet, warm_ups=timer.host_apart)
     additions = repeated(timer, lambda: x.add_(y), 7, before=meet, warm_ups=timer.host_apart)
     size = x.numel() * x.element_size()
-    edges, of_host = time_edges(rank, world_size, timer)
+    edges, of_host = _time_edges(rank, world_size, timer)
     step = _step(optimizer, timer)
     rates = copies.device_s / size, additions.device_s / size
     if not timer.host_apart:

@@ -21,7 +21,7 @@ _WIDTHS, _EACH_S = (512, 1024), 0.15
 
 
 @torch.no_grad()
-def most_flops(rank: int, world_size: int, dtype: str) -> float:
+def _most_flops(rank: int, world_size: int, dtype: str) -> float:
     """Return the most FLOP/s of this rank in products of a dtype; runs in the pool."""
     timer, best = WallTimer(), 0.0
     for width in _WIDTHS:
@@ -48,6 +48,6 @@ def measure_peaks(
     """Measure the peaks of some dtypes, and return the best of all measurements."""
     known = known_peaks(store, prefix)
     for dtype in dtypes:
-        known[dtype] = max(known.get(dtype, 0.0), *pool.run(most_flops, dtype))
+        known[dtype] = max(known.get(dtype, 0.0), *pool.run(_most_flops, dtype))
     store.put(f"{prefix}/{_KEY}", known)
     return known

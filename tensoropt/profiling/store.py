@@ -29,9 +29,9 @@ from tensoropt.files import pack, unpack, written_whole
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
 """The longest wait for another process's transaction; an assumption."""
-MOST_VALUE_BYTES = 256 << 20
+_MOST_VALUE_BYTES = 256 << 20
 """The most bytes of one compressed value; an assumption."""
-MOST_CACHED_BYTES = 2 << 30
+_MOST_CACHED_BYTES = 2 << 30
 """The most bytes of cached values; an assumption."""
 MOST_UNUSED_S = 90 * 86400.0
 """The seconds without use after which a cached value is removed; an assumption."""
@@ -173,7 +173,7 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
             "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
             " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
             " WHERE bytes > ?)",
-            (now_s - MOST_UNUSED_S, MOST_CACHED_BYTES),
+            (now_s - MOST_UNUSED_S, _MOST_CACHED_BYTES),
         )
 
 
@@ -235,7 +235,7 @@ def _entries(lines: Iterable[str], path: str) -> list[Entry]:
 _logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery", "calibration")
-CACHED = ("tables", "frontiers", "explorations", "captures")
+_CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of cached values, which can be recomputed."""
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record has the reason of a failure."""
@@ -277,13 +277,13 @@ class ProfileStore:
     """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not across
     forks.
 
-    ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds (:data:`CACHED`)
+    ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds (:data:`_CACHED`)
     when unused.
 
     Args:
         path: the file; :func:`default_path` if None. Missing folders are created.
     Kinds of records are ``compute``, ``collective``, ``saved`` and ``discovery``, which it never removes; of
-    the kinds in :data:`CACHED` it holds values for as long as they are used. It may be used from any number
+    the kinds in :data:`_CACHED` it holds values for as long as they are used. It may be used from any number
     of processes and threads, but not from both sides of a fork; as a context manager it closes itself.
     """
 
@@ -302,12 +302,12 @@ class ProfileStore:
         across forks.
 
         ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds
-        (:data:`CACHED`) when unused.
+        (:data:`_CACHED`) when unused.
 
         Args:
             path: the file; by default :func:`default_path`. Missing folders are created.
         """
-        if kind not in CACHED:
+        if kind not in _CACHED:
             return self.get_many([key], kind).get(key)
 
         def read(connection: sqlite3.Connection) -> bytes | None:
@@ -347,12 +347,12 @@ class ProfileStore:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or a value with arrays of a kind in :data:`CACHED`, which a store in memory drops.
+        """Save one record, or a value with arrays of a kind in :data:`_CACHED`; a store in memory drops it.
 
         Raises:
             TensorOptError: it is no data, too large, or cannot be written.
         """
-        if kind not in CACHED:
+        if kind not in _CACHED:
             return self.put_many({key: record}, kind)
         if not self.persistent:
             return None
@@ -360,7 +360,7 @@ class ProfileStore:
             content = pack(record)
         except (TypeError, ValueError) as error:
             raise MeasurementError(f"the value of {key} is not data: {error}") from error
-        if len(content) > MOST_VALUE_BYTES:
+        if len(content) > _MOST_VALUE_BYTES:
             raise MeasurementError(f"{len(content) >> 20} MiB are more than is cached of one value")
 
         def write(connection: sqlite3.Connection) -> None:

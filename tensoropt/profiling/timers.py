@@ -23,15 +23,15 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-CACHE_BYTES = 24 * 2**20
+_CACHE_BYTES = 24 * 2**20
 """The bytes of a workload's copies that a CPU rank visits in turn, to leave its cache; an assumption."""
-MOST_COPIES = 32
+_MOST_COPIES = 32
 """The most copies of small workloads; an assumption."""
-GPU_CACHE_BYTES = 64 * 2**20
+_GPU_CACHE_BYTES = 64 * 2**20
 """The assumed size of a GPU's L2 if PyTorch does not report it; an A100 has 40 MB, an H100 50 MB."""
 _LOST_DEVICE = 70  # exit code of a rank whose device no longer answers
 
-MOST_LEAD_S = 0.1
+_MOST_LEAD_S = 0.1
 """The longest time that a GPU is kept busy before the work; an assumption."""
 _LEAST_LEAD_S = 1e-4
 _SLEEP_CYCLES = 10**7  # some milliseconds, which measure a device's clock well enough
@@ -193,7 +193,7 @@ class WallTimer:
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
-        return min(MOST_COPIES, ceil(CACHE_BYTES / max(size_bytes, 1)))
+        return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
         """Do nothing: the copies are as far apart as a step's tensors."""
@@ -242,7 +242,7 @@ class EventTimer:
 
     @property
     def cache_bytes(self) -> int:
-        return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or GPU_CACHE_BYTES
+        return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or _GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
         """Return 1: zeroing costs a GPU little, and does not affect the host."""
@@ -276,7 +276,7 @@ class EventTimer:
             # Forward and backward take turns and need separate leads: the longer one decays slowly.
             self._lead_s = max(_LEAST_LEAD_S, 2 * host_s, 0.9 * self._lead_s)
         else:
-            self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
+            self._lead_s = min(2 * self._lead_s, _MOST_LEAD_S)
         return Span(begin, end, host_s, ahead)
 
     def _mark(self) -> Any:

@@ -24,10 +24,10 @@ def constraints_of(given: _Given) -> Constraints | None:
         return given
     if isinstance(given, Mapping):
         return constraints_from_dict(given)
-    return load_constraints(given)
+    return _load_constraints(given)
 
 
-def load_constraints(path: str | os.PathLike[str]) -> Constraints:
+def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
     """Read constraints from a file, or from a saved exploration; ``.json`` is JSON, anything else YAML.
 
     Raises:

@@ -231,14 +231,6 @@ def _with_option(source: str, option: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}{option}"
 
 
-def has_sequence(source: str) -> bool:
-    """Return whether a source is a zoo model with a single sequence, whose length is an option."""
-    try:
-        return source.startswith("zoo:") and bool(with_sequence(source, 1))
-    except TensorOptError:
-        return False
-
-
 def default_batch(source: str) -> int:
     """Return the default batch of a model whose batch can be chosen.
 

@@ -231,8 +231,8 @@ def _constraints(value: Any) -> Any:
     return constraints_of(value)
 
 
-STEP = "what a step does"
-SEARCH = "what is searched"
+_STEP = "what a step does"
+_SEARCH = "what is searched"
 _COSTS = "where costs come from"
 
 
@@ -264,7 +264,7 @@ class Settings:
     mode: Annotated[
         Literal["train", "inference"],
         Setting(
-            "inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, of_step=True,
+            "inference: the forward pass alone", "Mode", _STEP, title="{}", assumed=True, of_step=True,
             width=120,
         ),
     ] = "train"  # fmt: skip
@@ -273,7 +273,7 @@ class Settings:
         AfterValidator(with_kind),
         Setting(
             "adam_fused: one kernel, without temporary tensors; module.py:make: a function that returns any "
-            "elementwise torch.optim.Optimizer, given the parameters", "Optimizer", STEP,
+            "elementwise torch.optim.Optimizer, given the parameters", "Optimizer", _STEP,
             title="{}", assumed=True, of_step=True, choices=tuple(OPTIMIZERS), others="module.py:make",
             write=short_optimizer,
         ),
@@ -283,14 +283,14 @@ class Settings:
         BeforeValidator(_counts),
         Setting(
             "counts to search; auto: 1,2,4,8 if they divide the batch; a pipeline of P stages has P times "
-            "as many", "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches",
+            "as many", "Micro-batches", _STEP, metavar="auto|1,2,4", title="{} micro-batches",
             words=_count_words, assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
         int | float | None,
         Setting(
-            "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
+            "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
             metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
         ),
     ] = None  # fmt: skip
@@ -298,7 +298,7 @@ class Settings:
         int | float,
         AfterValidator(_gap),
         Setting(
-            "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
+            "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
             rule="between 0 and 100; 0.1 is usual, 0 is exact",
         ),
@@ -307,7 +307,7 @@ class Settings:
         int | None,
         AfterValidator(_enough),
         Setting(
-            "keep at most N points per table while searching", "Points kept", SEARCH, metavar="N",
+            "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
@@ -317,7 +317,7 @@ class Settings:
             "search of sharded strategies: auto: pruned by bounds; ldp, elimination: FT-LDP and "
             "FT-Elimination as published, unpruned and slower; the frontier is the same unless operators "
             "had to be fixed by a heuristic (a note says so)",
-            "Method", SEARCH, width=120,
+            "Method", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     dtype: Annotated[
@@ -325,13 +325,13 @@ class Settings:
         Setting(
             "compute dtype; auto: bfloat16 for language models of the zoo on GPUs that support it, else "
             "float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master weights",
-            "Computes in", STEP, title="{}", assumed=True, of_step=True,
+            "Computes in", _STEP, title="{}", assumed=True, of_step=True,
         ),
     ] = "auto"  # fmt: skip
     recompute: Annotated[
         Literal["auto", "never"],
         Setting(
-            "whether repeated blocks may be computed again in backward", "Recompute", STEP,
+            "whether repeated blocks may be computed again in backward", "Recompute", _STEP,
             words=_recompute_words, assumed=True, width=120,
         ),
     ] = "auto"  # fmt: skip
@@ -339,7 +339,7 @@ class Settings:
         Literal["default", "none"],
         Setting(
             "none: no communication overlaps computation, for comparison; on CPU ranks none ever does",
-            "Overlap", STEP, width=120,
+            "Overlap", _STEP, width=120,
         ),
     ] = "default"  # fmt: skip
     constraints: Annotated[
@@ -347,7 +347,7 @@ class Settings:
         BeforeValidator(_constraints),
         Setting(
             "YAML or JSON: pinned operators and parameters, groups to keep together, devices",
-            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
+            "Constraints", _SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
     ] = None  # fmt: skip
@@ -369,14 +369,14 @@ class Settings:
         Literal["auto", "always", "never"],
         Setting(
             "heuristic search of pipelines: auto: a quick one, on clusters of several nodes or device kinds; "
-            "always: a thorough one, on any cluster", "Pipelines", SEARCH, width=120,
+            "always: a thorough one, on any cluster", "Pipelines", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
             "plans that run each operator on one device, by planners: auto: if they may be the answer; "
-            "always: for any model and cluster", "Placements", SEARCH, width=120,
+            "always: for any model and cluster", "Placements", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     expert_imbalance: Annotated[
@@ -385,7 +385,7 @@ class Settings:
         Setting(
             "expert rows of the busiest rank over the mean, up to all rows; an assumption, as the router's "
             "choices are unknown",
-            "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
+            "Expert imbalance", _STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
     first: Annotated[
@@ -393,7 +393,7 @@ class Settings:
         Setting(
             "simulate only the usual strategies (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
             "recomputation and micro-batches), without a search: the answer of the first seconds",
-            "Usual strategies only", SEARCH, title="usual strategies only",
+            "Usual strategies only", _SEARCH, title="usual strategies only",
         ),
     ] = False  # fmt: skip
 

@@ -38,7 +38,7 @@ _GRACE_S = 3.0
 """Seconds in which the other ranks must answer once one has failed; an assumption."""
 
 
-IDLE_S = 30.0
+_IDLE_S = 30.0
 """The seconds without work of any pending rank after which they count as deadlocked; an assumption."""
 _LOOK_S, _IDLE_SHARE = 5.0, 0.01
 """Seconds between checks for idle ranks, and the share of a core below which a rank is idle: one that waits
@@ -292,7 +292,7 @@ class RankPool:
         while pending:
             ready = timeout.wait(list(pending), _LOOK_S)
             if not ready:
-                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < IDLE_S:
+                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < _IDLE_S:
                     continue
                 break
             for item in ready:

@@ -37,7 +37,7 @@ from tensoropt.simulate.recording import (
     TimelineEvent,
 )
 
-Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
+_Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
 """The memory curve, and the owners of the bytes at a point of it, by its number."""
 
 
@@ -147,7 +147,7 @@ class _SimulatedStep:
         lasting = dict(zip(MEMORY_KINDS, map(float, self.evaluated.metrics.memory[0, :3]), strict=False))
         return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in self._timed.memory_at(lasting))
 
-    def owners(self) -> Owners:
+    def owners(self) -> _Owners:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
@@ -162,7 +162,7 @@ class _SimulatedStep:
         return Share(title, peaks[number] + beside_bytes, *seconds)
 
 
-def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> Owners:
+def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> _Owners:
     times = [*(at.time_s for at in curve), curve[-1].time_s]
 
     def rows_at(number: int) -> list[OwnerRow]:
@@ -280,7 +280,7 @@ class _PipelinedStep(_SimulatedStep):
         curve = self.evaluated.memory_curve()
         return tuple(MemoryAt(start_s, *kinds.tolist()) for start_s, kinds in curve)
 
-    def owners(self) -> Owners:
+    def owners(self) -> _Owners:
         return _owners(self.memory_curve(), self.evaluated.owners())
 
 
@@ -329,12 +329,10 @@ class _PlacedStep(_SimulatedStep):
         )
 
     def memory_curve(self) -> tuple[MemoryAt, ...]:
-        curve = self.evaluated.timeline.memory(device_name(fullest(self.evaluated)))
-        return tuple(
-            MemoryAt(time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)) for time_s, sizes in curve
-        )
+        curve = self.evaluated.memory(fullest(self.evaluated))
+        return tuple(MemoryAt(time_s, *sizes) for time_s, sizes in curve)
 
-    def owners(self) -> Owners:
+    def owners(self) -> _Owners:
         return _owners(self.memory_curve(), owned_on(self.evaluated, fullest(self.evaluated)))
 
 

@@ -24,7 +24,7 @@ def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> 
         detail.headline(),
         *([f"host {host_words(step)}"] if step.host_s else []),
         f"assumed: {detail.overlap}; figures: {shares}",
-        *("", "parts of the step", parts_table(detail.parts)),
+        *("", "parts of the step", _parts_table(detail.parts)),
     ]
     if detail.places:
         lines += ["", step.kind.each, _table(detail.places)]
@@ -38,7 +38,7 @@ def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> 
     return lines
 
 
-def parts_table(parts: Sequence[Part]) -> str:
+def _parts_table(parts: Sequence[Part]) -> str:
     """Return the parts of a step with their shares of it; parts that are not named are summed."""
     rows = [[title, format_seconds(s), f"{100 * share:.1f} %"] for title, s, share in part_rows(parts)]
     return columns([["the step", "time", "share"], *rows], left=(0,))

@@ -41,7 +41,7 @@ class MomentOwners:
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
         cells = [
-            (format_bytes(row.bytes), row.kind, row.operator, row.tensor, row.what, until_words(row))
+            (format_bytes(row.bytes), row.kind, row.operator, row.tensor, row.what, _until_words(row))
             for row in shown
         ]
         if rest:
@@ -51,7 +51,7 @@ class MomentOwners:
         return [title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *cells))]
 
 
-def until_words(row: OwnerRow) -> str:
+def _until_words(row: OwnerRow) -> str:
     """Return the end of a row's lifetime in words."""
     if row.until_s is None:
         return "stays"

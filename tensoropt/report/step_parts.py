@@ -41,7 +41,7 @@ from tensoropt.simulate.recording import (
 from tensoropt.units import format_bytes, format_seconds
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 """Smaller shares of a step are rounding errors."""
 _ROOT = "model"
 """Capture's name for the model itself, whose own operators are in no module."""
@@ -49,7 +49,7 @@ _MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
 _LEAST_NAMED = 0.01
 """The share of the step from which an operator has a row of its own in a table."""
-KINDS = {
+_KINDS = {
     "linear": "linear", "addmm": "linear", "mm": "linear", "bmm": "matrix product",
     "baddbmm": "matrix product", "matmul": "matrix product", "_grouped_mm": "product of experts",
     "convolution": "convolution", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
@@ -93,7 +93,7 @@ class Computed:
 
     Attributes:
         module: the path of its module; "" if none is known.
-        kind: the kind of operator, as named by :func:`kind_of`.
+        kind: the kind of operator, as named by :func:`_kind_of`.
         row: the name of the group's row.
     """
 
@@ -106,21 +106,21 @@ class Computed:
     def of(cls, group: Group, spent: Spent, row: str) -> Computed:
         """Return the seconds of a group, without copies."""
         anchor = group.anchor
-        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
+        return cls(anchor.module, _kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
 
-def kind_of(target: str) -> str:
+def _kind_of(target: str) -> str:
     """Return an operator's display name, given its target (``aten.addmm.default``) or a name made from that
     (``addmm_12``)."""
     parts = target.partition(" in stage ")[0].split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
-    return KINDS.get(name) or KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
+    return _KINDS.get(name) or _KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
 
 
 # -- summing by module and kind -------------------------------------------------------------------------
 
 
-def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...], float]]:
+def _summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...], float]]:
     """Return (title, groups, seconds) by module and kind, the longest first.
 
     Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
@@ -128,13 +128,13 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...]
     """
     timed = [group for group in computed if group.seconds > 0]
     inside: dict[str, list[Computed]] = {}
-    for title, group in zip(titles(timed), timed, strict=True):
+    for title, group in zip(_titles(timed), timed, strict=True):
         inside.setdefault(title, []).append(group)
     rows = [(title, tuple(of), sum(g.seconds for g in of)) for title, of in inside.items()]
     return sorted(rows, key=lambda row: -row[2])
 
 
-def titles(computed: Sequence[Computed]) -> list[str]:
+def _titles(computed: Sequence[Computed]) -> list[str]:
     """Return, for each group, the title of the part in which it is summed."""
     keys = [(_alike(group.module), group.kind) for group in computed]
     names, counts = _short_names([module for module, _ in keys]), Counter(keys)
@@ -216,22 +216,22 @@ def step_parts(
     if computed is None:
         rows.append((COMPUTING, "computing", point.compute_s, ()))
     else:
-        rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in summed(computed)]
+        rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in _summed(computed)]
         rows += [(COMPUTING, title, seconds, ()) for title, seconds in beside.items()]
     waits = waits_of(point)
-    links = waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
+    links = _waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
     rows += [(WAITING, f"waiting for {title}", seconds, ()) for title, seconds in links]
     rows.append((HOST, "waiting for the host to launch kernels", waits[HOST], ()))
     rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
     parts = [
         Part(key, title, s, s / step_s, len(of), tuple(group.row for group in of))
         for key, title, s, of in rows
-        if s > ROUNDING * step_s
+        if s > _ROUNDING * step_s
     ]
     return tuple(sorted(parts, key=lambda part: -part.seconds))
 
 
-def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the parts that a table names, and a row for the other operators; they have the same sum."""
     operators = [part for part in parts if part.count]
     named = [part for part in operators[:_MOST_NAMED] if part.share >= _LEAST_NAMED]
@@ -249,13 +249,13 @@ def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
     """Return (title, seconds, share of the step) of the parts that a table names."""
-    return [(part.title, part.seconds, part.share) for part in shown_parts(parts)]
+    return [(part.title, part.seconds, part.share) for part in _shown_parts(parts)]
 
 
 # -- links that are waited for --------------------------------------------------------------------------
 
 
-def waiting_by_links(
+def _waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
     """Return (links and axes in words, seconds waited for) of the lanes that are axes of the mesh, the
@@ -265,7 +265,7 @@ def waiting_by_links(
     space = exploration.spaces[point.space]
     lanes = {
         lane: seconds
-        for lane, seconds in waited_lanes(timeline).items()
+        for lane, seconds in _waited_lanes(timeline).items()
         if set(_axes_of(lane)) <= set(space.mesh.names)
     }
     total = sum(lanes.values())
@@ -294,7 +294,7 @@ def _axes_words(lane: str) -> str:
     return f"axis {names[0]}" if len(names) == 1 else f"axes {'+'.join(names)}"
 
 
-def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
+def _waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
     """Return, for each lane of links, the seconds in which it sends while nothing is computed; lanes that
     send at the same time divide these seconds."""
     edges: list[tuple[float, int, str]] = []

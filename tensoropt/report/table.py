@@ -88,7 +88,7 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
         )
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
-    if "points_before_judging" in report and not report.get("sharded_refusal"):
+    if report.get("points_before_judging") and not report.get("sharded_refusal"):
         of_spaces, _ = by_strategy(exploration.points)
         rows = (row for of_space in of_spaces.values() for row in of_space)
         own = sum(exploration.points[row].planner == FRONTIER for row in rows)
@@ -138,7 +138,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
 _COMPARISON_HEADER = ["planner", "limit", "needs", "time", "points", "search", "gap", ""]
 
 
-GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+_GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
 
 
 def comparison_text(exploration: Exploration) -> str:
@@ -146,7 +146,7 @@ def comparison_text(exploration: Exploration) -> str:
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]
-    return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
+    return "\n".join([columns(rows, left=(0, 7)), _GAP_CAPTION])
 
 
 def _comparison_row(row: Compared) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from tensoropt.frontier.tools import Points
 from tensoropt.types import Floats
 
-ROUNDING = 1e-3
+_ROUNDING = 1e-3
 """The share of an allowed gap that is reserved for rounding costs to the grid (``bands.RESOLUTION``), so that
 the proven gap does not exceed the allowed one."""
 
@@ -70,7 +70,7 @@ class Lowest:
 def lowered(incumbents: Points, epsilon: float) -> Staircase:
     """Return the known staircase lowered by ``epsilon``: a strategy below it is faster than the known ones
     within its memory by more than this share."""
-    return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - ROUNDING)))
+    return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - _ROUNDING)))
 
 
 _SAMPLES = 1024

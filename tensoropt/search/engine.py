@@ -32,7 +32,7 @@ from tensoropt.search.program import Program, TableTooLargeError, memory_allowan
 from tensoropt.types import Floats, Indices
 from tensoropt.units import format_bytes
 
-BREAKPOINTS = 64
+_BREAKPOINTS = 64
 """The number of memories at which the limit of an entry is evaluated; fewer prune less, more cost time per
 entry (an assumption). An entry with fewer candidate points than this is not limited at all."""
 _NEIGHBOURS = 32
@@ -136,7 +136,7 @@ def reachable(inside, outside, height, roof):
 
 
 @njit(cache=True, nogil=True)
-def envelope(values, weight_m, weight_t, slope, level, start):
+def _envelope(values, weight_m, weight_t, slope, level, start):
     """Return the upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
 
     Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
@@ -171,7 +171,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
 
 
 @njit(cache=True, nogil=True)
-def least_time(x, size, slope, level, start):
+def _least_time(x, size, slope, level, start):
     """Return the height of the envelope at memory ``x``."""
     low = 0
     high = size
@@ -185,7 +185,7 @@ def least_time(x, size, slope, level, start):
 
 
 @njit(cache=True, nogil=True)
-def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, start, limit_m):
+def _breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, start, limit_m):
     """Compute the memories at which the limit of an entry is evaluated, in even steps of memory and of time.
 
     Fills ``limit_m`` (BREAKPOINTS,) in ascending order, from the entry's least memory to the largest useful
@@ -196,11 +196,11 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, sta
     for c in range(corner_m.shape[0]):
         if corner_m[c] < np.inf:
             most = max(most, corner_m[c] - outside[0] / weight_m[0])
-    size = envelope(inside, weight_m, weight_t, slope, level, start)
+    size = _envelope(inside, weight_m, weight_t, slope, level, start)
     # Half of them by memory, for the flat end of a frontier, half by time, for the steep end.
     half = limit_m.shape[0] // 2
-    top = least_time(least, size, slope, level, start)
-    bottom = least_time(most, size, slope, level, start)
+    top = _least_time(least, size, slope, level, start)
+    bottom = _least_time(most, size, slope, level, start)
     even = 0
     for i in range(half):  # merge two ascending sequences
         goal = top + (bottom - top) * (i + 0.5) / half
@@ -219,7 +219,7 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, sta
 
 
 @njit(cache=True, nogil=True)
-def fill_limits(
+def _fill_limits(
     outside, corner_m, corner_t, weight_m, weight_t, slope, level, start, limit_m, limit_t, stack
 ):
     """Fill ``limit_t[g]`` with the largest time at which a point of memory ``limit_m[g]`` can still be
@@ -228,7 +228,7 @@ def fill_limits(
     ``outside`` (W,): the entry's outside message. Between breakpoints the left value applies, because the
     limit never ascends.
     """
-    size = envelope(outside, weight_m, weight_t, slope, level, start)
+    size = _envelope(outside, weight_m, weight_t, slope, level, start)
     needed = outside[0] / weight_m[0]
     corners = corner_m.shape[0]
     # The corner without a memory limit admits every completion: it gives the same room at all memories, and
@@ -259,7 +259,7 @@ def fill_limits(
                 best = np.inf
                 pick = c
                 break
-            room = corner_t[c] - least_time(x, size, slope, level, start)
+            room = corner_t[c] - _least_time(x, size, slope, level, start)
             if room > best:
                 best = room
                 pick = c
@@ -286,7 +286,7 @@ def reachable_entries(inside, outside, height, roof):
     return reachable_rows
 
 
-INLINE_WORK = 20_000
+_INLINE_WORK = 20_000
 """The estimated sums of a step below which threads cost more than they gain; an assumption."""
 _ENTRIES_PER_THREAD = 10_000
 """The most entries for which one thread checks whether they can reach a corner; an assumption."""
@@ -410,8 +410,8 @@ def _step_entries(
     start = np.empty(lines)
     # fill_limits halves a range of BREAKPOINTS, so its depth is the logarithm of that.
     stack = np.empty((64, 4), np.int64)
-    limit_m = np.empty(BREAKPOINTS)
-    limit_t = np.empty(BREAKPOINTS)
+    limit_m = np.empty(_BREAKPOINTS)
+    limit_t = np.empty(_BREAKPOINTS)
     left = np.empty(n_k, np.int64)
     right = np.empty(n_k, np.int64)
     pruned = inside.shape[0] > 0
@@ -433,10 +433,10 @@ def _step_entries(
             continue
         use = 0
         # A limit takes BREAKPOINTS evaluations, which so few candidates do not repay.
-        if pruned and candidates > BREAKPOINTS:
-            use = BREAKPOINTS
-            breakpoints(inside[o], outside[o], corner_m, weight_m, weight_t, slope, level, start, limit_m)
-            fill_limits(
+        if pruned and candidates > _BREAKPOINTS:
+            use = _BREAKPOINTS
+            _breakpoints(inside[o], outside[o], corner_m, weight_m, weight_t, slope, level, start, limit_m)
+            _fill_limits(
                 outside[o], corner_m, corner_t, weight_m, weight_t, slope, level, start,
                 limit_m, limit_t, stack,
             )  # fmt: skip
@@ -517,7 +517,7 @@ class ProgramRunner:
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
                 # Entries differ much in cost, so each thread gets several parts; eight is an assumption.
                 # Results are taken in the order of the parts, whichever ends first.
-                parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1
+                parts = min(size, 8 * self.threads) if self.threads > 1 and work > _INLINE_WORK else 1
                 ends = [size * i // parts for i in range(parts + 1)]
                 spans = list(pairwise(ends))
                 if parts == 1:

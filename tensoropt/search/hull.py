@@ -272,7 +272,7 @@ class Hull:
         return np.where(self.weight_m[0] * memory < self.value[0], np.inf, lower)
 
 
-def power_of_two(value: float) -> float:
+def _power_of_two(value: float) -> float:
     """Return a power of two above ``value`` and at most twice as large; 1 for 0."""
     return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
 
@@ -367,13 +367,13 @@ class HullSearch:
         return bool(self.values) and not self._open_chords(1)
 
     def _ends(self) -> bool:
-        largest_m = power_of_two(float(self.flat.leaf_memory.max()))
-        largest_t = power_of_two(float(self.flat.leaf_time.max()))
+        largest_m = _power_of_two(float(self.flat.leaf_memory.max()))
+        largest_t = _power_of_two(float(self.flat.leaf_time.max()))
         ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
         if not ends:
             return False
-        self.span_m = span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
-        self.span_t = span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
+        self.span_m = span_m = _power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
+        self.span_t = span_t = _power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
         # An assumption: small enough to usually leave the ends where they are, large enough to count in a
         # float64.
         tiny = 2.0**-24

@@ -33,7 +33,7 @@ from tensoropt.search.shared import LINES, SearchResult, SearchSettings, build_p
 from tensoropt.search.sources import PassSource, Source
 from tensoropt.types import Floats
 
-ASSIGNMENTS = 12
+_ASSIGNMENTS = 12
 """The number of assignments of the fixed operators that are tried; the paper leaves it open (section 4.2)."""
 _FINE_POINTS = 1024
 """The points kept per table entry if a gap is allowed; an assumption: fewer are faster, with a wider gap."""
@@ -69,14 +69,14 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
         return None
     relaxed = bounded.split
     total = math.prod(reduced.domains[f] for f in order.fixed)
-    if total <= ASSIGNMENTS:
+    if total <= _ASSIGNMENTS:
         every, exact = every_assignment(relaxed, solver)
         if not every:
             return None
         result = SearchResult(tuple(every), merge(every), bounded.hull, exact)
         return result if exact else heuristic(reduced, order, bounded, every, total)
     sources: list[Source] = []
-    tried = preferred_classes(relaxed, order.fixed, bounded.hull.picks)[:ASSIGNMENTS]
+    tried = preferred_classes(relaxed, order.fixed, bounded.hull.picks)[:_ASSIGNMENTS]
     for classes in tried:
         part = solver(condition(relaxed.reduced, relaxed.copies, classes), relaxed.order)
         sources += [] if part is None else part.sources
@@ -90,7 +90,7 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
     return heuristic(reduced, order, bounded, sources, len(tried))
 
 
-RESOLUTION = 4e-10
+_RESOLUTION = 4e-10
 """The most that rounding to the grid may move a point, relative to its own size. Of two points that move this
 far, one can wrongly beat the other, so a frontier is accurate to twice this."""
 
@@ -158,7 +158,7 @@ def search_bands(
     # Rounding moves a point by up to the error, so a point below error / RESOLUTION may move by more than
     # RESOLUTION of itself. The least cost that the grid resolves decides, not the resulting points: one that
     # the grid rounds to zero can hide others.
-    coarse = Caps(reduced.memory_error / RESOLUTION, reduced.time_error / RESOLUTION)
+    coarse = Caps(reduced.memory_error / _RESOLUTION, reduced.time_error / _RESOLUTION)
     lean = int(np.searchsorted(memory, coarse.memory, side="right"))
     fast = int(np.searchsorted(-time, -coarse.time))
     below, above = [], []

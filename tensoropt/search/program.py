@@ -38,9 +38,9 @@ def memory_allowance() -> int:
 
 _Scope = tuple[int, ...]
 
-WORTH_CHECKING = 1_000_000
+_WORTH_CHECKING = 1_000_000
 """The number of entries below which a table is made without checking free memory (96 MB at most)."""
-BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least four lines
+_BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least four lines
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -242,8 +242,8 @@ class ProgramBuilder:
         return _Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
 
     def _announce(self, scope: _Scope, entries: int) -> None:
-        needed = entries * BYTES_PER_ENTRY
-        if entries < WORTH_CHECKING or needed <= memory_allowance():
+        needed = entries * _BYTES_PER_ENTRY
+        if entries < _WORTH_CHECKING or needed <= memory_allowance():
             return
         names = ", ".join(repr(self.reduced.graph.names[u]) for u in scope[:4] if u < len(self.reduced.graph))
         raise TableTooLargeError(

@@ -31,7 +31,7 @@ SAME = 1e-9
 """Costs that differ by less than this share count as equal: two grids may round one strategy this far apart
 (``bands.RESOLUTION``, once for each)."""
 
-OptionKey = Any  # a name, or (source, target, n-th edge between them)
+_OptionKey = Any  # a name, or (source, target, n-th edge between them)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +40,14 @@ class ChosenStrategies:
 
     Attributes:
         names: the operators, one per column, in the graph's order.
-        edges: the edges, one per column, as :data:`OptionKey`.
+        edges: the edges, one per column, as :data:`_OptionKey`.
         configurations: (n, operators) the configuration of every operator.
         options: (n, operators) the option of every operator.
         edge_options: (n, edges) the option of every edge.
     """
 
     names: Sequence[str]
-    edges: Sequence[OptionKey]
+    edges: Sequence[_OptionKey]
     configurations: Indices
     options: Indices
     edge_options: Indices
@@ -75,7 +75,7 @@ class ChosenStrategies:
         """Return the configuration of each operator, by name."""
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
-    def options_of(self, row: int) -> dict[OptionKey, int]:
+    def options_of(self, row: int) -> dict[_OptionKey, int]:
         """Return the option of each operator, and of each edge under the key (source, target, n-th edge
         between them)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
@@ -159,7 +159,7 @@ class TrackedFrontier:
         """Return the configuration of every operator at point ``index``; only this point is rebuilt."""
         return self._chosen(index).strategy(0)
 
-    def options(self, index: int) -> dict[OptionKey, int]:
+    def options(self, index: int) -> dict[_OptionKey, int]:
         """Return the option of every operator, and of every edge under the key (source, target, n-th edge of
         theirs)."""
         return self._chosen(index).options_of(0)
@@ -170,7 +170,7 @@ class TrackedFrontier:
         return self._cache[index]
 
 
-def least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
+def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
     """Return (n,) lower bounds on the time of any part's strategies within ``memory`` (n,)."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
 
@@ -186,11 +186,11 @@ def certify(
     fast with less. The points may come from anywhere: another part's strategy can beat a strategy of one
     part.
     """
-    bounds = least_bounds(parts, memory)
+    bounds = _least_bounds(parts, memory)
     with np.errstate(divide="ignore", invalid="ignore"):
         gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
     # The memory minus what rounding cannot explain; for no memory at all, a budget that nothing fits.
-    with_less = least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
+    with_less = _least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
     return gap, (gap == 0) & (time < with_less)
 
 

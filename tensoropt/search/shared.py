@@ -19,7 +19,7 @@ from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
 # How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
 # numbers decide how long a search takes, never what an exact one returns or what any claims.
-FEW_SUMS = 300_000
+_FEW_SUMS = 300_000
 """A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
 longer."""
 FEW_LINES, LINES = 16, 32
@@ -117,7 +117,7 @@ def few_sums(program: Program) -> bool:
     # Only an estimate: points per entry are assumed to grow with the number of operators and of their
     # options; the square is for a single entry with many options, which a mean hides. It decides whether
     # bounds are computed, never the result.
-    return program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2 <= FEW_SUMS
+    return program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2 <= _FEW_SUMS
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:

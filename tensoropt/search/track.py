@@ -52,8 +52,8 @@ def track_frontier(
     nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows the
     memory.
     """
-    settings = check_settings(epsilon, method, max_points, threads)
-    return track(graph, method, replace(settings, rivals=rivals, thorough=thorough))
+    settings = _check_settings(epsilon, method, max_points, threads)
+    return _track(graph, method, replace(settings, rivals=rivals, thorough=thorough))
 
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
@@ -63,10 +63,10 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
     It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
     """
     # Any gap is allowed, so only what bounds the frontier is computed.
-    return track(graph, "auto", SearchSettings(np.inf, None, threads))
+    return _track(graph, "auto", SearchSettings(np.inf, None, threads))
 
 
-def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
+def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
     """Run one search with checked settings; with rivals, it is complete only where they leave room."""
     if not len(graph):
         return TrackedFrontier(
@@ -93,7 +93,7 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
     return _result(bands, settings)
 
 
-def check_settings(
+def _check_settings(
     epsilon: float, method: str, max_points: int | None, threads: int | None
 ) -> SearchSettings:
     """Return the settings; raise ``ValueError`` with the rule, the value and the remedy if they are bad."""
@@ -123,7 +123,7 @@ def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontie
     kept = distinct(everything, bands)
     memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
     if 0 < settings.epsilon < np.inf and not exact:
-        chosen = enough_within(memory, time, bounds, settings.epsilon)
+        chosen = _enough_within(memory, time, bounds, settings.epsilon)
         memory, time, origin = memory[chosen], time[chosen], origin[chosen]
     most = settings.max_points
     # Tables were thinned one by one; the result may still have more points, because it merges several
@@ -161,7 +161,7 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
     return ChosenStrategies.of(bands[0].reduced.graph, *columns)
 
 
-def enough_within(
+def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
     """Choose points of a staircase so that no budget has a wider gap than ``epsilon``; where the gap of the

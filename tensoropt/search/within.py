@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 # a result claims.
 _MOST_LINES = 256
 """The most lines of the hull, as long as more of them leave fewer classes."""
-WORTH_NARROWING = 0.9
+_WORTH_NARROWING = 0.9
 """Classes are left out if at most this share of them remains."""
-FEW_PAIRS = 30_000
+_FEW_PAIRS = 30_000
 """The pairs of table entries that a thinned pass examines without a target."""
 _TARGETED_PAIRS = 20_000, 100_000, 800_000
 """The most pairs of table entries that each of the thinned passes examines, if more are left."""
@@ -64,7 +64,7 @@ _FAR = 0.01
 """Mean gap above which the third thinned pass is made: frontiers far above their hull need a wider search."""
 _LAST_PAIRS = 150_000
 """The pairs of table entries that the last pass examines; if more are left, it is not made."""
-SUMS = 15_000_000
+_SUMS = 15_000_000
 """The sums of points that one pass may make: about a quarter of a second. A pass that needs more is
 abandoned, and tried once more with a closer target. In 17 searches of GPT-2 on 8 devices, the staircases lose
 0.0005 % of their hypervolume on average, in logarithms, compared with passes of four times the sums."""
@@ -77,7 +77,7 @@ _CLOSER = 4
 """The divisor for the pairs of an abandoned pass, which gives those that the next one examines."""
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of the known strategies' distance."""
-LARGE_WORK = 20_000_000
+_LARGE_WORK = 20_000_000
 """The pairs of table entries, over all steps, from which only the first lines are made: 70 million pairs
 (GPT-2 on a 2x2x8 mesh, 250 configurations per operator) take hours, and the strategies of the scalar problems
 are within two per cent on average there."""
@@ -85,7 +85,7 @@ TOO_LARGE = (
     "too many configurations for a full search: each point's gap says how much faster a missing strategy "
     "could be; search meshes of fewer axes, or search on with epsilon=0"
 )
-UNPROVEN = (
+_UNPROVEN = (
     "the search stopped before the allowed gap was proven everywhere: each point's gap says how much faster "
     "a missing strategy could be; epsilon=0 searches on"
 )
@@ -139,7 +139,7 @@ class _Within:
             seeded, bound = 2, self.bound(hull)
             mean, worst = gaps(self.incumbents, bound)
             log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
-            if self.settings.epsilon > 0 and program.work > LARGE_WORK and worst > 0:
+            if self.settings.epsilon > 0 and program.work > _LARGE_WORK and worst > 0:
                 return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
             if worst <= self.settings.epsilon:
                 return self.result(bound)
@@ -148,7 +148,7 @@ class _Within:
             if not all(mask.any() for mask in classes.values()):
                 return self.result(self.bound(Highest((hull, goal))))
             left = sum(int(mask.sum()) for mask in classes.values())
-            narrows = left <= WORTH_NARROWING * sum(map(len, classes.values()))
+            narrows = left <= _WORTH_NARROWING * sum(map(len, classes.values()))
             if narrows:
                 self.left_out.append((hull, goal))
                 program = self._restricted(program, order, classes)
@@ -191,7 +191,7 @@ class _Within:
                 log.debug("%d pairs are left", pairs)
                 break
             targeted = False
-            if not is_last and pairs > FEW_PAIRS:
+            if not is_last and pairs > _FEW_PAIRS:
                 # A target must leave out at least half of the pairs to be worth a pass.
                 closer = self._targeted(below, program, min(_TARGETED_PAIRS[number], pairs // 2))
                 targeted = 2 * closer.pairs(program) <= pairs
@@ -218,7 +218,7 @@ class _Within:
                 return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
             if gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
                 break
-        return self.result(bound, *([UNPROVEN] if self.settings.epsilon > 0 else ()))
+        return self.result(bound, *([_UNPROVEN] if self.settings.epsilon > 0 else ()))
 
     def _limits(self, points: int, *, is_wide: bool, is_last: bool) -> tuple[int, int, float]:
         """Return the most points of a table entry (0: all), and the most sums and pairs of a pass."""
@@ -226,7 +226,7 @@ class _Within:
         if is_last and self.settings.epsilon == 0:
             return most or 0, MOST_SUMS, np.inf
         each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
-        sums = SUMS * (last if is_last else each * _WIDE if is_wide else each)
+        sums = _SUMS * (last if is_last else each * _WIDE if is_wide else each)
         return min(points, most or points), sums, _LAST_PAIRS * pairs
 
     def _add(self, program: Program, result: Pass) -> None:

@@ -58,7 +58,7 @@ from tensoropt.units import counted
 
 _FEW_POSITIONS = 8
 """The number of positions up to which all cuts are tried; an assumption."""
-MOST_STAGES = 16
+_MOST_STAGES = 16
 """The most stages per place; Llama 3's published job has 8."""
 
 
@@ -93,7 +93,7 @@ class _Cutting:
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
         """Return how many stages per place the bubble calls for."""
-        return stages_to_a_place(self._blocks, places, micro_batches, MOST_STAGES, ends=self._ends)
+        return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
         """Return where each stage of a composition may begin, and then where the last one ends.
@@ -169,7 +169,7 @@ class _Cutting:
         return narrow_cuts(self.cutter, stages - 1)
 
 
-MOST_PLACES = 16
+_MOST_PLACES = 16
 """The highest degree that is tried, as in published work."""
 _MOST_NAMED = 4
 """The most numbers of micro-batches that a refusal proposes."""
@@ -179,11 +179,11 @@ _INTERLEAVED = "interleaved_1f1b"
 """The schedule in which places have several stages."""
 _APART = "zero_bubble"
 """The schedule in which found pipelines are tried as well."""
-MULTIPLES = (8, 4, 2, 1)
+_MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
 _MOST_COUNTS = 2
 """How many of these are searched for a large model: those with the smallest bubbles that divide the batch."""
-EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
+_EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 _CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
 _QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
 FEW_GROUPS, _SOME_GROUPS = 64, 600
@@ -345,7 +345,7 @@ class _Finder:
             # Which of several pinned cuts is impossible is said where they are made.
             most = self._most_stages if not self.pin.cuts else self.pin.stages
             return tuple(p for p in found if p == self.pin.stages <= most)
-        return tuple(p for p in found if p <= min(MOST_PLACES, self._most_stages))
+        return tuple(p for p in found if p <= min(_MOST_PLACES, self._most_stages))
 
     def all(self) -> list[tuple[Mesh, int, Sequence[Point]]]:
         """Return the pipelines found for each job mesh and number of micro-batches, as points without a
@@ -403,7 +403,7 @@ class _Finder:
         for number, (mesh, micro_batches) in enumerate(asked):
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
             self.session.progress("pipelines", number, len(asked), label)
-            found[number] += self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK)
+            found[number] += self._of_mesh(mesh, micro_batches, _EXACT if self.small else _QUICK)
 
     def _leanest(
         self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[Point]]
@@ -462,7 +462,7 @@ class _Finder:
         requested."""
         batch = self.problem.batch
         if self.settings.micro_batches == "auto":
-            counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
+            counts = [places * m for m in _MULTIPLES if batch % (places * m) == 0]
             counts = counts if self.small else counts[:_MOST_COUNTS]
         else:
             given = micro_batch_counts(self.problem, self.settings)
@@ -492,7 +492,7 @@ class _Finder:
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
             return []
-        exact = thoroughness is EXACT
+        exact = thoroughness is _EXACT
         search = StageSearch(
             self.problem,
             self.settings,

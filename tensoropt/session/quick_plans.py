@@ -47,22 +47,32 @@ _DDP = "data_parallel"
 _STAGE = QUICK_PLANS
 
 
+_Chosen = tuple[dict[Any, int], dict[Any, int]]
+
+
 class First(NamedTuple):
     """The first answer: the plans of usual strategies, and the tables in which they were found."""
 
     searched: Searched
     exploration: Exploration
 
-    def plans_of(self, planner: str, searched: Searched) -> list[Point]:
-        """Return the plans of a planner as points of the tables of all strategies, in which each costs what
-        it costs here; those of spaces that were not searched are left out."""
+    def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
+        """Return the plans of a planner, simulated with the prices of the whole search: more may have been
+        timed since. Those of spaces that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
-        found = []
+        chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:
             of = self.searched.spaces[point.space]
             at = number.get((of.mesh.label, of.tables.mesh))
             if point.planner == planner and at is not None:
-                found.append(_in_tables(point, of.tables, searched.spaces[at].tables, at))
+                chosen.setdefault(at, []).append(_chosen(point, of.tables, searched.spaces[at].tables))
+        found = []
+        for at, rows in chosen.items():
+            (evaluation,), names = searched.simulations[at].evaluator(rows), task.base.spaces[at]
+            for row, one in enumerate(rows):
+                memory, compute, communication = searched.spaces[at].tables.breakdown(*one)
+                additive = memory, compute + communication
+                found.append(evaluation.point(row, names, at, additive=additive, planner=planner))
         return found
 
 
@@ -101,7 +111,7 @@ def with_quick_plans(
             for number, entry in enumerate(entries):
                 session.progress(_STAGE, number, len(entries), entry.name)
                 if first is not None and entry.name in SHARDED:
-                    asking.take(entry.name, first.plans_of(entry.name, searched))
+                    asking.take(entry.name, first.plans_of(entry.name, task, searched))
                     asking.refuse(entry.name, first.exploration.report["tried"][entry.name]["refusal"])
                 else:
                     asking.ask(entry)
@@ -125,17 +135,16 @@ def with_quick_plans(
     return only_used_spaces(kept)
 
 
-def _in_tables(point: Point, old: CostTables, new: CostTables, space: int) -> Point:
-    choice, options = [], []
+def _chosen(point: Point, old: CostTables, new: CostTables) -> _Chosen:
+    """Return the choice and the options in other tables of what a point chose; what it gathers it keeps."""
+    choice, options = {}, {}
     for variable, index, option in zip(old.variables, point.choice, point.options, strict=False):
         there, meant = new.of[variable.key], _meaning(old, variable, index)
         at = next(i for i in range(len(there.memory)) if _meaning(new, there, i) == meant)
-        choice.append(at)
         stored = variable.options[index] if variable.options else ()
-        options.append(there.options[at].index(stored[option]) if stored else option)
-    # These planners keep what they gather.
-    kept = (0,) * len(new.moves)
-    return point.changed(space=space, choice=tuple(choice), options=(*options, *kept))
+        choice[variable.key] = at
+        options[variable.key] = there.options[at].index(stored[option]) if stored else option
+    return choice, options
 
 
 def _meaning(tables: CostTables, variable: VariableTable, index: int) -> tuple[object, ...]:

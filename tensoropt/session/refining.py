@@ -32,19 +32,19 @@ MAX_AXES = 3
 """The most axes of a mesh, to bound the work; that three are enough is an assumption."""
 
 
-MOST_COMBINATIONS = 3**MAX_AXES
+_MOST_COMBINATIONS = 3**MAX_AXES
 """The number of ways to combine a group's axis strategies over the axes of a mesh up to which all are
 searched; an assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512
 ways, and for two micro-batch counts the tables alone took 73 s."""
 
 
-def is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
+def _is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
     """Return whether a mesh offers a group too many configurations to search all of them."""
     most = max((len(group.strategies) for group in graph.groups), default=1)
-    return mesh.axis_count == MAX_AXES and most**mesh.axis_count > MOST_COMBINATIONS
+    return mesh.axis_count == MAX_AXES and most**mesh.axis_count > _MOST_COMBINATIONS
 
 
-COMBINED = 3
+_COMBINED = 3
 """How many of the axis strategies that other meshes' best strategies use a group combines: those that most of
 them use. Three on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four
 nodes, BERT on two and a tiny GPT on two gain in some places what they lose in others."""
@@ -85,7 +85,7 @@ def apart(
         for count in counts
         if left.spaces is None or (mesh.label, count) in left.spaces
     }
-    wide = {space: limit for space, limit in spaces.items() if is_wide(space[0], graph)}
+    wide = {space: limit for space, limit in spaces.items() if _is_wide(space[0], graph)}
     if len(wide) == len(spaces):
         return spaces, {}
     return {space: limit for space, limit in spaces.items() if space not in wide}, wide
@@ -156,7 +156,7 @@ def combining(limit: Restriction, simulations: Simulations, count: int) -> Restr
 def _chosen(used: Counter[int], untried: set[int]) -> tuple[int, ...]:
     # By number, then by position, so that ties are broken the same way in every run.
     ranked = sorted(used, key=lambda position: (-used[position], position))
-    return tuple(sorted({*ranked[:COMBINED], *untried}))
+    return tuple(sorted({*ranked[:_COMBINED], *untried}))
 
 
 def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool) -> list[str]:

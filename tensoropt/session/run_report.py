@@ -55,7 +55,7 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
     except Exception as error:
         if not _is_pytorchs(error):
             raise
-        raise UnsupportedError(described(model, graph, error)) from error
+        raise UnsupportedError(_described(model, graph, error)) from error
 
 
 def _is_pytorchs(error: Exception) -> bool:
@@ -74,7 +74,7 @@ def _raised(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:
+def _described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:
     """Return one sentence on a failure: doing what, where, why, and what to do."""
     operator = _operator(error, graph)
     at = f" at {operator.target}" if operator is not None else ""
@@ -160,7 +160,7 @@ def run_report(
         "notes": [
             *local_notes(costs.cluster),
             *graph.notes,
-            *expected_rows(graph, costs.cluster.device_count),
+            *_expected_rows(graph, costs.cluster.device_count),
             *_lost(problem.graph.atoms),
             *costs.notes(),
             *process_notes(costs.cluster, graph, counted=costs.settings.process_memory),
@@ -180,7 +180,7 @@ def run_report(
     }
 
 
-def expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
+def _expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
     """Yield what is expected of the routers of a graph on so many devices, in words."""
     if not any(op.target == EXPERTS for op in graph.operators):
         return

@@ -28,7 +28,7 @@ from tensoropt.sharding.recipes import recipe_name
 from tensoropt.sharding.regions import find_regions
 from tensoropt.units import format_bytes, format_seconds, share_words
 
-ALIKE = 0.01
+_ALIKE = 0.01
 """The share by which memory and time of a job may differ from a point's that it is said to be; an
 assumption."""
 
@@ -57,7 +57,7 @@ class ToldJob(NamedTuple):
         """Whether the job does what the point does: it costs as much of both."""
         figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
                    (self.priced.point.time_s, self.point.time_s))  # fmt: skip
-        return not self.why and all(abs(job / own - 1) <= ALIKE for job, own in figures)
+        return not self.why and all(abs(job / own - 1) <= _ALIKE for job, own in figures)
 
     @property
     def reason(self) -> str:
@@ -76,7 +76,7 @@ class ToldJob(NamedTuple):
 def _beside(figure: float, own: float) -> str:
     share = figure / own - 1
     sign = "+" if share > 0 else "−"
-    return "as the point" if abs(share) <= ALIKE else f"{sign}{share_words(abs(share))}"
+    return "as the point" if abs(share) <= _ALIKE else f"{sign}{share_words(abs(share))}"
 
 
 def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
@@ -119,7 +119,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
         return sum(abs(math.log(side)) for side in sides)
 
     best = min(told, key=distance)
-    why = "" if distance(best) <= ALIKE else entry.refusal(job) or next(iter(refusals), "")
+    why = "" if distance(best) <= _ALIKE else entry.refusal(job) or next(iter(refusals), "")
     classes = _block_classes(prices, launcher) if entry.names_blocks and best.job.stage else ()
     nodes = math.prod(level.size for level in prices.costs.cluster.levels[:-1])
     text = write_job(replace(best.job, nodes=nodes, block_classes=classes))

@@ -22,7 +22,7 @@ from tensoropt.sharding.small_parts import with_small_parts
 from tensoropt.sharding.zigzag import with_zigzag
 
 
-def is_chain(boundaries: Iterable[int]) -> bool:
+def _is_chain(boundaries: Iterable[int]) -> bool:
     """Return whether each boundary divides the next larger one."""
     ordered = sorted(boundaries)
     return all(outer % inner == 0 for inner, outer in pairwise(ordered))
@@ -94,7 +94,7 @@ class _Refinement:
         new = {b for b in new if 1 < b < size}
         if new <= self.boundaries[place]:
             return True
-        if place[0] in self.known or not is_chain(self.boundaries[place] | new | {size}):
+        if place[0] in self.known or not _is_chain(self.boundaries[place] | new | {size}):
             return False
         # Boundaries are never removed, and all divide the size of their dim, so the visits end.
         self.boundaries[place] |= new
@@ -108,7 +108,7 @@ class _Refinement:
                 continue
             places = self._positions(space, loop)
             union = {1}.union(*(self._inside(place, inner, dim.size) for place, inner in places))
-            fits = is_chain(union | {dim.size})
+            fits = _is_chain(union | {dim.size})
             for place, inner in places:
                 # The two ends of the loop are also boundaries of its dim: no other view's atom may extend
                 # across them.

@@ -87,7 +87,7 @@ def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[
     return [member.name for member in block if wanted(member)]
 
 
-LIGHT = "norms and activations"
+_LIGHT = "norms and activations"
 """The recipe that recomputes no product; also the name of any part of it."""
 FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
@@ -97,7 +97,7 @@ RECIPES: Mapping[str, _Recipe] = {
     "products/2": _every_second_product,
     "attention products": _attention_products,
     "query, key, value products": _products_before_attention,
-    LIGHT: _norms_and_activations,
+    _LIGHT: _norms_and_activations,
 }
 
 
@@ -123,7 +123,7 @@ def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str
         return FULL
     found = {recipe: own.union(region.rest) for recipe, own in recipes_of(graph, region).items()}
     exact = next((recipe for recipe, own in found.items() if own == kept), None)
-    return LIGHT if exact is None and LIGHT in found and found[LIGHT] < kept else exact
+    return _LIGHT if exact is None and _LIGHT in found and found[_LIGHT] < kept else exact
 
 
 def _members(graph: GroupGraph, region: Region) -> list[_Member]:

@@ -214,14 +214,14 @@ def _arriving(batch: Batch) -> _Arriving | None:
 _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)
 
 
-Axes = tuple[int, ...]
+_Axes = tuple[int, ...]
 _RUN = 2**44
 """More bytes than any collective has."""
 
 
 def turns(
     communication: CommunicationCosts,
-    axes: Sequence[Axes | None],
+    axes: Sequence[_Axes | None],
     sending: Flags,
     work: Floats,
     size: Floats,

@@ -19,8 +19,8 @@ from tensoropt.pipeline.evaluate import stage_works
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import RunStep
 
-COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
-Stamps = list[tuple[str, float, float]]
+_COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+_Stamps = list[tuple[str, float, float]]
 """Name, start and end of each collective, on the ranks' common clock."""
 
 
@@ -49,7 +49,7 @@ def run_steps(
     step = RunStep(engine, loaded.inputs, optimizer)
     step()
     whole: list[tuple[float, float]] = []
-    collectives: list[Stamps] = []
+    collectives: list[_Stamps] = []
     for _ in range(steps):
         if world_size > 1:
             dist.barrier()
@@ -110,11 +110,11 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 
 @contextmanager
-def _collectives_stamped() -> Iterator[Stamps]:
+def _collectives_stamped() -> Iterator[_Stamps]:
     """Record the times of collectives in the context; each is waited for at once, as gloo shares the
     cores."""
-    stamps: Stamps = []
-    originals = {name: getattr(dist, name) for name in COLLECTIVES}
+    stamps: _Stamps = []
+    originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 
     def stamping(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ from tensoropt.units import format_seconds
 
 FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
-ROUNDS = 4
+_ROUNDS = 4
 """Maximum number of candidates."""
 _DRIFT = 0.03
 """The relative error of predictions, and the least predicted gain, that justify another round."""
@@ -88,7 +88,7 @@ def tune(
     *,
     point: int | None = None,
     memory_bytes: float | None = None,
-    rounds: int = ROUNDS,
+    rounds: int = _ROUNDS,
     job: Sequence[str] = (),
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
@@ -158,7 +158,7 @@ def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
     return own
 
 
-def end_of(gain: float, drift: float) -> str:
+def _end_of(gain: float, drift: float) -> str:
     """Return why a tuning ends, or "" if it tries the best other plan.
 
     gain: the plan's predicted relative gain.
@@ -246,7 +246,7 @@ class _Tuner:
             return None
         candidate = found.plan(min(fresh, key=lambda index: found.points[index].time_s))
         gain = 1.0 - candidate.predicted.time_s / state.predicted_s
-        state.done = end_of(gain, state.drift)
+        state.done = _end_of(gain, state.drift)
         return None if state.done else candidate
 
     # -- measuring --------------------------------------------------------------------------------

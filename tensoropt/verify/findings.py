@@ -9,9 +9,9 @@ from typing import Any
 
 from tensoropt.verify.recorder import all_sent
 
-LOSS_TOLERANCE = 1e-5
+_LOSS_TOLERANCE = 1e-5
 """Relative tolerance of the loss: some 6e-8 per float32 term, growing with the root of their number."""
-GRADIENT_TOLERANCE = 1e-3
+_GRADIENT_TOLERANCE = 1e-3
 """Tolerance relative to each parameter's largest gradient, but to no less than 1e-3 of the model's largest.
 
 Measured: below 1e-6, or 2e-4 for a bias before a batch norm; wrong placements are off by 10 to 164 %.
@@ -30,7 +30,7 @@ MODULE_SHRUNK = 1e-2
 """The same share between a graph and its module, which may keep its own casts to float32."""
 _DISTANCE_FACTOR = 10.0
 """The largest ratio of the split to the unsplit model's distance from exact gradients; 0.9 to 1.1 seen."""
-KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
+_KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
 """The distance that crossed kinks may add, relative to the gradients' norm.
 
 Measured: 1.3e-2 for a ResNet with 2x2 images in float32, 0.22 for a small VGG in bfloat16.
@@ -81,8 +81,8 @@ class Differences:
 
 
 _TOLERANCES = {
-    "loss": LOSS_TOLERANCE,
-    "gradient": GRADIENT_TOLERANCE,
+    "loss": _LOSS_TOLERANCE,
+    "gradient": _GRADIENT_TOLERANCE,
     "parameter": _PARAMETER_TOLERANCE,
     "buffer": _PARAMETER_TOLERANCE,
 }
@@ -136,7 +136,7 @@ def near_enough(distance: NarrowDistance, precision: str) -> bool:
     """
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
-        allowed = max(allowed, KINKED_DISTANCE.get(precision, 0.0))
+        allowed = max(allowed, _KINKED_DISTANCE.get(precision, 0.0))
     return distance.split <= allowed
 
 

@@ -85,7 +85,7 @@ def verify_random(
     with ranks_with(spec, place, target.device_count) as pool:
         report("capture", 0, 1, source)
         loaded = load_model(spec)
-        problem = problem_of(loaded)
+        problem = _problem_of(loaded)
         report("capture", 1, 1, source)
         if placed:
             drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
@@ -116,7 +116,7 @@ def _draw_strategies(
     return drawn
 
 
-def problem_of(loaded: CapturedModel) -> Problem:
+def _problem_of(loaded: CapturedModel) -> Problem:
     try:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:

@@ -338,17 +338,17 @@ def random_splits(
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
     """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
     device = [rng.randrange(devices) for _ in graph.operators]
-    after = readers_of_operators(graph)
+    after = _readers_of_operators(graph)
     forward = _random_order(after, rng)
     # Drawn anew rather than forward reversed: the executor has to handle this as well.
-    backward = _random_order(reversed_edges(after), rng)
+    backward = _random_order(_reversed_edges(after), rng)
     return Placement(
         tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
     )
 
 
 def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-    waiting = [len(row) for row in reversed_edges(after)]
+    waiting = [len(row) for row in _reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
     order = []
     while ready:
@@ -361,7 +361,7 @@ def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[in
     return order
 
 
-def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
+def _readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
     """Return, for each operator, its readers, by position."""
     # By position: orders and devices are lists over the operators.
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
@@ -372,7 +372,7 @@ def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
     return [sorted(row) for row in after]
 
 
-def reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
+def _reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return, for each operator, the operators that list it in ``after``."""
     before: list[list[int]] = [[] for _ in after]
     for node, row in enumerate(after):

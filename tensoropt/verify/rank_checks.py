@@ -62,7 +62,7 @@ class _RankNumerics:
         not_finite: the counts for the unsplit model.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
         replicas: parameter -> (shard index, digest of its results).
-        spread: :func:`replica_spread`; None if bits decide.
+        spread: :func:`_replica_spread`; None if bits decide.
         unsplit_on: the unsplit model's device.
     """
 
@@ -194,13 +194,13 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
 
 
 def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
-    """Return :func:`replica_spread` of all results; None on CPUs and with deterministic algorithms."""
+    """Return :func:`_replica_spread` of all results; None on CPUs and with deterministic algorithms."""
     if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         return None
-    return max((replica_spread(engine, values) for values in results), default=0.0)
+    return max((_replica_spread(engine, values) for values in results), default=0.0)
 
 
-def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
+def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
     """Return the largest relative difference of shards between replicas; a collective."""
     spread = 0.0
     for name, value in values.items():

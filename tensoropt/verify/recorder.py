@@ -27,7 +27,7 @@ _NOT_COPIED = frozenset({"send", "recv_", "wait_tensor"})
 """Operators that do not run on copies: messages have no thread, and to wait for one here would deadlock."""
 
 
-def is_collective(func: Any, args: Any) -> bool:
+def _is_collective(func: Any, args: Any) -> bool:
     """Return whether an operator is a collective on host tensors."""
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _NOT_COPIED:
         return False
@@ -306,7 +306,7 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = _run_on_copies if is_collective(func, args) else _run
+        run = _run_on_copies if _is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # Its result shares the operand's storage; PyTorch's kernel for fake tensors makes a new one.

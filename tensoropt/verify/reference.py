@@ -223,12 +223,12 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
         def run() -> Results:
             return _unsplit(loaded, seed, floor)
 
-        loaded.results[key] = run() if loaded.device.type == "cpu" else of_first_rank(run)
+        loaded.results[key] = run() if loaded.device.type == "cpu" else _of_first_rank(run)
     results: Results = loaded.results[key]
     return results
 
 
-def of_first_rank(run: Callable[[], Results]) -> Results:
+def _of_first_rank(run: Callable[[], Results]) -> Results:
     """Return rank 0's result of ``run`` on all ranks of the host, through a file."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()

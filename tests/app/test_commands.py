@@ -112,13 +112,13 @@ def test_a_path_of_its_own_folder_is_made_whole(
 def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
     explored: tuple[FrontierData, Entry], tmp_path: Path
 ) -> None:
-    """All of them, one after the other, by a shell."""
+    """All of them, one after the other, by a shell; the plan is for GPUs, and steps run on CPU ranks."""
     data, entry = explored
     bin_folder = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     for command in commands(data, entry, len(data.exploration.points) - 1):
         done = subprocess.run(
-            command.line,
+            command.line + " --cpu" * ("tensoropt.execute" in command.line),
             shell=True,
             cwd=tmp_path,
             env=environment,

@@ -30,7 +30,7 @@ from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import load_plan
 from tensoropt.question.model_source import OnnxOptions
 from tensoropt.report.detail import detail
-from tensoropt.report.explain import parts_table
+from tensoropt.report.explain import _parts_table
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes
@@ -141,7 +141,7 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
         assert sum(part.seconds for part in parts) == pytest.approx(exploration.all_points[index].time_s)
         assert page[0][0] == parts[0].title
         assert page[0][1] == two_digits(parts[0].seconds)
-        text = parts_table(told.parts)
+        text = _parts_table(told.parts)
         assert all(title.strip() in text for title, _, _ in page)
         # The bar above has the same sums.
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
@@ -157,7 +157,7 @@ def test_a_part_is_what_its_operators_take_wherever_they_are_shown(found: Found)
         page = {row["group"]: row for row in table_rows(operator_rows(exploration, index, told), units)}
         shown = told.to_dict()
         rows = {row["group"]: row for row in shown["operators"]}
-        text = parts_table(told.parts)
+        text = _parts_table(told.parts)
         for part in shown["parts"]:
             seconds, groups = part["seconds"], part["groups"]
             if groups:

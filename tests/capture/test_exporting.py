@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tensoropt.capture import capture, exporting
-from tensoropt.capture.exporting import EAGER_NOTE
-from tensoropt.capture.fidelity import trained_parameters
+from tensoropt.capture.exporting import _EAGER_NOTE
+from tensoropt.capture.fidelity import _trained_parameters
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
 
@@ -37,7 +37,7 @@ def test_both_kinds_give_the_graph_of_a_model_without():
 def test_a_reentrant_checkpoint_of_what_has_no_gradient_trains_nothing():
     built = load_model(f"{SITUATIONS}:build_idle_reentrant")
     graph = capture(built.model, built.args).graph
-    assert trained_parameters(graph) == {"head.weight", "head.bias"}
+    assert _trained_parameters(graph) == {"head.weight", "head.bias"}
     assert any("gives no gradient, as in the model" in note for note in graph.notes)
 
 
@@ -59,7 +59,7 @@ class Selective(nn.Module):
 
 def test_a_selective_checkpoint():
     graph = capture(Selective(), (torch.randn(4, 8),)).graph
-    assert trained_parameters(graph) == {"layer.weight", "layer.bias"}
+    assert _trained_parameters(graph) == {"layer.weight", "layer.bias"}
     assert any(note.startswith(NOTE) for note in graph.notes)
 
 
@@ -96,8 +96,8 @@ class Masked(nn.Module):
 
 def test_a_model_that_needs_eager_mode_is_exported_so():
     captured = capture(Masked(), (torch.randn(3, 4),))
-    assert EAGER_NOTE in captured.graph.notes
-    assert EAGER_NOTE not in capture(Moved(), (torch.randn(3, 4),)).graph.notes
+    assert _EAGER_NOTE in captured.graph.notes
+    assert _EAGER_NOTE not in capture(Moved(), (torch.randn(3, 4),)).graph.notes
 
 
 def test_a_refusal_prints_nothing(capfd):

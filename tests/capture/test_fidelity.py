@@ -25,13 +25,13 @@ from tensoropt.capture import WithLoss, capture, find_loss, rebuild
 from tensoropt.capture.fidelity import (
     DRAWN,
     EagerStep,
+    _unchanged,
     can_compare,
     check_numbers,
     check_structure,
     eager_step,
     seeded,
     shadowed,
-    unchanged,
 )
 from tensoropt.capture.onnx import import_onnx
 from tensoropt.engine.engine import unsplit_strategy
@@ -176,7 +176,7 @@ class Busy(nn.Module):
 def test_everything_is_put_back():
     model, x = Busy(), torch.randn(8, 4)
     mean, seen = model.norm.running_mean.clone(), model.seen
-    with unchanged(model, values=True):
+    with _unchanged(model, values=True):
         model(x)
         model.more = torch.ones(1)
         assert model.calls == 1

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.capture.fidelity import trained_parameters
+from tensoropt.capture.fidelity import _trained_parameters
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
@@ -165,7 +165,7 @@ def test_a_loss_that_is_cut_off_from_the_parameters_is_refused(cut):
 def test_a_teacher_in_inference_mode_gets_no_gradient(name):
     built = load_model(f"tests/situations/gradients.py:{name}")
     graph = capture(built.model, built.args).graph
-    assert trained_parameters(graph) == {"student.weight", "student.bias"}
+    assert _trained_parameters(graph) == {"student.weight", "student.bias"}
 
 
 class Nested(nn.Module):
@@ -195,7 +195,7 @@ class Nested(nn.Module):
 def test_gradients_switched_on_inside(outer, inner):
     model = Nested(outer, inner)
     graph = capture(model, (torch.randn(4, 8),)).graph
-    assert trained_parameters(graph) == {
+    assert _trained_parameters(graph) == {
         f"{layer}.{kind}" for layer in ("student", "inner") for kind in ("weight", "bias")
     }
 
@@ -220,4 +220,4 @@ def test_a_write_without_gradients_to_a_tensor_that_has_one_is_refused(write):
         capture(model, (X,))
     # What the region itself has made is its own.
     model = Call(lambda m, x: forward(m, x, torch.clone), layer=nn.Linear(8, 8))
-    assert trained_parameters(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}
+    assert _trained_parameters(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}

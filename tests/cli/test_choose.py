@@ -14,7 +14,7 @@ import pytest
 
 from tensoropt import saved
 from tensoropt.cli.parser import main
-from tensoropt.exploration.verified import FILE, SCHEMA
+from tensoropt.exploration.verified import _SCHEMA, FILE
 from tensoropt.plan.keys import plan_key
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
@@ -65,7 +65,7 @@ def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp
     }  # fmt: skip
     folder = tmp_path / "own"
     shutil.copytree(SHIPPED, folder)
-    (folder / FILE).write_text(json.dumps({"schema": SCHEMA, "plans": [one]}))
+    (folder / FILE).write_text(json.dumps({"schema": _SCHEMA, "plans": [one]}))
     assert main(["choose", str(folder), "--point", "3"]) == 0
     out = capsys.readouterr().out
     assert "measured: 1 GiB tracked (1 GiB predicted, ±0 %); 350 ms measured (400 ms predicted" in out

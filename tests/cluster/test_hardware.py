@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import Cluster, DeviceKind, Level, Link, Mesh, device_kind, link, load_cluster
-from tensoropt.cluster.hardware import aligned_meshes
+from tensoropt.cluster.hardware import _aligned_meshes
 from tensoropt.errors import ClusterError
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
@@ -64,7 +64,7 @@ def test_impossible_meshes_and_axes_are_refused():
 def test_aligned_axes_lie_in_one_level_or_cover_whole_ones(sizes, max_axes, ordered):
     levels = tuple((f"level{i}", size) for i, size in enumerate(sizes))
     bounds = {math.prod(sizes[i:]) for i in range(len(sizes) + 1)}
-    meshes = aligned_meshes(levels, max_axes, ordered=ordered)
+    meshes = _aligned_meshes(levels, max_axes, ordered=ordered)
     assert meshes[0].shape == (math.prod(sizes),)
     assert len({mesh.shape for mesh in meshes}) == len(meshes)
     for mesh in meshes:
@@ -95,7 +95,7 @@ def test_meshes_of_clusters():
 def test_meshes_of_huge_levels_are_listed_by_divisors(size):
     """A number is divided by nothing above its square root: a level of 2**31 - 1 ranks would else take
     hours, and this test never end."""
-    shapes = {mesh.shape for mesh in aligned_meshes((("level", size),), 2, ordered=True)}
+    shapes = {mesh.shape for mesh in _aligned_meshes((("level", size),), 2, ordered=True)}
     assert (size,) in shapes
     assert all(math.prod(shape) == size and min(shape) > 1 for shape in shapes)
 

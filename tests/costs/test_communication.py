@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import Cluster, Level, Link, Mesh, device_kind, load_cluster
-from tensoropt.costs.communication import CommunicationModel, group_link, pair_ring_bandwidth
+from tensoropt.costs.communication import CommunicationModel, _pair_ring_bandwidth, group_link
 from tensoropt.errors import ClusterError, MeasurementError
 from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.link_timing import COLLECTIVES
@@ -125,7 +125,7 @@ def test_an_exchange_between_nodes_is_held_up_at_the_card():
     ],
 )
 def test_the_cube_mesh(ranks, bandwidth):
-    assert pair_ring_bandwidth(load_cluster("dgx-v100"), tuple(ranks)) == pytest.approx(bandwidth)
+    assert _pair_ring_bandwidth(load_cluster("dgx-v100"), tuple(ranks)) == pytest.approx(bandwidth)
 
 
 def test_pairs_inside_nodes_and_cards_between():

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, load_cluster, reached_by
 from tensoropt.costs.compute import (
-    FEWEST_SAMPLES,
-    MATRIX_EFFICIENCY,
-    MEMORY_EFFICIENCY,
+    _FEWEST_SAMPLES,
+    _MATRIX_EFFICIENCY,
+    _MEMORY_EFFICIENCY,
     Efficiencies,
     MeasuredCompute,
     RooflineCompute,
     Sample,
     SlowestCompute,
+    _processor_name,
     class_of,
     description,
     fit_efficiencies,
     fit_errors,
     measurement_prefix,
-    processor_name,
     samples_of,
 )
 from tensoropt.errors import MeasurementError
@@ -96,7 +96,7 @@ def test_small_work_that_costs_a_launch_has_a_low_efficiency():
 
 
 def test_few_samples_fit_nothing(device):
-    found = fit_efficiencies(scaled(3.0, FEWEST_SAMPLES - 1))
+    found = fit_efficiencies(scaled(3.0, _FEWEST_SAMPLES - 1))
     assert found.curves == {}
     roofline = RooflineCompute(device, "adam", found)
     assert roofline.source_of(work("aten.linear.default")) == "data sheet"
@@ -151,7 +151,7 @@ def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
     forward, backward = RooflineCompute(device, "adam").seconds(
         work("aten.linear.default"), facts(1e13, 1000)
     )
-    peak = device.flops_of("float32") * MATRIX_EFFICIENCY
+    peak = device.flops_of("float32") * _MATRIX_EFFICIENCY
     assert forward == pytest.approx(1e13 / peak + KERNEL_S)
     assert backward == pytest.approx(2e13 / peak + 2 * KERNEL_S)
 
@@ -184,7 +184,7 @@ def test_without_a_fit_an_addition_is_bound_by_memory(device):
     forward, _ = RooflineCompute(device, "adam", Efficiencies({})).seconds(
         work("aten.add.Tensor"), facts(0.0, 10**9)
     )
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY) + KERNEL_S)
 
 
 def test_views_launch_nothing(device):
@@ -201,8 +201,8 @@ def test_kernels_of_a_gpu_run_one_after_the_other(device):
     product, activation = CallWork(1e13, 10**6, 10**6), CallWork(0.0, 10**9, 10**9)
     both = work("aten.linear.default", "aten.gelu.default")
     forward, backward = RooflineCompute(device, "adam").seconds(both, by_call(1e13, product, activation))
-    arithmetic = 1e13 / (device.flops_of("float32") * MATRIX_EFFICIENCY)
-    memory = 1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    arithmetic = 1e13 / (device.flops_of("float32") * _MATRIX_EFFICIENCY)
+    memory = 1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
     assert forward == pytest.approx(arithmetic + memory + 2 * KERNEL_S)
     assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * KERNEL_S)
 
@@ -210,7 +210,7 @@ def test_kernels_of_a_gpu_run_one_after_the_other(device):
 def test_a_norm_is_one_kernel_of_a_gpu(device):
     norm = by_call(0.0, CallWork(0.0, 6 * 10**9, 10**9))
     forward, _ = RooflineCompute(device, "adam").seconds(work("aten.rms_norm.default"), norm)
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY) + KERNEL_S)
 
 
 def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
@@ -220,7 +220,7 @@ def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
     chain = work("aten.mul.Tensor", "aten.gelu.default", "aten.linear.default", "aten.gelu.default")
     calls = by_call(0.0, wide, narrow, product, narrow)
     apart, fused = (RooflineCompute(device, "adam", fused=f).seconds(chain, calls) for f in (False, True))
-    byte_s = 1 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    byte_s = 1 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
     assert apart[0] == pytest.approx(8e9 * byte_s + 4 * KERNEL_S)
     assert fused == pytest.approx((6e9 * byte_s + 3 * KERNEL_S, 12e9 * byte_s + 6 * KERNEL_S))
 
@@ -257,7 +257,7 @@ def test_classes_reach_shares_of_their_own():
         peak = device.flops_of("float32")
         assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + KERNEL_S)
     assert shares.of("attention") < shares.of("matrix product") < 1.0
-    assert shares.of("recurrent") == MATRIX_EFFICIENCY
+    assert shares.of("recurrent") == _MATRIX_EFFICIENCY
     assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
 
 
@@ -308,7 +308,7 @@ def test_half_precision_is_faster(device):
 def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
     """Kernel by kernel; the fused one reads parameter, gradient and state and writes parameter and state."""
     per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
-    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))
+    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * _MEMORY_EFFICIENCY))
 
 
 def test_measured_records():
@@ -366,5 +366,5 @@ def roofline(kind: DeviceKind) -> RooflineCompute:
 def test_prefix_tells_machines_and_modes_apart():
     assert measurement_prefix(2, 1, True) != measurement_prefix(2, 1, False)
     assert measurement_prefix(2, 1, True) != measurement_prefix(4, 1, True)
-    assert measurement_prefix(2, 1, True).startswith(processor_name())
+    assert measurement_prefix(2, 1, True).startswith(_processor_name())
     assert measurement_prefix(1, 1, True, "H100-80GB").startswith("H100-80GB/")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.costs.device_fit import (
-    ALLOCATOR_SHARE,
-    DRIVER_SHARE,
+    _ALLOCATOR_SHARE,
+    _DRIVER_SHARE,
     HEADROOM,
     MOST,
     DeviceFit,
@@ -40,9 +40,9 @@ def test_need_is_tensors_process_driver_and_allocator_whatever_the_budget():
     for room in (50.0, 200.0):
         of = device_fit(90.0, terms, 200.0, room, estimated=True)
         assert of.process == {
-            CONTEXT: 5.0, "driver": DRIVER_SHARE * 200.0, "allocator": ALLOCATOR_SHARE * 93.0
+            CONTEXT: 5.0, "driver": _DRIVER_SHARE * 200.0, "allocator": _ALLOCATOR_SHARE * 93.0
         }  # fmt: skip
-        assert of.needed_bytes == round(93.0 + 5.0 + DRIVER_SHARE * 200.0 + ALLOCATOR_SHARE * 93.0)
+        assert of.needed_bytes == round(93.0 + 5.0 + _DRIVER_SHARE * 200.0 + _ALLOCATOR_SHARE * 93.0)
         assert of.to_data()["process_bytes"] == {CONTEXT: 5, "driver": 2, "allocator": 2}
 
 

@@ -97,14 +97,6 @@ def test_only_what_belongs_to_a_changed_layer_is_made_anew(store):
     assert 0 < changed.made < changed.asked / 2
 
 
-def test_other_prices_have_other_arrays(store):
-    first, second = (TableArrays(store, prices) for prices in ("4 GB/s", "8 GB/s"))
-    first.once(lambda: "key", lambda: np.ones(1))
-    first.save()
-    second.save()
-    assert store.cached("tables", "") == [first.key]
-
-
 def test_all_that_decides_prices_is_in_their_description():
     cluster = load_cluster("dgx-h100[4]")
     first, second = Mesh(shape=(4,)), Mesh(shape=(2, 2))
@@ -128,7 +120,7 @@ def test_nothing_is_kept_without_a_store():
 
 
 def test_large_arrays_are_not_kept(store, monkeypatch):
-    monkeypatch.setattr(edges, "MOST_BYTES", 100)
+    monkeypatch.setattr(edges, "_MOST_BYTES", 100)
     arrays = TableArrays(store, "prices")
     arrays.once(lambda: "key", lambda: np.ones(100))
     arrays.save()

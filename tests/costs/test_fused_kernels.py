@@ -6,11 +6,11 @@ from math import prod
 
 import pytest
 
-from tensoropt.costs.compute import call_class, moved_bytes
+from tensoropt.costs.compute import _call_class, moved_bytes
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.families.norms import BATCH_NORM
-from tensoropt.ops.registry import SPECS, cost_class_of
+from tensoropt.ops.registry import _SPECS, cost_class_of
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 
@@ -31,7 +31,7 @@ def moved(call: LocalCall, shapes: dict[str, tuple[tuple[int, ...], str]], resul
     facts = find_facts(Workload(inputs, ((call, names),), None, names[:1], {}), capability=(8, 0))
     (of,) = facts.work_of_calls
     largest = max(prod(shape) * BYTES[dtype] for shape, dtype in shapes.values())
-    return moved_bytes(call_class(call), of) / largest
+    return moved_bytes(_call_class(call), of) / largest
 
 
 def batch_norm(function: str, shape: tuple[int, ...], dtype: str, *static: object) -> float:
@@ -64,6 +64,6 @@ def test_a_batch_norm_in_steps_moves_as_much_as_in_one(dtype: str) -> None:
 
 
 def test_kernels_have_the_class_of_what_they_stand_for() -> None:
-    for spec in SPECS:
+    for spec in _SPECS:
         for name in spec.kernels:
             assert cost_class_of(name) is spec.cost_class, name

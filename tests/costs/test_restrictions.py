@@ -17,11 +17,11 @@ from tensoropt import explore
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.restrictions import (
+    _sharded_layout,
     ahead_options,
     check_devices,
     labels_of,
     restrict,
-    sharded_layout,
     storage_options,
     unsharded_options,
 )
@@ -100,7 +100,7 @@ def test_every_option_comes_back_by_one_gather(mesh):
                 assert [s.kind for s in steps] == ["all_gather"]
             axes = tuple(a for a in range(1, len(mesh)) if whole[a] != 0)
             if axes:
-                home = sharded_layout(sizes, mesh, whole, axes)
+                home = _sharded_layout(sizes, mesh, whole, axes)
                 assert home is None or home in found
 
 
@@ -151,7 +151,7 @@ def test_narrow_gradients_wait_as_well():
 )
 def test_what_no_atom_divides_is_cut_unevenly_by_one_axis(sizes, mesh, axes, layout):
     whole = (REPLICATE, *(PARTIAL_GRAD for _ in mesh[1:]))
-    assert sharded_layout(sizes, mesh, whole, axes) == layout
+    assert _sharded_layout(sizes, mesh, whole, axes) == layout
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs import timings
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.timings import LONG_S, Timings
+from tensoropt.costs.timings import _LONG_S, Timings
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
@@ -48,7 +48,7 @@ def source(store: ProfileStore, cluster: str = "dgx-h100", pool=None) -> CostSou
 
 
 def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monkeypatch):
-    lengths = [LONG_S / 2, 119.0, 300.0]
+    lengths = [_LONG_S / 2, 119.0, 300.0]
 
     def measure(*args, begins, **how):
         begins(412, lengths.pop(0))

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
-from tests.engine.threads import ThreadRuntime, on_ranks
+from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 Loop = Callable[[ShardedEngine, torch.Tensor], None]
 
@@ -70,7 +68,7 @@ def check_gradients(
     strategy: Strategy, values: Mapping[str, torch.Tensor], x: torch.Tensor, loop: Loop, dim: int = 0
 ) -> None:
     """After a loop two ranks have the halves of the unsplit model's gradients, and nothing under way."""
-    whole = ShardedEngine(unsplit_strategy(strategy.graph), values, runtime=Runtime((1,), rank=0))
+    whole = unsplit_engine(strategy.graph, values)
     loop(whole, x)
 
     def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:

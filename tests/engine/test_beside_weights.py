@@ -13,10 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.capture import capture
 from tensoropt.engine import beside_weights
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.parameters import shard_of
-from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
@@ -24,7 +22,7 @@ from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import fake_job
 from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
-from tests.engine.threads import ThreadRuntime, on_ranks
+from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 X = torch.randn(4, 6, 8)
 
@@ -87,7 +85,7 @@ def strategy(graph: GroupGraph, source: tuple[str, str], micro: int = 1) -> Stra
 
 
 def assert_as_unsplit(found: Strategy, values: dict[str, torch.Tensor], loop: Loop = usual) -> None:
-    whole = ShardedEngine(unsplit_strategy(found.graph), values, runtime=Runtime((1,), rank=0))
+    whole = unsplit_engine(found.graph, values)
     loop(whole, X)
 
     def work(own: ThreadRuntime) -> None:

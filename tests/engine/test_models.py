@@ -38,7 +38,7 @@ def test_small_models_are_kept_until_their_files_change(
     write(tmp_path / "first.py", 6)
     assert load_model(first).captured.model[0].out_features == 6
     kept = load_model(first).captured.model
-    monkeypatch.setattr(models, "KEPT_BYTES", 0)
+    monkeypatch.setattr(models, "_KEPT_BYTES", 0)
     write(tmp_path / "second.py", 6)
     load_model(second)
     assert load_model(first).captured.model is not kept

@@ -12,7 +12,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.other_batches import filled, ignored_targets, joined_loss, shares_of_pieces
+from tensoropt.engine.other_batches import _shares_of_pieces, filled, ignored_targets, joined_loss
 from tensoropt.errors import PlanError
 from tensoropt.execute import parallelize
 from tensoropt.sharding.atoms import refine_graph
@@ -129,10 +129,10 @@ def test_losses_that_count_other_targets_are_not_cut() -> None:
         {"a": torch.tensor(1.0), "b": torch.tensor(2.0)},
         {"a": torch.tensor(3.0), "b": torch.tensor(6.0)},
     ]
-    assert [float(share) for share in shares_of_pieces(alike)] == [0.25, 0.75]
+    assert [float(share) for share in _shares_of_pieces(alike)] == [0.25, 0.75]
     alike[1]["b"] = torch.tensor(1.0)
     with pytest.raises(PlanError, match="ignore different targets"):
-        shares_of_pieces(alike)
+        _shares_of_pieces(alike)
 
 
 def test_a_piece_without_targets_counts_by_nothing() -> None:

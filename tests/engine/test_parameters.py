@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.parameters import _as_dtensor
 from tensoropt.ops.layouts import local_shape
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import fake_job
@@ -33,7 +33,7 @@ def test_every_rank_holds_the_part_that_a_dtensor_has_there(atoms, layout):
         with fake_job(rank, 4):
             mesh = init_device_mesh("cpu", (4,))
             local = torch.zeros(local_shape(atoms, layout, runtime.mesh, runtime.place))
-            found = as_dtensor(local, atoms, layout, mesh, runtime)
+            found = _as_dtensor(local, atoms, layout, mesh, runtime)
             shape, _ = compute_local_shape_and_global_offset(found.shape, mesh, found.placements)
         assert prod(found.shape) == prod(map(prod, atoms))
         assert tuple(found.to_local().shape) == tuple(shape)

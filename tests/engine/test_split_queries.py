@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
-from tensoropt.engine.runtime import Runtime
-from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
@@ -23,7 +20,7 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.engine.threads import largest_differences, step
+from tests.engine.threads import largest_differences, step, unsplit_engine
 
 BATCH, SEQUENCE, HIDDEN, HEADS, VOCABULARY = 4, 120, 16, 4, 24
 
@@ -91,7 +88,7 @@ def captured(kind: str) -> tuple[GroupGraph, Mapping[str, Tensor], tuple[Tensor,
 @cache
 def whole(kind: str) -> tuple[float, dict[str, Tensor]]:
     graph, values, inputs = captured(kind)
-    engine = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    engine = unsplit_engine(graph, values)
     return step(engine, inputs)
 
 

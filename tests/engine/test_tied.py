@@ -12,7 +12,6 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -24,7 +23,7 @@ from tensoropt.sharding.strategy import Scattered
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
 from tests.engine.loops import Loop, check_gradients, data_parallel, each_loop, usual
-from tests.engine.threads import ThreadRuntime, on_ranks
+from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 WIDTH = 7
 W = WIDTH * WIDTH * 4
@@ -174,7 +173,7 @@ def inputs() -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_agree_with_the_unsplit_model(ranks: RankPool, stored: str, dtype: str) -> None:
     graph, values = captured_tied(dtype)
-    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    whole = unsplit_engine(graph, values)
     usual(whole, inputs())
     close = {"rtol": 0.05, "atol": 0.05 * _largest(whole.shards.gradients.values())}
     if dtype == "float32":

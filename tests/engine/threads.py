@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from tensoropt.engine import gathering, gradients, runtime
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.reference import difference, largest_of, outputs_difference, worst
@@ -178,6 +180,11 @@ def on_ranks(mesh: Sequence[int], work: Callable[[ThreadRuntime], Any], seed: in
     if errors:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
     return results
+
+
+def unsplit_engine(graph: GroupGraph, values: Mapping[str, torch.Tensor]) -> ShardedEngine:
+    """The whole model on one rank."""
+    return ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
 
 
 def step(engine: ShardedEngine, inputs: Sequence[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:

@@ -20,7 +20,7 @@ from tensoropt.capture import Capture, capture
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parallel_model import original_shape
-from tensoropt.engine.parameters import is_strided
+from tensoropt.engine.parameters import _is_strided
 from tensoropt.execute import executable
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import engine_of
@@ -358,7 +358,7 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     other.model.load_state_dict(twins.model.state_dict())
     moved = all(torch.equal(whole(v), changed[n]) for n, v in other.model.state_dict().items())
     return {
-        "strided": any(isinstance(p, DTensor) and is_strided(p) for p in twins.model.parameters()),
+        "strided": any(isinstance(p, DTensor) and _is_strided(p) for p in twins.model.parameters()),
         "shown": all(
             original_shape(p) == twins.plain_parameters[n].shape
             and p.dim() == twins.plain_parameters[n].dim()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tensoropt.engine.parameters import as_dtensor, shard_of
+from tensoropt.engine.parameters import _as_dtensor, shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.families.losses import cross_entropy_kernel
 from tensoropt.ops.families.norms import sync_batch_norm
@@ -189,7 +189,7 @@ def put_together(rank: int, world: int, mesh: tuple[int, ...], cases: list[Any])
         for codes in itertools.product(range(-1, count), repeat=len(mesh) - 1):
             layout = (REPLICATE, *codes)
             local = shard_of(runtime, "w", atoms, layout, whole)
-            shown = as_dtensor(local, atoms, layout, runtime.device_mesh, runtime)
+            shown = _as_dtensor(local, atoms, layout, runtime.device_mesh, runtime)
             if not torch.equal(shown.full_tensor().reshape(shape), whole):
                 wrong.append((atoms, codes))
     return wrong

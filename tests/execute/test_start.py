@@ -19,7 +19,7 @@ from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.execute import parallelize
 from tensoropt.execute.initialise import Initialisation
 from tensoropt.execute.parallel import rank_device, start_group
-from tensoropt.execute.weights import WeightSource, open_weights
+from tensoropt.execute.weights import WeightSource, _open_weights
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tests.execute import start_jobs as jobs
@@ -186,7 +186,7 @@ def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.Monkey
 def test_safetensors_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some.safetensors").touch()
     with pytest.raises(PlanError, match="is not a safetensors file"):
-        open_weights(tmp_path)
+        _open_weights(tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tensoropt\[safetensors\]'"):
-        open_weights(tmp_path)
+        _open_weights(tmp_path)

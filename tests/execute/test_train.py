@@ -17,7 +17,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import resolve_plan
-from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
+from tensoropt.execute.train import OtherDevicesError, _beside_prediction, device_type, main
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.sharding.strategy import Strategy
@@ -264,4 +264,4 @@ def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(
     ],
 )
 def test_a_prediction_is_for_its_own_devices(tmp_path: Path, kind: str | None, said: str) -> None:
-    assert beside_prediction(load_plan(gpu_plan(tmp_path / "plan.json", (1, 2))), kind) == said
+    assert _beside_prediction(load_plan(gpu_plan(tmp_path / "plan.json", (1, 2))), kind) == said

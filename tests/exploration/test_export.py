@@ -28,7 +28,7 @@ from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.point import FRONTIER
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.report.table import GAP_CAPTION, comparison_text
+from tensoropt.report.table import _GAP_CAPTION, comparison_text
 from tests.costs.models import two_layers
 from tests.plan.explorations import MIB, point, small_exploration, space
 
@@ -90,7 +90,7 @@ def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None
     assert "faster" not in lines[1]
     assert dpos.gap is not None
     assert f"+{100 * dpos.gap:.1f} %" in lines[3]
-    assert lines[-1] == GAP_CAPTION
+    assert lines[-1] == _GAP_CAPTION
 
 
 def test_limits_that_were_asked_have_a_row_each(found: Exploration) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
-from tensoropt.exploration.answer import answer, launcher_words, pace_words
+from tensoropt.exploration.answer import _pace_words, answer, launcher_words
 from tensoropt.exploration.recommended import a_config_says
 from tensoropt.plan.point import Point
 from tensoropt.units import share_words
@@ -21,11 +21,11 @@ def found():
 
 
 def test_a_rate_and_a_host_that_holds_the_plan_up(found, monkeypatch: pytest.MonkeyPatch) -> None:
-    (rate,) = pace_words(found, 0)
+    (rate,) = _pace_words(found, 0)
     assert rate.endswith(" tokens/s")
     assert rate in answer(found, 2**40).costs() or answer(found, 2**40).row != 0
     monkeypatch.setattr(Point, "host_bound", True)
-    assert pace_words(found, 0) == [rate, "bound by the host"]
+    assert _pace_words(found, 0) == [rate, "bound by the host"]
 
 
 def test_the_plan_that_a_config_can_say_has_its_price(found) -> None:

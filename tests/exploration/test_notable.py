@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.exploration.answer import answer
-from tensoropt.exploration.notable import NOTABLE, notable, unconstrained_words
+from tensoropt.exploration.notable import _NOTABLE, notable, unconstrained_words
 from tensoropt.units import format_bytes
 from tests.plan.explorations import point, small_exploration
 
@@ -34,7 +34,7 @@ def test_a_point_says_what_it_is_once(asked: float | None) -> None:
     found = long(memory_bytes=asked)
     named = notable(found)
     assert list(named) == sorted(named)
-    assert len(named) <= NOTABLE
+    assert len(named) <= _NOTABLE
     assert named[0] == ["leanest"]
     fitting = found.within(found.limit_bytes).tolist()
     assert named[fitting[-1]][0] == "fastest"  # never what does not fit
@@ -71,7 +71,7 @@ def test_few_points_are_all_there_and_of_many_never_more_than_few(costs: set[tup
             best = time_s
             left.append((memory, time_s))
     named = notable(frontier(left))
-    assert len(named) == min(len(left), NOTABLE) or len(left) > NOTABLE >= len(named) >= 2
+    assert len(named) == min(len(left), _NOTABLE) or len(left) > _NOTABLE >= len(named) >= 2
     assert set(named) <= set(range(len(left)))
 
 

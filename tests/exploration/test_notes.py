@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.exploration.notes import is_missing, notes_of
+from tensoropt.exploration.notes import _is_missing, notes_of
 from tests.plan.explorations import small_exploration
 
 
@@ -25,6 +25,6 @@ from tests.plan.explorations import small_exploration
 def test_what_is_missing_is_told_from_where_figures_come_from(note: str, missing: bool) -> None:
     found = small_exploration()
     told = replace(found, spaces=(), report={**found.report, "notes": [note, note]})
-    assert is_missing(note) == missing
+    assert _is_missing(note) == missing
     assert notes_of(told, missing=missing) == [note]
     assert notes_of(told, missing=not missing) == []

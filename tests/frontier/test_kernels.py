@@ -32,7 +32,7 @@ def scratch(size=1):
 def test_merge_runs_is_the_union_of_two(a, b):
     m, t = arrays([*a, *b])
     k = np.array([0] * len(a) + [1] * len(b), np.int32)
-    end = kernels.merge_runs(m, t, k, 0, len(a), len(m), *scratch(len(a) + 1))
+    end = kernels._merge_runs(m, t, k, 0, len(a), len(m), *scratch(len(a) + 1))
     assert list(zip(m[:end], t[:end], strict=True)) == naive.union([a, b])
     assert all(p in (a, b)[w] for p, w in zip(zip(m[:end], t[:end], strict=True), k[:end], strict=True))
     assert all(w == 0 for p, w in zip(zip(m[:end], t[:end], strict=True), k[:end], strict=True) if p in a)
@@ -72,7 +72,7 @@ def test_union_of_products_under_a_limit(pairs, limit):
 @given(st.lists(number, max_size=6).map(sorted), number)
 def test_locate_finds_the_last_breakpoint_at_or_below(breaks, value):
     expected = max((i for i, b in enumerate(breaks) if b <= value), default=-1)
-    assert kernels.locate(np.array(breaks, float), value) == expected
+    assert kernels._locate(np.array(breaks, float), value) == expected
 
 
 @given(st.lists(st.tuples(number, number), max_size=30).map(naive.reduce), st.integers(2, 8))

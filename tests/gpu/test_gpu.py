@@ -34,7 +34,7 @@ from tensoropt.simulate.owners import memory_curve
 from tensoropt.types import silent
 from tensoropt.verify import verify_random
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
-from tensoropt.verify.findings import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from tensoropt.verify.findings import _GRADIENT_TOLERANCE, _LOSS_TOLERANCE
 from tensoropt.verify.predict import place_for, predict
 from tensoropt.verify.reference import module_difference
 from tensoropt.verify.run import predict_and_run, ranks_with
@@ -75,9 +75,9 @@ def test_the_lowered_graph_computes_what_the_module_does(source: str) -> None:
     assert not found.not_finite
     loss, gradient = found.differences.loss, found.differences.gradient
     assert loss is not None
-    assert loss <= LOSS_TOLERANCE
+    assert loss <= _LOSS_TOLERANCE
     assert gradient is not None
-    assert gradient <= GRADIENT_TOLERANCE
+    assert gradient <= _GRADIENT_TOLERANCE
 
 
 def test_dropout_draws_the_same_bits_as_on_a_cpu() -> None:

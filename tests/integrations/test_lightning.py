@@ -92,9 +92,9 @@ def test_loaders_of_other_rows_and_other_states_are_refused(ranks: RankPool, tmp
     assert "its data set makes the batches, and their rows cannot be divided" in said["items"]
     assert "has no length, so ranks cannot agree" in said["no length"]
     assert "gives rank 0 of 1 its rows, but the plan asks this rank for share 0 of 2" in said["other"]
-    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last"]
+    assert "has 1 rows, which cannot be divided among the 2 data-parallel ranks" in said["last"]
     assert "pass drop_last=True" in said["last"]
-    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last of own"]
+    assert "has 1 rows, which cannot be divided among the 2 data-parallel ranks" in said["last of own"]
     assert "range of this loader draws on one rank rows that it does not draw on another" in said["apart"]
     assert "has batch_size=4; pass batch_size=2" in said["own order, whole"]
     assert said["left out"] == said["own share"] == said["own order"] == ""

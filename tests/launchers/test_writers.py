@@ -17,7 +17,7 @@ from tensoropt.launchers import LAUNCHERS, JobError, LaunchedJob, read_job, writ
 from tensoropt.launchers.job import _flat
 from tensoropt.launchers.megatron import _arguments
 from tensoropt.launchers.registry import Launcher
-from tensoropt.launchers.torchtitan import SCHEDULES
+from tensoropt.launchers.torchtitan import _SCHEDULES
 
 KEPT = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -41,7 +41,7 @@ def jobs() -> Iterator[LaunchedJob]:
     for degree, stage, along, detail in product((None, *DEGREES), range(4), (True, False), DETAILS):
         varied = replace(like, stage=stage, sequence_parallel=along, **detail)
         yield varied if degree is None else replace(varied, **{degree: 2})
-    for schedule in SCHEDULES.values():
+    for schedule in _SCHEDULES.values():
         yield replace(like, places=2, schedule=schedule, batch=64, micro_batches=4)
 
 

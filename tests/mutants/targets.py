@@ -129,13 +129,13 @@ TARGETS = (
 
 EQUAL_RESULTS = {
     "tensoropt/search/shared.py": (
-        "FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "MORE_LINES", "_MESSAGE_BYTES",
+        "_FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "MORE_LINES", "_MESSAGE_BYTES",
     ),
     "tensoropt/search/within.py": (
-        "_MOST_LINES", "WORTH_NARROWING", "FEW_PAIRS", "_TARGETED_PAIRS", "_MOST_POINTS", "_FAR",
-        "_LAST_PAIRS", "LARGE_WORK", "_THOROUGH", "SUMS", "_WIDE", "_CLOSER", "_CLOSENESS",
+        "_MOST_LINES", "_WORTH_NARROWING", "_FEW_PAIRS", "_TARGETED_PAIRS", "_MOST_POINTS", "_FAR",
+        "_LAST_PAIRS", "_LARGE_WORK", "_THOROUGH", "_SUMS", "_WIDE", "_CLOSER", "_CLOSENESS",
     ),
-    "tensoropt/search/engine.py": ("BREAKPOINTS", "_NEIGHBOURS"),
+    "tensoropt/search/engine.py": ("_BREAKPOINTS", "_NEIGHBOURS"),
 }  # fmt: skip
 """Constants at module level that decide how long a search takes and not what it finds, so that no test of
 results can notice a change: those of ``shared.py`` say how fine bounds are; those of ``within.py`` how much

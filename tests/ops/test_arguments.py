@@ -39,7 +39,7 @@ def sources(rule: Any) -> Iterator[str]:
 
 def test_every_argument_is_asked_for_or_means_the_same_on_a_part():
     found = set()
-    for target, spec in registry.BY_TARGET.items():
+    for target, spec in registry._BY_TARGET.items():
         if spec.rule is None or not target.startswith("aten."):
             continue
         text = "".join(sources(spec.rule))
@@ -59,7 +59,7 @@ def test_an_argument_that_nobody_asked_for_keeps_the_operator_whole(monkeypatch:
     ).graph
     (op,) = [op for op in graph.operators if op.target == "aten.roll.default"]
     assert any(dim.splittable for dim in registry.index_space(op, graph).dims)
-    monkeypatch.setattr(registry, "unread", lambda op, consulted: ["shifts"])
+    monkeypatch.setattr(registry, "_unread", lambda op, consulted: ["shifts"])
     assert not any(dim.splittable for dim in registry.index_space(op, graph).dims)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensoropt.ops.device_kernels import cpu_only_of, has_kernel
+from tensoropt.ops.device_kernels import _cpu_only_of, has_kernel
 
 TABLE = """\
 - func: both(Tensor a) -> Tensor
@@ -39,7 +39,7 @@ TABLE = """\
 
 
 def test_the_table_of_native_functions_says_what_runs_on_cpus_alone() -> None:
-    assert cpu_only_of(TABLE) == {"structured", "structured.out", "alone.of_cpu"}
+    assert _cpu_only_of(TABLE) == {"structured", "structured.out", "alone.of_cpu"}
 
 
 @pytest.mark.parametrize("target", ["aten.linear.default", "aten.add.Tensor", "aten.convolution.default"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, constant_text, operator_of
+from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, _constant_text, operator_of
 from tensoropt.ops.overloads import OwnFunctionError, resolve_overload
 
 
@@ -66,14 +66,14 @@ def test_a_process_without_the_model_says_whose_it_is():
     [1, 1.5, "a", None, True, (1, [2]), {"a": 1}, torch.float32, torch.Size([2]), Kind.ONE, torch.relu],
 )
 def test_constants_have_a_text_without_an_address(value):
-    assert "0x" not in constant_text(value)
+    assert "0x" not in _constant_text(value)
 
 
 @pytest.mark.parametrize("value", [object(), torch.nn.Linear(1, 1), torch.ones(1), [torch.ones(1)]])
 def test_other_objects_have_none(value):
     with pytest.raises(NotConstant):
-        constant_text(value)
+        _constant_text(value)
 
 
 def test_types_are_told_apart():
-    assert len({constant_text(value) for value in (1, 1.0, True, "1")}) == 4
+    assert len({_constant_text(value) for value in (1, 1.0, True, "1")}) == 4

@@ -12,7 +12,7 @@ from torch import nn
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.families.quantised import quantised_linear
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, dequantised, quantised
+from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, _dequantised, quantised
 from tests import naive
 
 ROWS, COLUMNS = 6, 384  # six blocks in three groups of two
@@ -28,10 +28,10 @@ def weight() -> torch.Tensor:
 def test_bytes_stand_for_what_they_say(weight: torch.Tensor, scheme: str) -> None:
     stored = quantised(weight, scheme)
     wanted = torch.tensor(naive.dequantised(stored, scheme), dtype=torch.float64)
-    torch.testing.assert_close(dequantised(stored, scheme, torch.float64), wanted, atol=0, rtol=1e-6)
-    narrow = dequantised(stored, scheme, torch.float32)
+    torch.testing.assert_close(_dequantised(stored, scheme, torch.float64), wanted, atol=0, rtol=1e-6)
+    narrow = _dequantised(stored, scheme, torch.float32)
     torch.testing.assert_close(narrow.double(), wanted, atol=0, rtol=1e-6)
-    assert torch.equal(dequantised(stored, scheme, torch.bfloat16), narrow.bfloat16())  # rounded once
+    assert torch.equal(_dequantised(stored, scheme, torch.bfloat16), narrow.bfloat16())  # rounded once
 
 
 @pytest.mark.parametrize(("scheme", "lost"), [("int8", 0.5 / 127), ("nf4", 0.16), ("fp4", 0.17)])
@@ -40,14 +40,14 @@ def test_each_number_is_the_nearest(weight: torch.Tensor, scheme: str, lost: flo
     stored = quantised(weight, scheme)
     within = weight if scheme == "int8" else weight.view(ROWS, -1, 64)
     largest = within.abs().amax(-1, keepdim=True)
-    off = (dequantised(stored, scheme, torch.float32) - weight).view(within.shape).abs() / largest
+    off = (_dequantised(stored, scheme, torch.float32) - weight).view(within.shape).abs() / largest
     assert float(off.max()) < lost
-    once = dequantised(stored, scheme, torch.float32)
-    torch.testing.assert_close(dequantised(quantised(once, scheme), scheme, torch.float32), once)
+    once = _dequantised(stored, scheme, torch.float32)
+    torch.testing.assert_close(_dequantised(quantised(once, scheme), scheme, torch.float32), once)
 
 
 def test_nested_scales_are_nearly_the_scales(weight: torch.Tensor) -> None:
-    plain, nested = (dequantised(quantised(weight, s), s, torch.float32) for s in ("nf4", "nf4-double"))
+    plain, nested = (_dequantised(quantised(weight, s), s, torch.float32) for s in ("nf4", "nf4-double"))
     assert float((plain - nested).abs().max()) < 0.02 * float(weight.abs().max())
 
 
@@ -81,7 +81,7 @@ def test_a_product_is_that_with_the_weight_and_keeps_only_bytes(
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
         made = quantised_linear(SingleDevice(), "", x, *stored, bias, scheme)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in stored if t is not None}
-    wanted = F.linear(x, dequantised(stored, scheme, dtype), bias.to(dtype))
+    wanted = F.linear(x, _dequantised(stored, scheme, dtype), bias.to(dtype))
     assert torch.equal(made, wanted)
     grads = [torch.autograd.grad(y, (x, bias), torch.ones_like(y)) for y in (made, wanted)]
     for ours, theirs in zip(*grads, strict=True):
@@ -90,7 +90,7 @@ def test_a_product_is_that_with_the_weight_and_keeps_only_bytes(
 
 def test_parts_of_rows_and_blocks_are_parts_of_the_weight(weight: torch.Tensor) -> None:
     stored = quantised(weight, "nf4-double")
-    whole = dequantised(stored, "nf4-double", torch.float32)
+    whole = _dequantised(stored, "nf4-double", torch.float32)
     first = stored.codes.view(ROWS, 3, 2, 32)[2:4, :, :1].flatten(1)  # the first block of each group
     part = WeightBytes(
         first,
@@ -99,14 +99,14 @@ def test_parts_of_rows_and_blocks_are_parts_of_the_weight(weight: torch.Tensor) 
         stored.offset,  # type: ignore[index]
     )
     wanted = whole.view(ROWS, 3, 2, 64)[2:4, :, 0].flatten(1)
-    assert torch.equal(dequantised(part, "nf4-double", torch.float32), wanted)
+    assert torch.equal(_dequantised(part, "nf4-double", torch.float32), wanted)
 
 
 def test_rows_are_made_some_at_a_time(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = quantised(weight, "nf4")
-    whole = dequantised(stored, "nf4", torch.float32)
+    whole = _dequantised(stored, "nf4", torch.float32)
     monkeypatch.setattr("tensoropt.ops.quantised._MOST_AT_ONCE", 4 * COLUMNS)
-    assert torch.equal(dequantised(stored, "nf4", torch.float32), whole)
+    assert torch.equal(_dequantised(stored, "nf4", torch.float32), whole)
 
 
 def test_a_layer_is_trained_through(weight: torch.Tensor) -> None:

@@ -16,10 +16,10 @@ from tensoropt.ops.calls import CostClass, LocalCall, Precision
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.overloads import packet_of, resolve_overload, returns_one_tensor
 from tensoropt.ops.registry import (
-    BY_TARGET,
-    FAMILIES,
+    _BY_TARGET,
+    _FAMILIES,
+    _SPECS,
     KERNELS,
-    SPECS,
     bind,
     cost_class_of,
     evaluated,
@@ -77,14 +77,14 @@ def test_no_other_stage_names_an_operator():
         f"{name}:{line} {text}"
         for name, tree in modules_without(FAMILY_FOLDER, TRANSLATES)
         for line, text in strings(tree)
-        if text in BY_TARGET
+        if text in _BY_TARGET
     ]
     assert not found, "say it in the operator's OpSpec"
 
 
 def test_no_other_stage_keeps_a_table_of_operators():
     """A table is a literal of three operators or more, by their names without namespace and overload."""
-    packets = {packet_of(t) for t in BY_TARGET} | {n for spec in SPECS for n in spec.without_rule}
+    packets = {packet_of(t) for t in _BY_TARGET} | {n for spec in _SPECS for n in spec.without_rule}
     found = []
     for name, tree in modules_without(FAMILY_FOLDER, ONNX, PYTHON_CALLS, BANDS, WORDS):
         for node in ast.walk(tree):
@@ -101,7 +101,7 @@ def test_no_other_stage_keeps_a_table_of_operators():
 
 def test_every_operator_is_spoken_of_in_one_module():
     spoken = defaultdict(set)
-    for family in FAMILIES:
+    for family in _FAMILIES:
         for spec in family.SPECS:
             for name in (*map(packet_of, spec.targets), *spec.without_rule):
                 spoken[name].add(family.__name__.rsplit(".", 1)[1])
@@ -112,7 +112,7 @@ def test_every_operator_is_spoken_of_in_one_module():
 
 def test_every_family_is_registered():
     files = {path.stem for path in FAMILY_FOLDER.glob("*.py")} - {"__init__"}
-    assert {family.__name__.rsplit(".", 1)[1] for family in FAMILIES} == files
+    assert {family.__name__.rsplit(".", 1)[1] for family in _FAMILIES} == files
 
 
 def test_kernels_keep_their_names():

@@ -94,7 +94,7 @@ def test_a_step_leaves_out_what_is_hardly_leaner() -> None:
 
 
 def test_labels_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LABELS", 1)
+    monkeypatch.setattr(module, "_MOST_LABELS", 1)
     offers = [
         {((0, ""), (1, "")): offer((1, 1, 4, 0), (1, 4, 1, 0))},
         {((1, ""), (2, "")): offer((1, 1, 4, 0), (1, 4, 1, 0))},

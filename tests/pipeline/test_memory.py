@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.pipeline.memory import Receipt, receipts, taken_back, taken_on
+from tensoropt.pipeline.memory import Receipt, _receipts, taken_back, taken_on
 from tensoropt.pipeline.strategy import place_actions
 from tensoropt.profiling.fact_finding import find_facts, find_split_facts
 from tests.costs.models import four, problem
@@ -49,7 +49,7 @@ ALL = [
 @pytest.mark.parametrize("shape", ALL)
 def test_every_message_is_asked_for_once_and_in_time(shape: tuple[str, int, int, int]) -> None:
     """By the place that takes it, and before the action that does; none comes from the place itself."""
-    for own, asked in zip(place_actions(*shape), receipts(*shape), strict=True):
+    for own, asked in zip(place_actions(*shape), _receipts(*shape), strict=True):
         here = {action.stage for action in own}
         open_: set[Receipt] = set()
         for action, new in zip(own, asked, strict=True):

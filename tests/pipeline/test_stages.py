@@ -29,10 +29,10 @@ from tensoropt.graph import Tensor
 from tensoropt.pipeline.stages import (
     Cutter,
     Stage,
+    _crossing_tensor,
     balanced,
     block_cuts,
     cheaper_to_duplicate,
-    crossing_tensor,
     dealt,
     dealt_cuts,
     has_ends,
@@ -394,7 +394,7 @@ def test_a_stage_is_a_graph_of_its_own() -> None:
 def test_what_crosses_does_so_in_any_placement_that_it_can_have() -> None:
     _, last = cutter(four).stages((2,))
     arrives = last.graph.group_of["arrive.relu_1"]
-    assert crossing_tensor(arrives) == "relu_1"
+    assert _crossing_tensor(arrives) == "relu_1"
     assert [str(s.label) for s in arrives.strategies] == ["none", "d0", "d1", "partial", "partial_grad"]
     mask = cutter(tables).stages((cutter(tables).place["linear_1"],))[1].graph.group_of["arrive.softmax"]
     assert [str(s.label) for s in mask.strategies] == ["none", "d0", "d1"]

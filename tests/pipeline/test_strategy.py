@@ -32,10 +32,10 @@ from tensoropt.pipeline.strategy import (
     Action,
     PipelinedStrategy,
     UnfitParameter,
+    _unfit_parameter,
     check_schedule,
     place_actions,
     stage_place,
-    unfit_parameter,
 )
 from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_strategies import random_pipeline
@@ -221,7 +221,7 @@ def cutter_of(how: str) -> Cutter:
 
 def behind_the_first(cutter: Cutter) -> UnfitParameter | None:
     """Of the stage behind the first layer."""
-    return unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
+    return _unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
 
 
 @pytest.mark.parametrize("how", ["norm", "cosine", "lstm", "a tower read once"])
@@ -256,7 +256,7 @@ def test_what_is_made_of_parameters_alone_may_not_depart(how):
                     made.update(op.outputs)
             if any(name in made for name in stage.departing):
                 lost += 1
-                unfit = unfit_parameter(stage.graph)
+                unfit = _unfit_parameter(stage.graph)
                 assert unfit is not None
     assert lost
 

@@ -27,7 +27,7 @@ from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.plan.spent import NOTHING, spent_by_group
 from tensoropt.planners.placed.common.units import PlacedAnswer
-from tensoropt.planners.results import simulated_answer
+from tensoropt.planners.results import _simulated_answer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.planners.problems import frontier, small
@@ -133,7 +133,7 @@ def explored() -> Exploration:
     question = small("gpt2")
     graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
-    found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
+    found = _simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     point = found.point
     other = point.changed(planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(point, other))
@@ -172,7 +172,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         graph = question.placing(count)
         size = graph.problem.size
         half = Placement.in_order([2 * i // size for i in range(size)], 2)
-        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
+        points[count] = _simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
         plan = question.base.plan(points[count])
         assert plan.micro_batches == count
         strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)

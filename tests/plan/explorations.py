@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.costs.device_fit import ALLOCATOR_SHARE, DRIVER_SHARE
+from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
@@ -66,7 +66,7 @@ def point(memory: float, time_s: float, where: int, **changes: object) -> Point:
 def needing(needs: float, time_s: float, device_bytes: float, where: int = 0) -> Point:
     """A point that needs so much of a GPU."""
     context = MIB
-    tensors = (needs - DRIVER_SHARE * device_bytes - context) / (1 + ALLOCATOR_SHARE)
+    tensors = (needs - _DRIVER_SHARE * device_bytes - context) / (1 + _ALLOCATOR_SHARE)
     return point(tensors + context, time_s, where, terms={"context": context})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.exploration.figure_rows import points_data
-from tensoropt.plan.figures import BREAKDOWNS, FIGURES, KEPT, RATES, kept_figures, worded
+from tensoropt.plan.figures import _RATES, BREAKDOWNS, FIGURES, KEPT, kept_figures, worded
 from tests.plan.explorations import MIB, point, small_exploration
 
 
@@ -43,7 +43,7 @@ def test_a_change_replaces_a_breakdown_as_a_whole() -> None:
 
 def test_json_has_every_figure_but_rates() -> None:
     (row,) = points_data(small_exploration(), [1])
-    own = {figure.name for figure in FIGURES if figure.part is None} - {figure.name for figure in RATES}
+    own = {figure.name for figure in FIGURES if figure.part is None} - {figure.name for figure in _RATES}
     assert own | set(BREAKDOWNS) == set(row)
     assert row["terms"] == {}
     assert row["sources"] == {"measured": 0.75, "data sheet": 0.25}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.device_fit import ALLOCATOR_SHARE, DRIVER_SHARE
+from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
 from tests.plan.explorations import MIB, point, small_exploration
@@ -27,7 +27,7 @@ def counted(memory: float, time_s: float) -> Point:
 def test_a_counted_process_is_taken_without_its_unused_segments() -> None:
     found = replace(FOUND, cluster=GPUS, points=(counted(GIB, 1.0),))
     tensors = GIB + 5 * MIB
-    needs = tensors * (1 + ALLOCATOR_SHARE) + 500 * MIB + DRIVER_SHARE * 24 * GIB
+    needs = tensors * (1 + _ALLOCATOR_SHARE) + 500 * MIB + _DRIVER_SHARE * 24 * GIB
     assert found.needs.tolist() == [round(needs)]
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.plan.point import SAME, Point, beats, reduce_points, with_others
+from tensoropt.plan.point import SAME, Point, _beats, reduce_points, with_others
 
 ROUNDING = 1e-15
 
@@ -72,7 +72,7 @@ def test_no_other_beats_what_remains(own: list[tuple[int, int, float, bool]], gi
     points = reduce_points([made(c, "frontier") for c in own], lambda p: (p.memory_bytes, p.time_s))
     others = [made(c, "tofu") for c in given_others]
     kept = with_others(points, others)
-    assert not any(beats(other, p) for other in others for p in kept)
+    assert not any(_beats(other, p) for other in others for p in kept)
     for a, b in itertools.pairwise(kept):
         assert a.memory_bytes < b.memory_bytes
         assert a.time_s > b.time_s

@@ -16,7 +16,7 @@ from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.results import simulated_points
-from tensoropt.planners.sharded.common.restricted import selections_of
+from tensoropt.planners.sharded.common.restricted import _selections_of
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
 from tensoropt.profiling.store import ProfileStore
@@ -75,7 +75,7 @@ def searched(name: str, *more) -> tuple[Point, ...]:
     selections = [
         s
         for number, space in enumerate(question.spaces)
-        for s in selections_of(number, track_frontier(space.tables, epsilon=0.0))
+        for s in _selections_of(number, track_frontier(space.tables, epsilon=0.0))
     ]
     return tuple(simulated_points(question, "frontier", selections))
 

@@ -31,8 +31,8 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 
 @pytest.fixture(autouse=True)
 def short_walks(monkeypatch):
-    monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
-    monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
+    monkeypatch.setattr(flexflow_module, "_PROPOSALS", 12)
+    monkeypatch.setattr(exact, "_EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
     for module in (netsplit, pesto, pesto_extended):
         monkeypatch.setattr(module, "DEFAULTS", replace(module.DEFAULTS, most_blocks=12))
     monkeypatch.setattr(cut_search, "DEFAULTS", CutSearch(seconds=1.0))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.cuda_kernels import attention_kernel, capability_of, has_attention
+from tensoropt.profiling.cuda_kernels import _attention_kernel, capability_of, has_attention
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 from tests.profiling.test_facts import linear
@@ -50,7 +50,7 @@ def chosen(capability: tuple[int, int], dtype: torch.dtype, head: int = 64, **mo
         for t in (q, k, v):
             t.requires_grad_(more.get("trained", True))
         gqa = more.get("gqa", False)
-        return attention_kernel(capability, q, k, v, mask, more.get("dropout", 0.0), True, gqa)
+        return _attention_kernel(capability, q, k, v, mask, more.get("dropout", 0.0), True, gqa)
 
 
 def test_the_kernel_follows_device_dtype_mask_and_shape():

@@ -8,7 +8,7 @@ import tensoropt
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import reserve_of
-from tensoropt.profiling.cuda_kernels import has_recurrent, reserve_bytes
+from tensoropt.profiling.cuda_kernels import _reserve_bytes, has_recurrent
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 from tests.profiling.test_facts import linear
@@ -19,7 +19,7 @@ A100 = (8, 0)
 @pytest.mark.parametrize(("layer", "published"), [("lstm", 736_000_000), ("gru", 864_000_000)])
 def test_the_published_reserves_are_of_25_000_steps(layer, published):
     numbers = reserve_of(f"aten.{layer}.input")
-    assert reserve_bytes(numbers, 25_000, 320, 4, 1, 4) == published
+    assert _reserve_bytes(numbers, 25_000, 320, 4, 1, 4) == published
 
 
 def layer(kind: str, dtype: str = "float32", layers: int = 1) -> Workload:

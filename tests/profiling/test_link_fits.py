@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from tensoropt.profiling.link_fits import LinkFit, Segment, Transition, fit_segments, transition_of_group
+from tensoropt.profiling.link_fits import LinkFit, Segment, Transition, _transition_of_group, fit_segments
 from tensoropt.profiling.link_timing import Turns
 
 FOUND = Transition(
@@ -35,7 +35,7 @@ def test_work_takes_as_long_as_the_slower_rank_of_each_block():
         in_step = [(0.0, first, 3.1e-3), (3.1e-3, 3.1e-3 + second, 6.2e-3)]
         ranks.append([[by_itself, in_step, [(0.0, 0.0, 1e-4)] * 2]] * 4)
     plan = [alone, turns, Turns(0, 4096, 2)]
-    transition = transition_of_group([(plan, ranks)])
+    transition = _transition_of_group([(plan, ranks)])
     assert transition.works_s == pytest.approx((0.0, 2e-3))
     assert transition.leaving_s[1][0] == pytest.approx(1e-3)
     assert transition.arriving_s[1][0] == pytest.approx(0.0, abs=1e-9)

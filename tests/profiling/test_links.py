@@ -19,15 +19,15 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling import links
-from tensoropt.profiling.link_fits import LinkFit, fit_line, fit_segments
+from tensoropt.profiling.link_fits import LinkFit, _fit_line, fit_segments
 from tensoropt.profiling.link_timing import COLLECTIVES, Turns, time_collective
 from tensoropt.profiling.links import (
-    PAIR_SIZES,
-    QUICK_SIZES,
-    in_step,
+    _PAIR_SIZES,
+    _QUICK_SIZES,
+    _in_step,
+    _repeats_for,
     load_links,
     measure_links,
-    repeats_for,
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
@@ -40,17 +40,17 @@ slopes = st.floats(1e-12, 1e-7)
 
 @given(alphas, slopes)
 def test_a_line_is_found_exactly(alpha, slope):
-    seconds = [alpha + size * slope for size in QUICK_SIZES]
-    found = fit_line(QUICK_SIZES, seconds)
+    seconds = [alpha + size * slope for size in _QUICK_SIZES]
+    found = _fit_line(_QUICK_SIZES, seconds)
     assert found == pytest.approx((alpha, slope), rel=1e-5, abs=1e-15)
-    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    segments, residual = fit_segments(_QUICK_SIZES, seconds)
     assert len(segments) == 1
     assert residual < 1e-5
 
 
-@given(st.lists(st.floats(1e-7, 10.0), min_size=len(QUICK_SIZES), max_size=len(QUICK_SIZES)))
+@given(st.lists(st.floats(1e-7, 10.0), min_size=len(_QUICK_SIZES), max_size=len(_QUICK_SIZES)))
 def test_any_times_give_a_finite_rising_prediction(seconds):
-    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    segments, residual = fit_segments(_QUICK_SIZES, seconds)
     fit = LinkFit(kind="all_reduce", group=(0, 1), segments=segments, residual=residual)
     predicted = [fit.time_s(2 ** (power / 4)) for power in range(120)]
     assert all(math.isfinite(value) and value >= 0 for value in predicted)
@@ -60,8 +60,8 @@ def test_any_times_give_a_finite_rising_prediction(seconds):
 
 
 def test_two_regimes_get_two_lines():
-    seconds = [1e-4 + size / 5e9 if size <= 1024**2 else 2e-3 + size / 1e9 for size in QUICK_SIZES]
-    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    seconds = [1e-4 + size / 5e9 if size <= 1024**2 else 2e-3 + size / 1e9 for size in _QUICK_SIZES]
+    segments, residual = fit_segments(_QUICK_SIZES, seconds)
     assert len(segments) == 2
     assert residual < 1e-6
     assert [(s.from_bytes, s.up_to_bytes) for s in segments] == [(0, 1024**2), (2 * 1024**2, math.inf)]
@@ -73,9 +73,9 @@ def test_two_regimes_get_two_lines():
 
 
 def test_a_lifted_point_does_not_bend_the_line():
-    seconds = [1e-4 + size / 1e9 for size in QUICK_SIZES]
+    seconds = [1e-4 + size / 1e9 for size in _QUICK_SIZES]
     seconds[1] *= 30  # another process ran
-    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    segments, residual = fit_segments(_QUICK_SIZES, seconds)
     assert LinkFit(kind="", group=(), segments=segments, residual=0.0).time_s(1024) < 2e-4
     assert residual > 0.1  # the disturbance is not hidden
 
@@ -87,9 +87,9 @@ def test_too_few_or_impossible_times_are_refused(seconds):
 
 
 def test_sizes_cover_five_decades_with_repeats():
-    assert math.log10(QUICK_SIZES[-1] / QUICK_SIZES[0]) > 4.8
-    assert [repeats_for(size) for size in (1, 10**9)] == [50, 5]
-    assert list(QUICK_SIZES) == sorted(QUICK_SIZES)
+    assert math.log10(_QUICK_SIZES[-1] / _QUICK_SIZES[0]) > 4.8
+    assert [_repeats_for(size) for size in (1, 10**9)] == [50, 5]
+    assert list(_QUICK_SIZES) == sorted(_QUICK_SIZES)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_sizes_cover_five_decades_with_repeats():
     ],
 )
 def test_one_standstill_is_no_part_of_a_collective(seconds, mean):
-    assert in_step(np.array(seconds)) == pytest.approx(mean)
+    assert _in_step(np.array(seconds)) == pytest.approx(mean)
 
 
 def by_turns(turns: Turns, lap: int) -> list[tuple[float, float, float]]:
@@ -329,7 +329,7 @@ def test_two_real_ranks(store, ranks, few_turns):
     assert 0 < transition.works_s[1] < transition.works_s[-1] < 1
     assert all(0 <= extra < 1 for extra in (*transition.arriving_s[-1], *transition.leaving_s[-1]))
     for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
-        assert [size for size, *_ in fit.points] == list(PAIR_SIZES if fit.kind == "send" else sizes)
+        assert [size for size, *_ in fit.points] == list(_PAIR_SIZES if fit.kind == "send" else sizes)
         assert all(1e-6 < seconds < 5 for _, seconds, *_ in fit.points)
         assert 0 < fit.time_s(1024**2) < 5
     assert "all_reduce axes 0" in fits.table()

@@ -24,7 +24,7 @@ from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, Span, WallTimer, counted, timed, waited_s
+from tensoropt.profiling.timers import _CACHE_BYTES, _MOST_COPIES, Span, WallTimer, counted, timed, waited_s
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.profiling.workload_timing import (
     MIN_REPEATS,
@@ -86,7 +86,7 @@ def test_measures_forward_and_backward(pool, store):
     for record in records.values():
         assert 0 < record["forward_s"] < 1
         assert 0 < record["backward_s"] < 1
-        assert MIN_REPEATS <= record["repeats"] < WallTimer.passes * (WallTimer.most_repeats + MOST_COPIES)
+        assert MIN_REPEATS <= record["repeats"] < WallTimer.passes * (WallTimer.most_repeats + _MOST_COPIES)
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
     timings = 2 * WallTimer.passes
@@ -352,7 +352,8 @@ def test_copies_share_the_parameters_of_a_loop():
 
 
 @pytest.mark.parametrize(
-    ("size", "copies"), [(1, MOST_COPIES), (CACHE_BYTES // 3, 3), (CACHE_BYTES // 3 + 9, 3), (CACHE_BYTES, 1)]
+    ("size", "copies"),
+    [(1, _MOST_COPIES), (_CACHE_BYTES // 3, 3), (_CACHE_BYTES // 3 + 9, 3), (_CACHE_BYTES, 1)],
 )
 def test_copies_fill_the_cache(size, copies):
     assert WallTimer().copies(size) == copies

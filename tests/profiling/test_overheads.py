@@ -17,11 +17,11 @@ from tensoropt.profiling import overheads
 from tensoropt.profiling.overheads import (
     EdgeSeconds,
     Overheads,
+    _time_edges,
     data_sheet_overheads,
     known_overheads,
     measure_overheads,
     slowest_overheads,
-    time_edges,
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer
@@ -52,7 +52,7 @@ def slowed(monkeypatch, kind: str) -> None:
 def test_each_kind_of_step_is_told_from_the_others(monkeypatch, kind):
     monkeypatch.setattr(overheads, "_ROUNDS", 5)
     slowed(monkeypatch, kind)
-    found, of_host = time_edges(0, 1, WallTimer())
+    found, of_host = _time_edges(0, 1, WallTimer())
     assert not of_host.by_kind.pop(kind)
     assert set(found.by_kind) == ALONE
     assert found.by_kind.pop(kind) > LONG_S / 2
@@ -65,7 +65,7 @@ def slow_gather(rank: int, world_size: int) -> EdgeSeconds:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overheads, "_ROUNDS", 5)
         slowed(patch, "all_gather")
-        return time_edges(rank, world_size, WallTimer())[0]
+        return _time_edges(rank, world_size, WallTimer())[0]
 
 
 @pytest.mark.distributed

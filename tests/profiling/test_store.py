@@ -165,7 +165,7 @@ def test_what_was_unused_for_longest_is_removed(path, monkeypatch):
     clock = [1e9]
     monkeypatch.setattr("tensoropt.profiling.store.time.time", lambda: clock[0])
     large = {"array": np.random.default_rng(0).random(10**4)}
-    monkeypatch.setattr("tensoropt.profiling.store.MOST_CACHED_BYTES", 250_000)
+    monkeypatch.setattr("tensoropt.profiling.store._MOST_CACHED_BYTES", 250_000)
     with ProfileStore(path) as store:
         for name in "abcd":
             store.put(name, large, "tables" if name == "c" else "frontiers")
@@ -407,6 +407,6 @@ def test_a_value_that_is_no_data_or_too_large_is_refused_in_words(path, monkeypa
     with ProfileStore(path) as store:
         with pytest.raises(MeasurementError, match="is not an array"):
             store.put("a", {"a": object()}, "tables")
-        monkeypatch.setattr("tensoropt.profiling.store.MOST_VALUE_BYTES", 10)
+        monkeypatch.setattr("tensoropt.profiling.store._MOST_VALUE_BYTES", 10)
         with pytest.raises(MeasurementError, match="more than is cached of one value"):
             store.put("a", {"a": np.arange(100.0)}, "tables")

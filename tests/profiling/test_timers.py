@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import timers, workload_timing
-from tensoropt.profiling.timers import GPU_CACHE_BYTES, EventTimer, WallTimer, end_if_lost
+from tensoropt.profiling.timers import _GPU_CACHE_BYTES, EventTimer, WallTimer, end_if_lost
 from tensoropt.profiling.workload import TensorSpec, Workload, makes_tensors
 from tensoropt.profiling.workload_timing import MIN_REPEATS, joined, time_workload
 
@@ -181,7 +181,7 @@ def test_the_lead_is_bounded():
     timer = EventTimer("cpu", cuda)
     for _ in range(40):
         timers.timed(timer, lambda: cuda.issue("work"))
-    assert timer._lead_s == timers.MOST_LEAD_S
+    assert timer._lead_s == timers._MOST_LEAD_S
 
 
 def test_forward_and_backward_are_cold():
@@ -207,7 +207,7 @@ def test_the_record_counts_cold():
     assert record["spread"] == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("l2", "expected"), [(4096, 4096), (0, GPU_CACHE_BYTES), (None, GPU_CACHE_BYTES)])
+@pytest.mark.parametrize(("l2", "expected"), [(4096, 4096), (0, _GPU_CACHE_BYTES), (None, _GPU_CACHE_BYTES)])
 def test_size_of_the_cache(l2, expected):
     assert EventTimer("cpu", FakeCuda(l2)).cache_bytes == expected
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.files import DOCUMENT_BYTES
-from tensoropt.question.constraints import constraints_of, load_constraints
+from tensoropt.question.constraints import _load_constraints, constraints_of
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.constraints import ConstraintError
 
@@ -19,8 +19,8 @@ DATA = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}], "together": [["a
 def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(YAML)
     (tmp_path / "c.json").write_text(json.dumps(DATA))
-    found = load_constraints(tmp_path / "c.yaml")
-    assert found == load_constraints(tmp_path / "c.json") == constraints_of(DATA)
+    found = _load_constraints(tmp_path / "c.yaml")
+    assert found == _load_constraints(tmp_path / "c.json") == constraints_of(DATA)
     assert constraints_of(found) is found
     assert constraints_of(None) is None
 
@@ -49,12 +49,12 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, says: str) -
     file = tmp_path / "c.yaml"
     file.write_bytes(content)
     with pytest.raises(ConstraintError, match=says) as caught:
-        load_constraints(file)
+        _load_constraints(file)
     assert "c.yaml" in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError, match="does not exist"):
-        load_constraints(tmp_path / "none.yaml")
+        _load_constraints(tmp_path / "none.yaml")
     with pytest.raises(ConstraintError, match="cannot be read"):
-        load_constraints(tmp_path)
+        _load_constraints(tmp_path)

@@ -195,7 +195,7 @@ def cross(rank: int, world_size: int) -> None:
 
 def test_ranks_that_all_wait_are_given_up_before_the_time_out(pool, monkeypatch):
     pool.run(echo)
-    monkeypatch.setattr(pool_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(pool_module, "_IDLE_S", 0.5)
     monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
     monkeypatch.setattr(pool_module, "_IDLE_SHARE", 0.1)
     told = r"did nothing for \d+ s: .*rank 0 is in all_reduce, called from .*; rank 1 is in recv, called from"
@@ -216,7 +216,7 @@ def busy(rank: int, world_size: int, seconds: float) -> int:
 @pytest.mark.slow
 def test_ranks_that_wait_for_one_that_works_are_not(pool, monkeypatch):
     pool.run(echo)
-    monkeypatch.setattr(pool_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(pool_module, "_IDLE_S", 0.5)
     monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
     assert pool.run(busy, 0.8) == [0, 1]
 

@@ -10,7 +10,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.report.detail import detail
-from tensoropt.report.owners import PointOwners, point_owners, until_words
+from tensoropt.report.owners import PointOwners, _until_words, point_owners
 from tensoropt.units import format_bytes, format_seconds
 
 SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
@@ -98,5 +98,5 @@ def test_lines_for_a_terminal_list_the_largest_and_sum_the_rest(of_shipped):
     assert len(lines) == 6
     assert lines[2].split()[:4] == ["785", "MiB", "transient", "cross_entropy_loss"]
     assert f"{len(at.rows) - 3} more" in lines[-1]
-    assert until_words(at.rows[2]) == "stays"
+    assert _until_words(at.rows[2]) == "stays"
     assert at.to_dict()["total_bytes"] == at.at.total

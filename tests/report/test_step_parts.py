@@ -10,20 +10,20 @@ import pytest
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
 from tensoropt.report.detail import detail, recorded_of
-from tensoropt.report.explain import parts_table
+from tensoropt.report.explain import _parts_table
 from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import (
     COMPUTING,
     Computed,
     Part,
-    kind_of,
-    shown_parts,
-    summed,
+    _kind_of,
+    _shown_parts,
+    _summed,
 )
 
 
 def counted(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
-    return [(title, len(rows), seconds) for title, rows, seconds in summed(computed)]
+    return [(title, len(rows), seconds) for title, rows, seconds in _summed(computed)]
 
 
 def some(found: Exploration) -> list[int]:
@@ -43,7 +43,7 @@ def some(found: Exploration) -> list[int]:
     ],
 )
 def test_an_operator_is_called_as_people_call_it(target: str, kind: str) -> None:
-    assert kind_of(target) == kind
+    assert _kind_of(target) == kind
 
 
 def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
@@ -103,11 +103,11 @@ def test_a_sequence_is_called_by_its_own_name() -> None:
 def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up() -> None:
     parts = tuple(Part(COMPUTING, f"operator {i}", 2.0**-i, 2.0**-i / 2, 1) for i in range(14))
     parts += (Part(COMPUTING, OPTIMIZER_TITLE, 2.0**-13, 2.0**-14),)
-    shown = shown_parts(parts)
+    shown = _shown_parts(parts)
     assert sum(part.share for part in shown) == pytest.approx(1.0)
     assert sum(part.count for part in shown) == 14
     assert [part.title for part in shown[-2:]] == [OPTIMIZER_TITLE, "other operators (8)"]
-    assert "other operators (8)" in parts_table(parts)
+    assert "other operators (8)" in _parts_table(parts)
 
 
 LINEAR = ("aten.addmm", "aten.linea")

@@ -14,7 +14,7 @@ from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import ALIKE
+from tensoropt.plan.plan_names import _ALIKE
 from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -100,7 +100,7 @@ def like_published_jobs(**changes: Any) -> Exploration:
         recorded=SimpleNamespace(graph=SimpleNamespace(inputs=(), operators=operators)),
     )
     found = replace(found, **changes)
-    found.__dict__["weights"] = ALIKE  # its operators are of no tensors
+    found.__dict__["weights"] = _ALIKE  # its operators are of no tensors
     return found
 
 

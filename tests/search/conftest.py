@@ -10,6 +10,6 @@ import tensoropt.search.shared as shared
 @pytest.fixture(autouse=True)
 def few_sums(monkeypatch) -> int:
     """What a pass without bounds may cost in real use; 0 while a test runs."""
-    real = shared.FEW_SUMS
-    monkeypatch.setattr(shared, "FEW_SUMS", 0)
+    real = shared._FEW_SUMS
+    monkeypatch.setattr(shared, "_FEW_SUMS", 0)
     return real

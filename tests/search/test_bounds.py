@@ -10,9 +10,9 @@ import pytest
 
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
-from tensoropt.search.engine import Corners, corners_of, envelope, reachable
+from tensoropt.search.engine import Corners, _envelope, corners_of, reachable
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import Hull, HullSearch, flatten, power_of_two
+from tensoropt.search.hull import Hull, HullSearch, _power_of_two, flatten
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
@@ -119,7 +119,7 @@ def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
 def test_of_lines_with_equal_weights_the_highest_counts(values):
     weight_m, weight_t = np.array([1.0, *[0.5] * 3, 0.0]), np.array([0.0, *[0.5] * 3, 1.0])
     slope, level, start = (np.full(5, np.nan) for _ in range(3))
-    size = envelope(np.array([1.0, *values, 2.0]), weight_m, weight_t, slope, level, start)
+    size = _envelope(np.array([1.0, *values, 2.0]), weight_m, weight_t, slope, level, start)
     assert size == 2
     assert slope[:2].tolist() == [1.0, 0.0]
     assert level[:2] == pytest.approx([10.0, 2.0])
@@ -144,7 +144,7 @@ def test_gaps_are_how_much_faster_another_strategy_could_be():
     ("value", "power"), [(0.0, 1.0), (3.0, 4.0), (4.0, 8.0), (0.3, 0.5), (1e-9, 2.0**-29), (5e10, 2.0**36)]
 )
 def test_scales_are_powers_of_two(value, power):
-    assert power_of_two(value) == power
+    assert _power_of_two(value) == power
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -53,7 +53,7 @@ def test_every_method_matches_exhaustive_search(method, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_small_graphs_are_searched_without_bounds(monkeypatch, few_sums, shape):
-    monkeypatch.setattr(shared, "FEW_SUMS", few_sums)
+    monkeypatch.setattr(shared, "_FEW_SUMS", few_sums)
     monkeypatch.setattr(within, "HullSearch", None)  # not called
     for seed in seeds_of(20, 30):
         found = check(Case(seed, shape))

@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.engine import BREAKPOINTS, Messages, ProgramRunner, corners_of
+from tensoropt.search.engine import _BREAKPOINTS, Messages, ProgramRunner, corners_of
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
@@ -100,7 +100,7 @@ def test_limits_take_nothing_away_whatever_they_come_from(solved):
     memory, time = (np.array(axis, float) for axis in zip(*truth, strict=True))
     for known in (None, Frontier(memory, time, np.zeros((len(truth), 2), np.int64))):
         root, longest = pruned_by(graph, known)
-        assert PLAIN or longest > BREAKPOINTS
+        assert PLAIN or longest > _BREAKPOINTS
         assert same(root, truth)
 
 

@@ -71,7 +71,7 @@ def test_trimmed_frontiers_are_achievable_and_certified(shape):
 @pytest.mark.parametrize("largest", [1, 4])
 def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest):
     monkeypatch.setattr(order.greedy_order, "__defaults__", (largest,))
-    monkeypatch.setattr(paper, "ASSIGNMENTS", 2)
+    monkeypatch.setattr(paper, "_ASSIGNMENTS", 2)
     for seed in seeds_of(200, 212):
         found = check(Case(seed, shape))
         if found is not None and not found.exact:
@@ -83,7 +83,7 @@ def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest)
 def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(monkeypatch, method, unit):
     """Whatever is tried, the copies of fixed operators may not promise what no strategy can have."""
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
     inexact = 0
 
     def whole(costs):
@@ -113,7 +113,7 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
 
 def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
     for seed in seeds_of(0, 15):
         rng = np.random.default_rng(seed)
         graph, nodes, edges = CostGraph(), {}, []
@@ -138,7 +138,7 @@ def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
 
 def test_an_impossible_graph_is_refused_though_operators_are_fixed(monkeypatch):
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
     graph = CostGraph()
     for v in range(4):
         graph.add_operator(v, np.ones((3, 2)))
@@ -153,7 +153,7 @@ def test_an_impossible_graph_is_refused_though_operators_are_fixed(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"epsilon": 0.01}, {"max_points": 9}, {"method": "ldp"}])
 def test_the_bytes_do_not_depend_on_threads_or_on_the_run(monkeypatch, settings):
-    monkeypatch.setattr("tensoropt.search.engine.INLINE_WORK", 0)
+    monkeypatch.setattr("tensoropt.search.engine._INLINE_WORK", 0)
     graph = chain(12, 5)
     runs = [track_frontier(graph, threads=n, **settings) for n in (1, 2, 5, 2)]
     for run in runs[1:]:
@@ -225,7 +225,7 @@ def test_an_unpruned_search_stops_before_it_outgrows_memory(monkeypatch):
 def test_a_table_that_would_not_fit_is_announced_before_it_is_made(monkeypatch):
     ring = chain(4, 6)
     ring.add_edge(0, 3, np.random.default_rng(1).random((6, 6, 2)))
-    monkeypatch.setattr("tensoropt.search.program.WORTH_CHECKING", 30)
+    monkeypatch.setattr("tensoropt.search.program._WORTH_CHECKING", 30)
     monkeypatch.setattr("tensoropt.search.program.memory_allowance", lambda: 1_000)
     with pytest.raises(TableTooLargeError, match=r"over 2 operators \(.*36 entries.*half of the free"):
         track_frontier(ring, method="elimination")

@@ -122,8 +122,8 @@ def test_wild_costs_lose_no_point(method):
 
 def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
     """Small graphs are searched without bounds unless they are told to count as large."""
-    monkeypatch.setattr(shared, "FEW_SUMS", 0)
-    monkeypatch.setattr(within, "WORTH_NARROWING", 1.0 - 1e-9)
+    monkeypatch.setattr(shared, "_FEW_SUMS", 0)
+    monkeypatch.setattr(within, "_WORTH_NARROWING", 1.0 - 1e-9)
     for seed in seeds_of(1000, 1050):
         check(seed)
 

@@ -7,7 +7,7 @@ import pytest
 
 import tensoropt.search.within as within
 from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
-from tensoropt.search.track import enough_within
+from tensoropt.search.track import _enough_within
 from tests.search.graphs import SHAPES, Case, seeds_of
 from tests.search.test_result import chain
 
@@ -43,21 +43,21 @@ def test_nothing_is_missing_by_more_than_the_gap(shape, epsilon):
         holds(exact, track_frontier(case.graph, epsilon=epsilon), epsilon)
 
 
-@pytest.mark.parametrize("name", ["FEW_PAIRS", "SUMS"])
+@pytest.mark.parametrize("name", ["_FEW_PAIRS", "_SUMS"])
 def test_less_work_is_said_and_bounds_still_hold(monkeypatch, name):
     monkeypatch.setattr(within, name, 40)
     graph = chain(30, 6)
     exact, loose = track_frontier(graph), track_frontier(graph, epsilon=1e-4)
     holds(exact, loose, 1e-4)
-    if name == "SUMS":
-        assert loose.notes == (within.UNPROVEN,)
+    if name == "_SUMS":
+        assert loose.notes == (within._UNPROVEN,)
         assert loose.worst_gap > 1e-4
 
 
 def test_of_a_graph_that_is_too_large_there_is_an_outline(monkeypatch):
     graph = chain(30, 6)
     exact = track_frontier(graph)
-    monkeypatch.setattr(within, "LARGE_WORK", 10)
+    monkeypatch.setattr(within, "_LARGE_WORK", 10)
     loose = track_frontier(graph, epsilon=1e-3)
     assert loose.notes == outline_frontier(graph).notes == (within.TOO_LARGE,)
     holds(exact, loose, 1e-3)
@@ -72,7 +72,7 @@ def test_classes_that_join_to_no_strategy_prove_the_gap(monkeypatch):
         first.append(self.program)
         return real(self, lines) if self.program is first[0] else None
 
-    monkeypatch.setattr(within, "WORTH_NARROWING", 1.0)
+    monkeypatch.setattr(within, "_WORTH_NARROWING", 1.0)
     monkeypatch.setattr(within.HullSearch, "find_hull", impossible_once_narrowed)
     found = track_frontier(graph, epsilon=0.001)
     assert first[-1] is not first[0]
@@ -123,7 +123,7 @@ def test_enough_within_keeps_the_ends_and_every_gap():
         memory = np.cumsum(rng.random(200)) + 1.0
         time = np.cumsum(rng.random(200))[::-1] + 1.0
         bound = Staircase(memory, time * 0.995)
-        kept = enough_within(memory, time, bound.bounds, epsilon)
+        kept = _enough_within(memory, time, bound.bounds, epsilon)
         assert kept[0] == 0
         assert kept[-1] == len(memory) - 1
         assert len(kept) < len(memory)

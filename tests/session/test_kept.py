@@ -8,7 +8,7 @@ import pytest
 from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import InfeasibleError
-from tensoropt.profiling.store import CACHED
+from tensoropt.profiling.store import _CACHED
 from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 
@@ -43,7 +43,7 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
 
 def test_nothing_is_kept_unasked(model, empty_store):
     explore(*model, store=empty_store, **{**ASKED, "keep": False})
-    assert [empty_store.cached(kind, "") for kind in CACHED] == [[]] * len(CACHED)
+    assert [empty_store.cached(kind, "") for kind in _CACHED] == [[]] * len(_CACHED)
 
 
 def test_another_question_is_searched(model, kept_store, searches):

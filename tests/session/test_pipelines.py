@@ -19,11 +19,11 @@ from tensoropt.evaluation import evaluate
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.composer import Composer
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.evaluate import _evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
 from tensoropt.plan.point import Point
-from tensoropt.planners.quick import PIPELINED
+from tensoropt.planners.quick import _PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
@@ -85,7 +85,7 @@ def test_without_being_asked_none_is_looked_for(
     monkeypatch.setattr("tensoropt.api.with_quick_plans", with_quick_plans)
     found = explored(store)
     # Of a small model published pipelines come in, which are no search.
-    assert {point.planner for _, point in pipelined(found)} <= {*PIPELINED}
+    assert {point.planner for _, point in pipelined(found)} <= {*_PIPELINED}
     assert not any(note.startswith("pipelines:") for note in found.report["notes"])
 
 
@@ -135,7 +135,7 @@ def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore
         costs.facts.find(work for of_stage in works for work in of_stage.values())
         facts = [{name: costs.facts.of(work) for name, work in of.items()} for of in works]
         mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
-        found = evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
         assert point.time_s == pytest.approx(found.time_s, rel=1e-9)
 
@@ -199,7 +199,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
 
     monkeypatch.setattr(pipelines._Finder, "_of_mesh", seen)
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipelines, "MOST_PLACES", 2)
+    monkeypatch.setattr(pipelines, "_MOST_PLACES", 2)
     (tmp_path / "nodes.yaml").write_text(
         "devices: [{kind: H100-80GB, count: 2}]\nnodes: 4\n"
         "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
@@ -221,7 +221,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 ) -> None:
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipeline_cuts, "MOST_STAGES", 3)
+    monkeypatch.setattr(pipeline_cuts, "_MOST_STAGES", 3)
     evaluate, simulated = Composer._evaluated, set()
 
     def seen(composer: Composer, *of: Any) -> Any:
@@ -277,7 +277,7 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
     store: ProfileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counts: Any, looks: bool
 ) -> None:
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipelines, "MULTIPLES", (2,))
+    monkeypatch.setattr(pipelines, "_MULTIPLES", (2,))
     (tmp_path / "nodes.yaml").write_text(
         "devices: [{kind: H100-80GB, count: 2}]\nnodes: 2\n"
         "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"

@@ -22,20 +22,20 @@ from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
-    CUTTING,
-    FEW_GROUPS,
-    FEW_PLACED,
-    FEW_SHARDED,
+    _CUTTING,
+    _FEW_GROUPS,
+    _FEW_PLACED,
+    _FEW_SHARDED,
+    _MORE_GROUPS,
+    _MORE_SHARDED,
+    _MOST_PIECES,
+    _PARALLEL,
+    _PIPELINED,
+    _PLACED,
+    _SECONDS,
     HEURISTICS,
-    MORE_GROUPS,
-    MORE_SHARDED,
     MOST_OPERATORS,
     MOST_PAIRS,
-    MOST_PIECES,
-    PARALLEL,
-    PIPELINED,
-    PLACED,
-    SECONDS,
     SHARDED,
     placed_refusal,
     quick_planners,
@@ -53,11 +53,11 @@ from tests.session.captured_once import CapturedOnce
 from tests.situations import branching
 
 QUICK = [entry.name for entry in quick_planners(1, 2)]
-ALL_PLACED = (*PLACED, *FEW_PLACED, *CUTTING)
+ALL_PLACED = (*_PLACED, *_FEW_PLACED, *_CUTTING)
 SLOW = ("flexflow", "post", "pesto", "pesto_extended", "netsplit", "netsplit_shared")
 """Planners that take more than a few seconds for a model of the zoo at laptop size."""
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
-EFFORT = [f"{name}.seconds={seconds}" for name, seconds in SECONDS.items()]
+EFFORT = [f"{name}.seconds={seconds}" for name, seconds in _SECONDS.items()]
 ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]
 BRANCHING = [name for name in vars(branching) if name.startswith("build")]
 CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
@@ -336,7 +336,7 @@ def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) 
 
 def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
     model, args = branches("meta")
-    asked = {"store": store, "measure": "never", "planners": ["zero", "m_etf", *PIPELINED]}
+    asked = {"store": store, "measure": "never", "planners": ["zero", "m_etf", *_PIPELINED]}
     exploration = compare(model, args, cluster="dgx-a100[2]", micro_batches=(2,), **asked)
     counts: dict[bool, set[int]] = {True: set(), False: set()}
     for point in exploration.all_points:
@@ -357,10 +357,10 @@ def test_of_many_operators_fewer_planners_are_quick() -> None:
     def names(operators: int) -> list[str]:
         return [entry.name for entry in quick_planners(operators, 2)]
 
-    assert set(names(FEW_GROUPS)) == {*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *ALL_PLACED, *PIPELINED}
-    assert names(MORE_GROUPS) == [*SHARDED, *MORE_SHARDED, *PLACED, *CUTTING]
-    assert names(MOST_PIECES) == [*SHARDED, *PLACED]
-    assert not set(CUTTING) & {entry.name for entry in quick_planners(FEW_GROUPS, MOST_PIECES)}
+    assert set(names(_FEW_GROUPS)) == {*SHARDED, *_MORE_SHARDED, *_FEW_SHARDED, *ALL_PLACED, *_PIPELINED}
+    assert names(_MORE_GROUPS) == [*SHARDED, *_MORE_SHARDED, *_PLACED, *_CUTTING]
+    assert names(_MOST_PIECES) == [*SHARDED, *_PLACED]
+    assert not set(_CUTTING) & {entry.name for entry in quick_planners(_FEW_GROUPS, _MOST_PIECES)}
 
 
 @pytest.mark.slow
@@ -394,12 +394,12 @@ def test_placing_planners_stop_when_their_seconds_are_over(
     monkeypatch.setattr(quick_plans, "LEAST_S", 0.0)
     monkeypatch.setattr(quick_plans, "SHARE", 1e-9)
     exploration = explored(store)
-    tried, first = exploration.report["tried"], PLACED[0]
+    tried, first = exploration.report["tried"], _PLACED[0]
     assert tried[first]["points"] or tried[first]["refusal"]
-    for name in (*PLACED[1:], *CUTTING):
+    for name in (*_PLACED[1:], *_CUTTING):
         assert tried[name]["refusal"] == "others had taken the seconds of placing planners"
     (note,) = [n for n in exploration.report["notes"] if n.startswith("placing planners may take")]
-    assert all(name in note for name in PLACED)
+    assert all(name in note for name in _PLACED)
     always = explored(store, placements="always")
     assert not any("others had taken" in row["refusal"] for row in always.report["tried"].values())
 
@@ -418,7 +418,7 @@ def test_on_equal_gpus_models_without_branches_are_not_placed(store: ProfileStor
     )
     for cluster, placements in (("cpu:2", "auto"), (str(mixed), "auto"), ("dgx-a100[2]", "always")):
         tried = explore(model, inputs, cluster=cluster, placements=placements, **asked).report["tried"]
-        assert set(PLACED) <= set(tried)
+        assert set(_PLACED) <= set(tried)
 
 
 def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
@@ -428,13 +428,13 @@ def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
     assert "more than is placed quickly" in placed_refusal("auto", MOST_OPERATORS + 1, 2)
     assert "more than is placed quickly" in placed_refusal("auto", 100, MOST_PAIRS)
     assert placed_refusal("always", MOST_OPERATORS + 1, MOST_PAIRS, 1.0) == ""
-    assert placed_refusal("auto", MOST_OPERATORS, 2, PARALLEL) == ""
-    assert "gain from branches" in placed_refusal("auto", MOST_OPERATORS, 2, 0.99 * PARALLEL)
+    assert placed_refusal("auto", MOST_OPERATORS, 2, _PARALLEL) == ""
+    assert "gain from branches" in placed_refusal("auto", MOST_OPERATORS, 2, 0.99 * _PARALLEL)
 
 
 def test_inference(store: ProfileStore) -> None:
     exploration = explored(store, mode="inference", micro_batches="auto")
-    assert set(exploration.report["tried"]) == {*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *ALL_PLACED}
+    assert set(exploration.report["tried"]) == {*SHARDED, *_MORE_SHARDED, *_FEW_SHARDED, *ALL_PLACED}
     assert all(p.memory[1] == p.memory[2] == 0 for p in exploration.points)
 
 
@@ -444,7 +444,7 @@ def test_devices_of_several_kinds(store: ProfileStore, tmp_path: Path) -> None:
         "devices: [{kind: A100-80GB, count: 1}, {kind: H100-80GB, count: 1}]\nlinks: {intra_node: NVLink3}\n"
     )
     exploration = explored(store, str(cluster))
-    assert set(PLACED) <= set(exploration.report["tried"])
+    assert set(_PLACED) <= set(exploration.report["tried"])
     assert not beating(exploration.points, exploration.points)
 
 
@@ -477,7 +477,7 @@ def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> Non
     found = _evaluated(session, searched, info)
     tried = found.report["tried"]
     asked = requested_planners(ALL_BUT_SLOW, EFFORT)
-    if not set(PLACED) & set(tried):
+    if not set(_PLACED) & set(tried):
         asked = tuple(entry for entry in asked if entry.kind != "placed")
     beside = with_planners(session, searched, found, asked, (None,))
     assert beside.others

@@ -17,7 +17,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare
 from tensoropt.question.settings import Settings
 from tensoropt.session import refining
-from tensoropt.session.refining import COMBINED, apart, best_counts, combining, is_wide, refine
+from tensoropt.session.refining import _COMBINED, _is_wide, apart, best_counts, combining, refine
 from tensoropt.session.session import Session
 from tensoropt.session.spaces import SpaceSearch
 
@@ -30,10 +30,10 @@ def graph_of(*strategies: int) -> SimpleNamespace:
 
 
 def test_a_mesh_is_wide_where_a_group_has_many_ways_to_split_on_three_axes():
-    assert is_wide(WIDE, graph_of(2, 8))
-    assert not is_wide(WIDE, graph_of(2, 3))
-    assert not is_wide(FLAT, graph_of(8))
-    assert not is_wide(WIDE, graph_of())
+    assert _is_wide(WIDE, graph_of(2, 8))
+    assert not _is_wide(WIDE, graph_of(2, 3))
+    assert not _is_wide(FLAT, graph_of(8))
+    assert not _is_wide(WIDE, graph_of())
 
 
 def test_wide_spaces_come_apart_from_the_others():
@@ -85,7 +85,7 @@ def test_a_group_combines_what_the_best_use_most_and_what_they_could_not_use():
     found = combining(kept, known, 2)
     assert found.kept == kept.kept
     assert found.combined == {"g": (2, 4, 5, 7)}  # the three used most, and 7, which the other mesh forbids
-    assert COMBINED == 3
+    assert _COMBINED == 3
 
 
 def test_of_equals_the_first_is_combined():
@@ -175,7 +175,7 @@ def gpt_problem():
 )
 def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name, epsilon):
     if name == "mlp":  # of which no group has many ways to split
-        monkeypatch.setattr(refining, "MOST_COMBINATIONS", 1)
+        monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)
     model = ModelSpec(f"zoo:{name}", 0).build()
     asked = {"micro_batches": [1], "measure": "never", "recompute": "never", "store": store}
     asked |= {"placements": "never", "pipelines": "never"}
@@ -193,7 +193,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
             raise InfeasibleError("not searched: mesh 8: nothing runs")
         search(self)
 
-    monkeypatch.setattr(refining, "MOST_COMBINATIONS", 1)
+    monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)
     monkeypatch.setattr(SpaceSearch, "search", only_wide)
     # What the search alone finds: published planners' plans of other meshes come in beside it.
     monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
@@ -202,6 +202,6 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
     assert {space.mesh.shape for space in found.spaces} == {(2, 2, 2)}
     assert "not searched: mesh 8: nothing runs" in found.report["notes"]
     assert not [note for note in found.report["notes"] if "groups combine" in note]
-    monkeypatch.setattr(refining, "MOST_COMBINATIONS", 10**6)
+    monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 10**6)
     with pytest.raises(InfeasibleError, match="mesh 8"):
         explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)

@@ -16,7 +16,7 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.errors import InfeasibleError, UnsupportedError
 from tensoropt.ops.families.routed_experts import EXPERTS
-from tensoropt.session.run_report import expected_rows, failures_named, implausible
+from tensoropt.session.run_report import _expected_rows, failures_named, implausible
 
 
 class Net(nn.Module):
@@ -78,6 +78,6 @@ def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
 )
 def test_no_rank_computes_more_than_all_rows_of_experts(imbalance: float, share: str) -> None:
     layer = SimpleNamespace(target=EXPERTS)
-    (note,) = expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)
+    (note,) = _expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)
     assert f"the busiest rank is expected to compute {share}" in note
-    assert not list(expected_rows(SimpleNamespace(operators=[], expert_imbalance=imbalance), 4))
+    assert not list(_expected_rows(SimpleNamespace(operators=[], expert_imbalance=imbalance), 4))

@@ -14,7 +14,7 @@ import random
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,9 @@ Key = tuple[str, str, int]
 
 def keys_of(info: Any) -> Iterator[tuple[torch.dtype, int]]:
     """The precisions in which an operator has samples, and how many are taken of each."""
-    if torch.float32 in info.dtypes or not info.dtypes:
-        yield torch.float32, MOST_SAMPLES
-    elif info.dtypes:
-        yield max(info.dtypes, key=lambda d: (d == torch.int64, str(d))), MOST_SAMPLES
+    usual = torch.float32 in info.dtypes or not info.dtypes
+    others = max(info.dtypes, key=lambda dtype: (dtype == torch.int64, str(dtype)), default=None)
+    yield torch.float32 if usual else others, MOST_SAMPLES
     if torch.bfloat16 in info.dtypes:
         yield torch.bfloat16, MOST_NARROW
 
@@ -126,14 +125,14 @@ def sweep(names: str) -> None:
 
 def core_operators() -> set[str]:
     """The overloads that PyTorch calls core: what any exported program can be brought down to."""
-    names = (
-        name.split("::")[1].split(".")
+    packets = {
+        name.split("::")[1].split(".")[0]
         for name in torch._C._dispatch_get_all_op_names()
         if name[:6] == "aten::"
-    )
-    overloads = [(base, (*rest, "default")[0]) for base, *rest in names]
-    found = ((f"aten.{b}.{o}", getattr(getattr(torch.ops.aten, b), o, None)) for b, o in overloads)
-    return {name for name, op in found if op is not None and torch.Tag.core in op.tags}
+    }
+    found = (getattr(torch.ops.aten, name) for name in packets)
+    overloads = (getattr(packet, name) for packet in found for name in packet.overloads())
+    return {str(op) for op in overloads if torch.Tag.core in op.tags}
 
 
 def kind_of(message: str) -> str:
@@ -148,118 +147,93 @@ def kind_of(message: str) -> str:
 
 def table() -> str:
     """The sweep in Markdown."""
-    records = known_records()
-    every = list(records.values())
-    of = defaultdict(Counter)
-    missing, refused = defaultdict(set), defaultdict(list)
+    records, loops, kept = known_records(), Counter(), defaultdict(set)
+    missing, refused, left_out = dict[str, str](), defaultdict(list), defaultdict(list)
     for key, record in records.items():
-        for target, (calls, loops) in record["targets"].items():
-            of[target].update(calls=calls, loops=loops, split=loops > 0)
-        for target, reason in record["missing"].items():
-            missing[target].add(reason)
+        loops.update({target: found for target, (_, found) in record["targets"].items()})
+        for target, why in record["missing"].items():
+            if not why.startswith("discovery splits"):
+                kept[target].add(kind_of(why))
+            elif target not in missing:
+                missing[target] = LEFT_OUT.get(target, f"not looked at yet: {why}")
         if record["refused"]:
             refused[kind_of(record["refused"])].append(key[0])
-    whole = {target for target, counts in of.items() if not counts["loops"]}
-    ruled = {target for target in of if spec_of(target).rule is not None}
-    reasons = defaultdict(list)
+    whole = {target for target, found in loops.items() if not found}
+    ruled = {target for target in loops if spec_of(target).rule is not None}
     for target in sorted(whole):
-        said = {kind_of(r) for r in missing[target] if not r.startswith("discovery splits")}
-        reasons["; ".join(sorted(said)) or "has a rule that offers none"].append(target)
-    left_out = {
-        target: next(r for r in why if r.startswith("discovery splits"))
-        for target, why in sorted(missing.items())
-        if any(r.startswith("discovery splits") for r in why) and target not in LEFT_OUT
-    }
-    incorrect = [line for record in every for line in record["incorrect"]]
-    unrun = sorted({call.split("(")[0] for record in every for call in record.get("unrun", ())})
-    found = len(of) - len(ruled) - len(whole - ruled)
+        left_out["; ".join(sorted(kept[target])) or "has a rule that offers none"].append(target)
+    incorrect = sum(len(record["incorrect"]) for record in records.values())
+    unrun = {call.split("(")[0] for record in records.values() for call in record.get("unrun", ())}
     lines = [
         f"{len(records)} samples of {len({key[0] for key in records})} of PyTorch's operators became "
-        f"{len(of)} overloads: {len(ruled)} have a rule, {found} are split by discovery, {len(whole)} are "
-        f"offered no split in any sample. Incorrect: {len(incorrect)}.",
+        f"{len(loops)} overloads: {len(ruled)} have a rule, {len(loops.keys() - ruled - whole)} are split by "
+        f"discovery, {len(whole)} are offered no split in any sample. Incorrect: {incorrect}.",
         "",
         f"Memory is not compared in calls that do not run on random operands, some of: {names(unrun, 100)}.",
         "",
         "| offered no split | operators |",
         "|---|---|",
-        *(f"| {why} | {names(found)} |" for why, found in sorted(reasons.items())),
+        *(f"| {why} | {names(of)} |" for why, of in sorted(left_out.items())),
         "",
         "| missing: a split that discovery finds and the rule does not offer | operators |",
         "|---|---|",
-        *(f"| {why} | {names(found)} |" for why, found in grouped(LEFT_OUT, missing)),
-        *(f"| not looked at yet: {why} | {names([target])} |" for target, why in left_out.items()),
+        *(f"| {why} | {names([target])} |" for target, why in sorted(missing.items())),
         "",
         "| refused | samples | of |",
         "|---|---|---|",
         *(
-            f"| {why} | {len(found)} | {names(sorted(set(found)))} |"
-            for why, found in sorted(refused.items(), key=lambda item: -len(item[1]))
+            f"| {why} | {len(of)} | {names(set(of))} |"
+            for why, of in sorted(refused.items(), key=lambda item: -len(item[1]))
         ),
         "",
         *(f"Left out: `{name}`, {why}." for name, why in SKIPPED.items()),
         "",
-        f"No sample contains these core operators: {names(sorted(core_operators() - set(of)), 1000)}.",
+        f"No sample contains these core operators: {names(core_operators() - loops.keys(), 1000)}.",
     ]
     return "\n".join(lines)
 
 
-def grouped(reasons: Mapping[str, str], missing: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The operators of each reason, of those for which discovery found a split."""
-    found = defaultdict(list)
-    for target, why in reasons.items():
-        if any(r.startswith("discovery splits") for r in missing[target]):
-            found[why].append(target)
-    return sorted(found.items())
+def names(targets: Iterable[str], most: int = 12) -> str:
+    shown = [f"`{t.removeprefix('aten.').removesuffix('.default')}`" for t in sorted(targets)]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
-def names(targets: Sequence[str], most: int = 12) -> str:
-    shown = [f"`{t.removeprefix('aten.').removesuffix('.default')}`" for t in targets[:most]]
-    return ", ".join(shown) + (f" and {len(targets) - most} more" if len(targets) > most else "")
-
-
-def is_quick(name: str, dtype: str, _: int) -> bool:
-    return dtype != "bfloat16" and name not in NOT_QUICK
-
-
-def chosen(most: int) -> list[Key]:
+def chosen() -> list[Key]:
     """Samples that have most rules and operators between them, split in most ways, for their calls."""
-    left = {key: record["targets"] for key, record in known_records().items() if is_quick(*key)}
-    specs = {target: spec_of(target) for found in left.values() for target in found}
-    families = {t: (spec.rule, spec.localiser) for t, spec in specs.items() if spec.rule is not None}
-    worth = {target: 22 if target in families else 1 for target in specs}
+    records = known_records().items()
+    left = {key: one["targets"] for key, one in records if key[1] != "bfloat16" and key[0] not in NOT_QUICK}
+    rules = {t: spec_of(t).rule for found in left.values() for t in found}
+    alike = Counter(rules.values())
+    worth = {t: 1 if rule is None else 7 + 20 / alike[rule] for t, rule in rules.items()}
     taken = list[Key]()
-    while len(taken) < most:
+    for _ in range(QUICK):
         gain = {
-            key: sum(worth.get(t, 0) * (1 + min(loops / calls, 3)) for t, (calls, loops) in found.items())
+            key: sum(worth[t] * (1 + min(loops / calls, 3)) for t, (calls, loops) in found.items())
             / (4 + sum(calls for calls, _ in found.values()))
             for key, found in left.items()
         }
         taken.append(max(left, key=lambda key: (gain[key], key)))
-        for target in left.pop(taken[-1]):
-            worth.pop(target, None)
-            worth |= {t: 7 for t in worth if t in families and families[t] == families.get(target)}
+        worth |= dict.fromkeys(left.pop(taken[-1]), 0)
     return sorted(taken)
-
-
-def write() -> None:
-    """Put the table between its marks in the README, and write down which samples `make test` has."""
-    text = README.read_text()
-    before, rest = text.split(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
-    CHOSEN.write_text(json.dumps(chosen(QUICK)).replace("], ", "],\n") + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", default=".*", help="run only operators whose names match")
     parser.add_argument("--again", help="forget what was found where a line matches, and run it again")
-    parser.add_argument("--write", action="store_true", help="write the table into the README")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the table into the README, and which samples `make test` has",
+    )
     arguments = parser.parse_args()
     if arguments.again:
         lines = STATE.read_text().splitlines(keepends=True)
         STATE.write_text("".join(line for line in lines if not re.search(arguments.again, line)))
     if arguments.write:
-        write()
+        before, rest = README.read_text().split(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+        CHOSEN.write_text(json.dumps(chosen()).replace("], ", "],\n") + "\n")
     else:
         sweep(arguments.names)
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tensoropt.capture import capture
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
-from tensoropt.engine.runtime import Runtime
-from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import LocalCall
@@ -39,7 +39,7 @@ from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.reference import largest_of
-from tests.engine.threads import largest_differences, step
+from tests.engine.threads import largest_differences, step, unsplit_engine
 from tests.sharding.graph_check import check_graph, missing_splits
 
 SIZE = 6
@@ -107,12 +107,8 @@ class Around(nn.Module):
         self.learning = {
             i for i, value in values.items() if learns and (value.is_floating_point() or value.is_complex())
         }
-        self.held = nn.ParameterDict(
-            {
-                f"w{i}": nn.Parameter(values[i].clone() if alone else torch.ones_like(values[i]))
-                for i in self.learning
-            }
-        )
+        held = {i: values[i].clone() if alone else torch.ones_like(values[i]) for i in self.learning}
+        self.held = nn.ParameterDict({f"w{i}": nn.Parameter(value) for i, value in held.items()})
         self.inputs = tuple(values[i] for i in self.places if not (alone and i in self.learning))
 
     @property
@@ -123,11 +119,10 @@ class Around(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         given, leaves = iter(inputs), list(self.leaves)
         for i in self.places:
+            leaves[i] = 1.0 if self.alone and i in self.learning else next(given)
             if i in self.learning:
                 # A product even if it is alone: operators of the middle of a model have activations.
-                leaves[i] = self.held[f"w{i}"] * (1.0 if self.alone else next(given))
-            else:
-                leaves[i] = next(given)
+                leaves[i] = self.held[f"w{i}"] * leaves[i]
         args, kwargs = tree_unflatten(leaves, self.spec)
         return self.function(*args, **kwargs)
 
@@ -162,20 +157,6 @@ def weighted(output: Any, divided_by: float = 1.0) -> torch.Tensor:
     return total
 
 
-@contextmanager
-def sized() -> Iterator[None]:
-    """Samples have sizes that two and three ranks divide."""
-    modules = [m for n, m in sys.modules.items() if n.startswith("torch.testing._internal") and m]
-    had = [(m, m.S) for m in modules if isinstance(getattr(m, "S", None), int)]
-    try:
-        for module, _ in had:
-            module.S = SIZE
-        yield
-    finally:
-        for module, size in had:
-            module.S = size
-
-
 def operators() -> list[Any]:
     """PyTorch's table of operators with their samples."""
     with warnings.catch_warnings():
@@ -205,12 +186,15 @@ def _drawn(info: Any, dtype: torch.dtype, count: int) -> list[Any]:
         drawn = info.sample_inputs("cpu", dtype, requires_grad=info.supports_autograd)
         return list(itertools.islice(drawn, count))
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as sized:
         warnings.simplefilter("ignore")
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.testing._internal") and isinstance(getattr(module, "S", None), int):
+                sized.enter_context(mock.patch.object(module, "S", SIZE))
         try:
-            with sized():
-                return made()
+            return made()
         except Exception:  # a few have their sizes written out
+            sized.close()
             return made()
 
 
@@ -245,7 +229,8 @@ def model_of(info: Any, sample: Any, number: int) -> Around | str:
     arguments = (sample.input, *sample.args), sample.kwargs
     torch.manual_seed(number)
     try:
-        learns = _differentiable(info, arguments) and not plain
+        results = tree_leaves(info.op(*arguments[0], **arguments[1]))
+        learns = not plain and any(isinstance(r, torch.Tensor) and r.requires_grad for r in results)
         model = Around(info.op, arguments, learns, empty or number % 2 == 0)
         if learns:
             weighted(model(*model.inputs)).backward()
@@ -266,11 +251,8 @@ def check_models(
     found, learns = Found(), model.learns
     torch.manual_seed(number)
     try:
-        captured = (
-            capture(model, model.inputs, loss=model.loss)
-            if learns
-            else capture(model, model.inputs, mode="inference")
-        )
+        how = {"loss": model.loss} if learns else {"mode": "inference"}
+        captured = capture(model, model.inputs, **how)
         atoms = refine_graph(captured.graph)
         values = _values(atoms.graph, model_values(captured), model.inputs)
         _check_splits(found, replace(atoms, graph=replace(atoms.graph, constants=values)), seen.splits)
@@ -283,22 +265,13 @@ def check_models(
         graph = group_operators(atoms)
         _check_memory(found, graph, learns, seen.works)
         if learns and all(part.largest < torch.inf for part in model.parts):
-            _check_strategies(found, graph, model_values(captured), model.inputs, number, len(model.parts))
+            _check_strategies(found, graph, model_values(captured), model, number)
     except CaptureError as error:
         return Found(refused=_first_line(error))
     except Exception as error:
-        at = error.__traceback__
-        while at is not None and at.tb_next is not None:
-            at = at.tb_next
-        where = f"{at.tb_frame.f_code.co_filename.split('/')[-1]}:{at.tb_lineno}" if at else ""
-        found.incorrect.append(f"{where} {_first_line(error)}")
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        found.incorrect.append(f"{Path(at.filename).name}:{at.lineno} {_first_line(error)}")
     return found
-
-
-def _differentiable(info: Any, arguments: Any) -> bool:
-    args, kwargs = arguments
-    results = tree_leaves(info.op(*args, **kwargs))
-    return any(isinstance(r, torch.Tensor) and r.requires_grad for r in results)
 
 
 def _first_line(error: BaseException) -> str:
@@ -350,36 +323,33 @@ def _check_memory(found: Found, graph: GroupGraph, training: bool, seen: set[str
                 continue
             seen.add(work.key)
             predicted = find_facts(work, training)
+            operands = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             try:
-                real = _Probe(
-                    work, {n: random_tensor(spec) for n, spec, _ in work.inputs}, training
-                ).observe()
+                real = _Probe(work, operands, training).observe()
             except Exception:
                 found.unrun.append(work.describe())
                 continue
             for name in ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes"):
                 said, had = getattr(predicted, name), getattr(real, name)
                 if abs(said - had) > max(WITHIN * had, FEWEST_BYTES):
-                    found.incorrect.append(
-                        f"{work.describe()} {configuration.labels}: {name} {said} for {had}"
-                    )
+                    where = f"{work.describe()} {configuration.labels}"
+                    found.incorrect.append(f"{where}: {name} {said} for {had}")
 
 
 def _check_strategies(
     found: Found,
     graph: GroupGraph,
     values: Mapping[str, torch.Tensor],
-    inputs: tuple[torch.Tensor, ...],
+    model: Together,
     seed: int,
-    samples: int,
 ) -> None:
-    whole = step(ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), inputs)
+    whole = step(unsplit_engine(graph, values), model.inputs)
     rng, micro = random.Random(seed), micro_strategies(graph, 1)
-    allowed = max(FAR.get(value.dtype, FAR[torch.float32]) for value in (*values.values(), *inputs))
+    allowed = max(FAR.get(value.dtype, FAR[torch.float32]) for value in (*values.values(), *model.inputs))
     for parts in PARTS:
         strategy = random_strategy(graph, (1, parts), micro, rng)
-        loss, gradient, worst = largest_differences(strategy, values, inputs, whole)
+        loss, gradient, worst = largest_differences(strategy, values, model.inputs, whole)
         # The loss is the sum of those of all samples.
-        if max(loss * samples, gradient) > allowed:
+        if max(loss * len(model.parts), gradient) > allowed:
             chosen = {n: c.labels for n, c in strategy.configurations.items()}
             found.incorrect.append(f"{parts} ranks: loss {loss:.1e}, {worst} {gradient:.1e} off: {chosen}")

@@ -16,6 +16,7 @@ from tensoropt.ops.index_space import Builder
 from tensoropt.profiling import fact_finding
 from tests.sweep.__main__ import CHOSEN
 from tests.sweep.operators import (
+    MOST_SAMPLES,
     Around,
     Found,
     Seen,
@@ -30,7 +31,6 @@ from tests.sweep.operators import (
 
 PARTS = 10
 TENTH, TENTH_PARTS = 10, 20
-OF_EACH = 8
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,11 @@ def test_the_chosen_samples_split_right(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(TENTH_PARTS))
 def test_a_tenth_splits_right(part: int, table: list[Any]) -> None:
-    rng, seen, incorrect = random.Random(1), Seen(), list[str]()
-    every = [(info, place) for info in table for place in range(OF_EACH)]
-    for info, place in rng.sample(every, len(every) // TENTH)[part::TENTH_PARTS]:
-        some = list(samples(info, torch.float32, OF_EACH).items())
-        number, sample = some[place % len(some)]
-        incorrect += check_sample(info, sample, number, seen, compare=False).incorrect
+    rng, seen, incorrect = random.Random(part), Seen(), list[str]()
+    for info in table[part::TENTH_PARTS]:
+        for number, sample in samples(info, torch.float32, MOST_SAMPLES).items():
+            if rng.random() < 1 / TENTH:
+                incorrect += check_sample(info, sample, number, seen, compare=False).incorrect
     assert incorrect == []
 
 
@@ -76,8 +75,8 @@ def test_a_rule_that_splits_too_much_is_found(monkeypatch: pytest.MonkeyPatch, t
         b.write(loops)
 
     assert of("softmax", table).incorrect == []
-    changed = dataclasses.replace(registry.BY_TARGET["aten.softmax.int"], rule=every_dim)
-    monkeypatch.setitem(registry.BY_TARGET, "aten.softmax.int", changed)
+    changed = dataclasses.replace(registry._BY_TARGET["aten.softmax.int"], rule=every_dim)
+    monkeypatch.setitem(registry._BY_TARGET, "aten.softmax.int", changed)
     assert any("aten.softmax.int" in line for line in of("softmax", table).incorrect)
 
 

@@ -15,7 +15,7 @@ from tensoropt.plan.plan import load_plan
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
 from tensoropt.tuning import tune as tuning
-from tensoropt.tuning.tune import FILE, PLAN, Tuning, end_of, tune
+from tensoropt.tuning.tune import FILE, PLAN, Tuning, _end_of, tune
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +92,12 @@ def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, 
     ],
 )
 def test_it_ends_with_right_predictions_or_without_a_candidate(gain, drift, why, other):
-    assert end_of(gain, drift) == f"{why}, and the best other plan is predicted to be {other}"
+    assert _end_of(gain, drift) == f"{why}, and the best other plan is predicted to be {other}"
 
 
 @pytest.mark.parametrize(("gain", "drift"), [(0.04, 0.01), (0.01, 0.22), (-0.1, 0.22)])
 def test_it_goes_on_with_what_may_be_faster(gain, drift):
-    assert not end_of(gain, drift)
+    assert not _end_of(gain, drift)
 
 
 def test_no_more_candidates_are_tried_than_asked_for(explored, folder, store, monkeypatch):

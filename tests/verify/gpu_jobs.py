@@ -15,8 +15,8 @@ from tensoropt.engine import runtime
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.rank_checks import RankFindings, check_plan, replica_spread
-from tensoropt.verify.reference import Results, of_first_rank
+from tensoropt.verify.rank_checks import RankFindings, _replica_spread, check_plan
+from tensoropt.verify.reference import Results, _of_first_rank
 from tests.execute import jobs
 
 
@@ -29,7 +29,7 @@ def shared_results(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]
         value = torch.full((3,), float(rank + 1))
         return Results((value,), {"w": value * 2}, {}, {}, 0.5, ran_on="cuda:0")
 
-    found = of_first_rank(run)
+    found = _of_first_rank(run)
     dist.barrier()  # rank 0 takes the file away after the others have it
     left = [p.name for p in Path(tempfile.gettempdir()).glob("tensoropt-unsplit-*")]
     assert (found.floor, found.ran_on) == (0.5, "cuda:0")
@@ -44,7 +44,7 @@ def spreads(rank: int, world: int, data: dict, offset: float) -> float:
     for value in values.values():
         value.view(-1)[0] = float("nan")  # alike on both
         value.view(-1)[-1] += offset * rank * value.nan_to_num().abs().max()
-    return replica_spread(engine, values)
+    return _replica_spread(engine, values)
 
 
 def check_through_host(rank: int, world: int, *arguments: Any) -> RankFindings:

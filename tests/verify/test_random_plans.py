@@ -10,7 +10,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tensoropt.verify.random_plans import _placements, problem_of
+from tensoropt.verify.random_plans import _placements, _problem_of
 from tests.placement.execute.cases import opened
 
 
@@ -20,7 +20,7 @@ def test_placements_are_drawn_in_the_micro_batches_a_model_has(
 ) -> None:
     loaded, cluster = opened(name), load_cluster("netsplit-paper")
     costs = CostSource(cluster, ProfileStore(tmp_path / "profiles.db"), Settings(), None)
-    drawn = [strategy for strategy, _ in _placements(loaded, problem_of(loaded), cluster, 16, 0, costs)]
+    drawn = [strategy for strategy, _ in _placements(loaded, _problem_of(loaded), cluster, 16, 0, costs)]
     found = {strategy.micro_batches for strategy in drawn}
     assert found <= counts
     assert len(found) > 1 or counts == {1}

@@ -23,8 +23,8 @@ from tensoropt.verify.fake_ranks import fake_job, recorded, step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import (
     MemoryTracker,
+    _is_collective,
     compare_collectives,
-    is_collective,
 )
 from tests.execute import part_jobs
 from tests.verify import on_copies_jobs
@@ -122,13 +122,13 @@ def test_threads_of_gloo_hold_nothing_of_a_tracked_step(ranks: RankPool) -> None
 
 def test_messages_and_what_has_no_data_are_left_alone() -> None:
     value = torch.zeros(4)
-    assert is_collective(GATHERED, (value, value))
-    assert not is_collective(torch.ops.c10d.send.default, ([value],))
-    assert not is_collective(torch.ops._c10d_functional.wait_tensor.default, (value,))
-    assert not is_collective(torch.ops.aten.add.Tensor, (value, value))
-    assert not is_collective(GATHERED, (torch.empty(4, device="meta"), torch.empty(4, device="meta")))
+    assert _is_collective(GATHERED, (value, value))
+    assert not _is_collective(torch.ops.c10d.send.default, ([value],))
+    assert not _is_collective(torch.ops._c10d_functional.wait_tensor.default, (value,))
+    assert not _is_collective(torch.ops.aten.add.Tensor, (value, value))
+    assert not _is_collective(GATHERED, (torch.empty(4, device="meta"), torch.empty(4, device="meta")))
     with FakeTensorMode():
-        assert not is_collective(GATHERED, (torch.zeros(4), torch.zeros(4)))
+        assert not _is_collective(GATHERED, (torch.zeros(4), torch.zeros(4)))
 
 
 @pytest.mark.distributed

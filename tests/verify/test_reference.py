@@ -122,7 +122,7 @@ def build():
 
 
 def found(source):
-    models.forget_models()
+    models._forget_models()
     return module_difference(0, 1, ModelSpec(source), 0)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import tensoropt
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer
-from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, dequantised
+from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, _dequantised
 from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model, with_lora, with_sequence
 from tensoropt.report.owners import point_owners
@@ -153,7 +153,7 @@ def test_all_linear_layers_but_the_output_are_stored_in_bytes(scheme: str) -> No
     for name in layers:  # the weights that the model would have
         layer, weight = model.get_submodule(name), plain.get_parameter(f"{name}.weight")
         stored = WeightBytes(layer.codes, layer.scales, layer.nested, layer.offset)
-        off = (dequantised(stored, scheme, torch.float32) - weight).abs().max()
+        off = (_dequantised(stored, scheme, torch.float32) - weight).abs().max()
         assert float(off) < 0.2 * float(weight.abs().max())
     assert {*trained(model)} == {*trained(plain)}
 

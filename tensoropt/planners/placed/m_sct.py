@@ -33,7 +33,7 @@ _THRESHOLD = 0.1
 """A child is a favourite if at most this share of its edge's message is left by the program (Baechi, section
 4)."""
 
-SECONDS = 60.0
+_SECONDS = 60.0
 """The time limit of the linear program; an assumption."""
 
 
@@ -45,7 +45,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
     units = units_of(problem)
-    favourite = favourites(problem, units)
+    favourite = _favourites(problem, units)
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
         schedule = earliest_first(problem, units, memory, favourite)
@@ -77,7 +77,7 @@ def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArra
     return seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges])
 
 
-def favourites(problem: PlacementProblem, units: Units) -> list[int]:
+def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
     """Return the favourite child of each operator, or -1.
 
     min w over 0 <= x_ij <= 1, s_i >= 0, w (Baechi, section 3.1, constraints of the relaxed program):
@@ -115,12 +115,12 @@ def favourites(problem: PlacementProblem, units: Units) -> list[int]:
         b_ub=right,
         bounds=bounds,
         method="highs",
-        options={"time_limit": SECONDS},
+        options={"time_limit": _SECONDS},
     )
     if solution.x is None or solution.status != 0:
         raise UnsuitableError(
             f"m_sct's linear program over {operators} operators and {count} edges was not solved within "
-            f"{SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
+            f"{_SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
         )
     for (parent, child), left in zip(edges.tolist(), solution.x[:count], strict=True):
         # The program is relaxed: x is seldom 0 or 1, and the threshold rounds it.

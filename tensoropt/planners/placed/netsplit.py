@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-PLANNER = ExactPlanner(name="netsplit")
+_PLANNER = ExactPlanner(name="netsplit")
 DEFAULTS = Solving(most_blocks=40)
-place = PLANNER.place
+place = _PLANNER.place

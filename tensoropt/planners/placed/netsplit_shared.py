@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-PLANNER = ExactPlanner(
+_PLANNER = ExactPlanner(
     name="netsplit_shared", exclusive=False, groups=True, promise="its operators may overlap on a device"
 )
 DEFAULTS = Solving()
-place = PLANNER.place
+place = _PLANNER.place

@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-PLANNER = ExactPlanner(name="pesto", devices=2, most_operators=200)
+_PLANNER = ExactPlanner(name="pesto", devices=2, most_operators=200)
 DEFAULTS = Solving(most_blocks=60, balance=0.6)
-place = PLANNER.place
+place = _PLANNER.place

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-PLANNER = ExactPlanner(
+_PLANNER = ExactPlanner(
     name="pesto_extended",
     exclusive=False,
     backward=False,
@@ -19,4 +19,4 @@ PLANNER = ExactPlanner(
     promise="it schedules forward alone, and its operators may overlap on a device",
 )
 DEFAULTS = Solving(most_blocks=200)
-place = PLANNER.place
+place = _PLANNER.place

@@ -29,11 +29,11 @@ from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
 
-PROPOSALS = 600
+_PROPOSALS = 600
 """Proposals per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section
 6.2)."""
 
-SECONDS = 30.0
+_SECONDS = 30.0
 """Seconds for both chains of a space; an assumption. The notes say if they run out before the proposals: the
 result then depends on the machine."""
 
@@ -122,7 +122,7 @@ class _Chain:
         return proposed if self.complete(proposed, followers) else None
 
 
-def metropolis_hastings(
+def _metropolis_hastings(
     chain: _Chain, start: dict[str, int], proposals: int, rng: random.Random, seconds: float
 ) -> tuple[float, dict[str, int], bool]:
     """Return (cost, choice, whether the time ran out) of the best strategy visited."""
@@ -160,12 +160,12 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         # spaces.
         chain, rng = _Chain(task, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
         starts = [s for s in (chain.data_parallel(), chain.anything(rng)) if s is not None]
-        ends = [metropolis_hastings(chain, start, PROPOSALS, rng, SECONDS / 2) for start in starts]
+        ends = [_metropolis_hastings(chain, start, _PROPOSALS, rng, _SECONDS / 2) for start in starts]
         late = any(end[2] for end in ends)
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
-            notes = (f"stopped after {SECONDS:.0f} s, before all proposals",) if late else ()
+            notes = (f"stopped after {_SECONDS:.0f} s, before all proposals",) if late else ()
             selections.append(chain.selection(choice, notes))
     if not selections:
         raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")

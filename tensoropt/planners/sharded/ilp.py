@@ -27,7 +27,7 @@ from tensoropt.planners.task import PlanningTask, Selection
 _TIME_LIMIT_S = 60.0
 """Seconds per program; an assumption. The best solution by then is returned with its proven gap."""
 
-ROUNDS = 4
+_ROUNDS = 4
 """The most times that a program is solved with a lower limit, if the simulator sees more memory; an
 assumption.
 """
@@ -146,7 +146,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     selections = []
     for number, space in enumerate(task.spaces):
         program, limit = _Program(space.tables), memory_limit_bytes
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             solved = program.solve(limit, _TIME_LIMIT_S)
             if solved is None:
                 break

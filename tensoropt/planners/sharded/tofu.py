@@ -24,7 +24,7 @@ from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError
 
-WHOLE = frozenset({"none", "partial", "partial_grad"})
+_WHOLE = frozenset({"none", "partial", "partial_grad"})
 _MOST_NAMED = 6
 """The most operators left whole that the notes name."""
 
@@ -50,7 +50,7 @@ class _Recursion:
             choice = self._step(allowed)
             chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
         options: dict[str, int] = {v.key: self._leanest(v, choice[v.key]) for v in self.tables.variables}
-        left = sorted(name for name, labels in chosen.items() if set(labels) & WHOLE)
+        left = sorted(name for name, labels in chosen.items() if set(labels) & _WHOLE)
         more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
         shown = ", ".join(left[:_MOST_NAMED]) + more
         notes = (f"not split on every axis: {shown}",) if left else ()
@@ -69,7 +69,7 @@ class _Recursion:
             np.array([row[:axis] == before and set(row[axis + 1 :]) <= {"none"} for row in labels]) & plain
         )
         # Tofu splits every operator in every step; where that is impossible it stays whole (see the module).
-        split = possible & np.array([not row or row[axis] not in WHOLE for row in labels])
+        split = possible & np.array([not row or row[axis] not in _WHOLE for row in labels])
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 
 # Assumptions, made with recurrent networks in mind, whose steps share two dozen operators: guessing and
 # improving should take seconds. None of them affects what a result claims.
-FINE_TABLE = 2_000
+_FINE_TABLE = 2_000
 """Entries of the largest table once the fixed operators are set: such a search takes milliseconds."""
 _LARGEST_TIED = 1_000_000
 """Entries of all tables of a graph whose look-alikes are tied."""
 _LARGEST_AROUND = 300_000
 """Entries of all tables of a search in which some fixed operators have been freed."""
-FEW_ASSIGNMENTS = 12
+_FEW_ASSIGNMENTS = 12
 """Up to this number, all assignments of the fixed operators are searched, which makes the result exact."""
-ASSIGNMENTS = 24
+_ASSIGNMENTS = 24
 """The most assignments that are guessed."""
 _WORTH_ANOTHER_ROUND = 0.9
 """The graph is searched anew if at most this share of its classes is left."""
@@ -103,7 +103,7 @@ class _Conditioned:
             *preferred_classes(bounded.split, self.fixed, bounded.hull.picks),
         ]
         distinct = {tuple(classes.values()): classes for classes in guesses}
-        for classes in list(distinct.values())[:ASSIGNMENTS]:
+        for classes in list(distinct.values())[:_ASSIGNMENTS]:
             self.search(classes)
         # All guesses may be impossible; a depth-first search then gives some assignment, or reports that it
         # cannot.
@@ -176,7 +176,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
         if bounded is None:
             return _together(sources, None)
         total = math.prod(reduced.domains[f] for f in order.fixed)
-        if total <= FEW_ASSIGNMENTS:
+        if total <= _FEW_ASSIGNMENTS:
             every, exact = every_assignment(bounded.split, pruned)
             sources += every
             if exact or not sources:
@@ -228,7 +228,7 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) 
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
-    return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
+    return tuple(sorted({*greedy_order(reduced, 0.1, _FINE_TABLE).fixed, *order.fixed}))
 
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:

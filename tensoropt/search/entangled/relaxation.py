@@ -47,7 +47,7 @@ _FEASIBILITY_CHECKS = 200
 """The number of partial assignments examined before the search for any possible strategy gives up."""
 _CLOSE = 1e-4
 """A least memory bounded this closely (relative) is worth only a hundredth of :data:`_LEANEST_WORK`."""
-LEANEST_CHECKS = 400
+_LEANEST_CHECKS = 400
 _LEANEST_WORK = 200_000_000
 """The scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
 
@@ -108,7 +108,7 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
     """Return the hull with its first line at the least memory of any strategy, by branch and bound.
 
     It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
-    strategy than those of ``sources`` is added to them. After ``LEANEST_CHECKS`` scalar problems, or
+    strategy than those of ``sources`` is added to them. After ``_LEANEST_CHECKS`` scalar problems, or
     ``_LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound that is still
     open is used.
     """
@@ -120,7 +120,7 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
     checks = work = 0
     budget = _LEANEST_WORK if root < least * (1.0 - _CLOSE) else _LEANEST_WORK // 100
-    while waiting and waiting[0][0] < least and checks < LEANEST_CHECKS and work < budget:
+    while waiting and waiting[0][0] < least and checks < _LEANEST_CHECKS and work < budget:
         bound, _, chosen = heapq.heappop(waiting)
         f = fixed[len(chosen)]
         for c in range(relaxed.reduced.domains[f]):

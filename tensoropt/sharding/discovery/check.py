@@ -33,7 +33,7 @@ from tensoropt.sharding.reshard.steps import forward_placements, gradient_placem
 _Coordinate = tuple[int, ...]
 
 
-def distribute(
+def _distribute(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
 ) -> dict[_Coordinate, torch.Tensor]:
     """Return every rank's piece of ``value``: slices where sharded, random summands where partial."""
@@ -365,7 +365,7 @@ def _check(
     def spread(tensors: _Tensors, layouts: dict[str, Layout]) -> dict[_Coordinate, _Tensors]:
         spread: dict[_Coordinate, _Tensors] = {at: {} for at in ranks}
         for name, value in tensors.items():
-            for at, piece in distribute(value, atoms.atoms[name], layouts[name], mesh, generator).items():
+            for at, piece in _distribute(value, atoms.atoms[name], layouts[name], mesh, generator).items():
                 spread[at][name] = piece
         return spread
 

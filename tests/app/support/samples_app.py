@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.device_fit import ALLOCATOR_SHARE, DRIVER_SHARE
+from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, StagesInfo
 from tensoropt.plan.point import Point
@@ -49,7 +49,7 @@ def point(needs_bytes: float, time_s: float, **more: Any) -> Point:
     """A point that needs so much of an H100, whose tensors are a fifth of each kind and whose time is two
     thirds compute."""
     context = min(GIB / 8, needs_bytes / 100)
-    tensors = (needs_bytes - DRIVER_SHARE * 80 * GIB - context) / (1 + ALLOCATOR_SHARE)
+    tensors = (needs_bytes - _DRIVER_SHARE * 80 * GIB - context) / (1 + _ALLOCATOR_SHARE)
     tensors = tensors if tensors > 0 else needs_bytes / 2
     memory_bytes = tensors + context
     fields: dict[str, Any] = {

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import tensoropt
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.models import ModelSpec, forget_models, load_model
+from tensoropt.engine.models import ModelSpec, _forget_models, load_model
 from tensoropt.ranks.pool import RankPool
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
@@ -86,14 +86,14 @@ def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int)
             steps[name] = make(spec, strategy)
         except rivals.UnsplittableError as error:
             refused[name] = str(error)
-    forget_models()
+    _forget_models()
     return {"times_s": in_turns(steps, rounds, slower), "refused": refused}
 
 
 def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
     """One rank: the lowered graph against the plain module."""
     steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec, None)}
-    forget_models()
+    _forget_models()
     return in_turns(steps, rounds, lambda seconds: seconds)
 
 
@@ -126,7 +126,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     graph = load_model(spec).graph
     parameters = sum(t.elements for t in graph.atoms.graph.parameters)
     whole = unsplit_strategy(graph).to_data()
-    forget_models()
+    _forget_models()
     with RankPool(RANKS, timeout_s=400.0) as pool:
         found = pool.run(on_ranks, spec, strategy, rounds)[0]
     with RankPool(1, timeout_s=400.0) as pool:

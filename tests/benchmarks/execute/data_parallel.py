@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tensoropt.costs.restrictions import sharded_layout
+from tensoropt.costs.restrictions import _sharded_layout
 from tensoropt.ops.layouts import REPLICATE, Layout
 from tensoropt.sharding.configurations import Configuration, MicroBatchRefused, batch_strategies, fits
 from tensoropt.sharding.groups import GroupGraph
@@ -56,7 +56,7 @@ def data_parallel(
     stored = {}
     for tensor in graph.atoms.graph.parameters:
         used = stored_layout(tensor, uses[tensor.name])
-        sharded = sharded_layout(graph.atoms.atom_sizes(tensor.name), mesh, used, (1,))
+        sharded = _sharded_layout(graph.atoms.atom_sizes(tensor.name), mesh, used, (1,))
         if gather is None or sharded is None:
             stored[tensor.name] = used
             continue

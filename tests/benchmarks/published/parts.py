@@ -21,7 +21,7 @@ from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.report.step_parts import waited_lanes
+from tensoropt.report.step_parts import _waited_lanes
 from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.recording import COMPUTE, TimelineEvent
 from tests.benchmarks.published.predict import DEPTHS, simulate_run
@@ -121,7 +121,7 @@ def _waited(timed: TimedStep, names: Sequence[str]) -> Counter[str]:
     events = [
         TimelineEvent(e.name, lane(e.axes), e.start_s, e.duration_s, e.phase, e.group) for e in timed.events
     ]
-    return Counter(waited_lanes(events))
+    return Counter(_waited_lanes(events))
 
 
 def step_parts(run: Run, found: PinnedPoint | PinnedPipelinePoint, weight: float) -> StepParts:

@@ -11,10 +11,10 @@ from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import (
+    _readers_of_operators,
+    _reversed_edges,
     random_placement,
     random_splits,
-    readers_of_operators,
-    reversed_edges,
 )
 
 
@@ -51,8 +51,8 @@ def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:
 
 def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[int]]:
     """When each operator is done, forward and backward."""
-    after = readers_of_operators(graph)
-    before = reversed_edges(after)
+    after = _readers_of_operators(graph)
+    before = _reversed_edges(after)
     return (
         _done(before, placement.forward),
         _done(after, placement.backward_orders) if placement.backward_orders else [],

@@ -13,13 +13,13 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import m_etf, m_sct
 from tensoropt.planners.placed.common.earliest import earliest_first
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
-from tensoropt.planners.placed.m_sct import favourites, place
+from tensoropt.planners.placed.m_sct import _favourites, place
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
 
 def favourites_of(problem) -> list[int]:
-    return favourites(problem, units_of(problem))
+    return _favourites(problem, units_of(problem))
 
 
 def awake(problem, favourite, caps=float("inf")):
@@ -97,6 +97,6 @@ def test_a_device_whose_favourite_starts_earlier_elsewhere_is_free():
 
 
 def test_a_program_that_takes_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(m_sct, "SECONDS", 0.0)
+    monkeypatch.setattr(m_sct, "_SECONDS", 0.0)
     with pytest.raises(UnsuitableError, match="use m_etf"):
         favourites_of(random_problem(0, 400, 3))

@@ -15,7 +15,7 @@ from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded import flexflow, zero
 from tensoropt.planners.sharded.common.restricted import batch_labels
 from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.sharded.tofu import WHOLE
+from tensoropt.planners.sharded.tofu import _WHOLE
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
 from tensoropt.sharding.configurations import enumerate_configurations
@@ -105,7 +105,7 @@ def test_megatron_refuses_what_has_no_heads():
 def test_tofu_splits_everything_it_can_step_by_step():
     (plan,) = planner("tofu")(small(*FOUR), None, 0)
     assert plan.mesh.shape == (2, 2)
-    split = [op for op in plan.operators.values() if not set(op.axes.values()) & WHOLE]
+    split = [op for op in plan.operators.values() if not set(op.axes.values()) & _WHOLE]
     assert len(split) >= len(plan.operators) // 2
     ddp = planner("data_parallel")(small(*FOUR), None, 0)[0]
     assert plan.predicted.memory["parameters"] < 0.7 * ddp.predicted.memory["parameters"]
@@ -116,7 +116,7 @@ def only_split_on_both(question: PlanningTask, group: Group) -> TableSpace:
     pinned on all axes, or where a mesh combines what others use."""
     prepared, space = question.prepared, question.spaces[1]
     found = enumerate_configurations(prepared.graph.atoms, group, (1, 2, 2), prepared.micro[group.name])
-    kept = tuple(i for i, c in enumerate(found) if all(str(s.label) not in WHOLE for s in c.strategies[1:]))
+    kept = tuple(i for i, c in enumerate(found) if all(str(s.label) not in _WHOLE for s in c.strategies[1:]))
     assert 0 < len(kept) < len(found)
     tables = tables_of(prepared, (1, 2, 2), restriction=Restriction(kept={group.name: kept}))
     return TableSpace(space.mesh, tables, space_of(prepared, space.mesh, tables, ()))
@@ -144,7 +144,7 @@ def test_a_walk_never_ends_worse_than_it_started():
     chain = flexflow._Chain(question, 0, None)
     start = chain.data_parallel()
     assert start is not None
-    cost, choice, late = flexflow.metropolis_hastings(chain, start, 25, random.Random(0), 60.0)
+    cost, choice, late = flexflow._metropolis_hastings(chain, start, 25, random.Random(0), 60.0)
     assert not late
     assert cost <= chain.cost(start)
     assert chain.cost(choice) == cost
@@ -155,4 +155,4 @@ def test_a_walk_whose_time_is_over_says_so():
     chain = flexflow._Chain(question, 0, None)
     start = chain.data_parallel()
     assert start is not None
-    assert flexflow.metropolis_hastings(chain, start, 25, random.Random(0), 0.0)[2]
+    assert flexflow._metropolis_hastings(chain, start, 25, random.Random(0), 0.0)[2]

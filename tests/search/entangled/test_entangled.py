@@ -52,7 +52,7 @@ def cramped(monkeypatch):
     order = greedy_order
     for module in (conditioning, relaxation):
         monkeypatch.setattr(module, "greedy_order", lambda p, g, allowed=10: order(p, g, min(allowed, 10)))
-    monkeypatch.setattr(conditioning, "FEW_ASSIGNMENTS", 1)
+    monkeypatch.setattr(conditioning, "_FEW_ASSIGNMENTS", 1)
 
 
 def cases():

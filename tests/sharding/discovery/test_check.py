@@ -164,8 +164,8 @@ def test_a_missing_local_implementation_is_caught(monkeypatch, target, function,
 
 def change_spec(monkeypatch, target, **changes):
     alike("*")(changes.get("rule"))  # or a lie would keep the operator whole
-    changed = dataclasses.replace(registry.BY_TARGET[target], **changes)
-    monkeypatch.setitem(registry.BY_TARGET, target, changed)
+    changed = dataclasses.replace(registry._BY_TARGET[target], **changes)
+    monkeypatch.setitem(registry._BY_TARGET, target, changed)
 
 
 def elementwise(b):

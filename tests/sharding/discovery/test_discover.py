@@ -19,7 +19,7 @@ from tensoropt.ops import registry
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
-from tensoropt.sharding.discovery.check import difference, distribute
+from tensoropt.sharding.discovery.check import _distribute, difference
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
 from tests.models import Call
 from tests.sharding.calls import graph_of_call
@@ -319,7 +319,7 @@ def test_complex_pieces_that_differ_are_told_apart():
     atoms, whole = ((4,), (8,)), torch.randn(4, 8, dtype=torch.complex64)
     generator = torch.Generator().manual_seed(0)
     for layout in ((0,), (PARTIAL,)):
-        pieces = distribute(whole, atoms, layout, (2,), generator)
+        pieces = _distribute(whole, atoms, layout, (2,), generator)
         assert difference(whole, pieces, atoms, layout, (2,), 1e-4) is None
         wrong = {at: piece + 1e-2j for at, piece in pieces.items()}
         assert difference(whole, wrong, atoms, layout, (2,), 1e-4)[0] == "value"
@@ -350,7 +350,7 @@ def test_findings_are_kept_and_checked_again():
 
 @pytest.mark.parametrize(("ending", "reason"), [("hangs", "did not end within 1 s"), ("crashes", "died")])
 def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, monkeypatch):
-    monkeypatch.setattr(discovery, "TRIAL_S", 1.0)
+    monkeypatch.setattr(discovery, "_TRIAL_S", 1.0)
     graph = graph_of(lambda x, w: fatal(x, ending) * w, mode="inference")
     memory = Memory()
     atoms = refine_graph(graph, memory)
@@ -385,9 +385,9 @@ def test_what_random_operands_do_not_show_is_not_split(reduction):
     assert bool(found.splits) == (reduction == "none")
 
 
-@pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
-def test_what_leaves_out_nan_passes_no_partial_sums(function):
-    model = Call(lambda m, x: function(x * m.w, 1), w=(6,))
+@pytest.mark.parametrize(("function", "dim"), [(torch.nansum, 1), (torch.nanmean, 1), (torch.nanmean, 0)])
+def test_what_leaves_out_nan_passes_no_partial_sums(function, dim):
+    model = Call(lambda m, x: function(x * m.w, dim), w=(6,))
     graph = capture(model, (torch.randn(4, 6),), loss=torch.sum).graph
     (op,) = [op for op in graph.operators if "aten.nan" in op.target]
     found = discover(op, graph)
@@ -427,6 +427,6 @@ def test_a_rule_that_leaves_out_a_split_is_found(monkeypatch):
         b.read(b.arg(0), [*rows, None, None])
         b.write([*rows, None, None])
 
-    changed = dataclasses.replace(registry.BY_TARGET["aten.softmax.int"], rule=lazy)
-    monkeypatch.setitem(registry.BY_TARGET, "aten.softmax.int", changed)
+    changed = dataclasses.replace(registry._BY_TARGET["aten.softmax.int"], rule=lazy)
+    monkeypatch.setitem(registry._BY_TARGET, "aten.softmax.int", changed)
     assert any("aten.softmax.int" in line for line in missing_splits_of("softmax"))

@@ -29,14 +29,14 @@ from tensoropt.question.settings import Settings
 
 MOST_PLACES, _MOST_AXES = 16, 2
 """The highest pipeline degree that methods try, and the most mesh axes of a stage."""
-MULTIPLES = (8, 4, 2, 1)
+_MULTIPLES = (8, 4, 2, 1)
 """Micro-batches per group of devices, if none are requested; the first suitable number is used. GPipe calls
 its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
 """Models with at most this many cut positions may be cut at any of them, larger ones only before blocks. All
 of these are assumptions.
 """
-STEP = 0.01
+_STEP = 0.01
 """The least relative drop in memory from one pipeline of a method to the next."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 
@@ -94,7 +94,7 @@ class PipelineTask:
         """Return the largest requested number of micro-batches that divides the batch, if possible one whose
         size a stage's devices divide; None if none divides it."""
         batch, requested = self.problem.batch, self.settings.micro_batches
-        multiples = MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
+        multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
         counts = [places * m for m in multiples if batch % (places * m) == 0]
         devices = self.cluster.device_count // places
         return next((m for m in counts if (batch // m) % devices == 0), counts[0] if counts else None)
@@ -178,7 +178,7 @@ class PipelineTask:
                 frontiers,
                 schedule,
                 crossings or Crossings(("batch",), ("batch",)),
-                composing or partial(compose, step=STEP),
+                composing or partial(compose, step=_STEP),
             )
         except PlanError as refusal:
             raise UnsuitableError(str(refusal)) from None

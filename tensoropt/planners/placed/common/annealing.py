@@ -33,7 +33,7 @@ _JOINS = 0.7
 _ALONE = 0.3
 """The share of moves of one operator alone; an assumption."""
 
-Arrays = tuple[Any, ...]
+_Arrays = tuple[Any, ...]
 """A named tuple of arrays as a plain tuple, for compiled kernels."""
 
 
@@ -114,23 +114,11 @@ class State(NamedTuple):
     @classmethod
     def of(cls, simulated: SimulatedPlacement) -> Self:
         """Return a simulated placement as arrays, its operators in the order in which they start."""
-        problem, placement = simulated.problem, simulated.placement
-        size = problem.size
-        starts = np.zeros((2, size))
-        for phase, (name, orders) in enumerate(
-            (("forward", placement.forward), ("backward", placement.backward_orders))
-        ):
-            # The first micro-batch of each operator comes first on its device.
-            events = {
-                e.task.group: e.start_s for e in reversed(simulated.timeline.events) if e.task.phase == name
-            }
-            for order in orders if events else ():
-                for operator in order:
-                    starts[phase, operator] = events[problem.names[operator]]
-        numbers = np.arange(size)
+        problem, starts = simulated.problem, simulated.operator_starts
+        numbers = np.arange(problem.size)
         ahead = np.lexsort((numbers, starts[0]))
         back = np.lexsort((-numbers, starts[1])) if problem.training else numbers[::-1].copy()
-        return cls(np.array(placement.device, dtype=np.int64), ahead, back)
+        return cls(np.array(simulated.placement.device, dtype=np.int64), ahead, back)
 
     def copy(self) -> Self:
         """Return a separate state with the same values."""
@@ -152,7 +140,7 @@ class State(NamedTuple):
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
         booking = (tables.bytes, *tables[3:5], *tables[8:])
-        book(booking, self.device, booked)
+        _book(booking, self.device, booked)
         return booked
 
 
@@ -190,7 +178,7 @@ class Shelf(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _put(
-    shelf: Arrays, fullest: float, seconds: float, device: Integers, ahead: Integers, back: Integers
+    shelf: _Arrays, fullest: float, seconds: float, device: Integers, ahead: Integers, back: Integers
 ) -> None:
     edges, fastest, devices, aheads, backs = shelf
     number = np.searchsorted(edges, fullest)
@@ -202,7 +190,7 @@ def _put(
 
 
 @njit(cache=True, nogil=True)
-def _may_lie(units: Arrays, number: int, device: int) -> bool:
+def _may_lie(units: _Arrays, number: int, device: int) -> bool:
     _, _, _, first_choice, choices = units
     lies = False
     for c in range(first_choice[number], first_choice[number + 1]):
@@ -212,8 +200,8 @@ def _may_lie(units: Arrays, number: int, device: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _move(
-    links: Arrays,
-    units: Arrays,
+    links: _Arrays,
+    units: _Arrays,
     device: Integers,
     operator: int,
     target: int,
@@ -251,7 +239,7 @@ def _move(
 
 
 @njit(cache=True, nogil=True)
-def book(booking: Arrays, device: Integers, booked: Floats) -> float:
+def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
     """Add up the bytes on each device; return those on the fullest."""
     sizes, first_member, members, kept_bytes, first_keeper, keepers = booking
     booked[:] = 0.0
@@ -297,7 +285,7 @@ def anneal(
 
 @njit(cache=True, nogil=True)
 def _anneal(
-    problem: Arrays, tables: Arrays, state: Arrays, caps: Floats, tries: int, seed: int, shelf: Arrays
+    problem: _Arrays, tables: _Arrays, state: _Arrays, caps: Floats, tries: int, seed: int, shelf: _Arrays
 ) -> float:
     """Run :func:`anneal` on plain tuples: renaming a class would invalidate the cache of compiled kernels."""
     np.random.seed(seed)
@@ -308,7 +296,7 @@ def _anneal(
     training = problem[13]
     size, devices = device.shape[0], caps.shape[0]
     booked = np.zeros(devices)
-    fullest = book(booking, device, booked)
+    fullest = _book(booking, device, booked)
     now, starts, returns = flat_step(problem, device, ahead, back)
     price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
     over = _over(booked, caps)
@@ -324,7 +312,7 @@ def _anneal(
         moved[:] = device
         want = 1 if np.random.random() < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
         _move(links, units, moved, o, target, want, seen, number, stack)
-        next_fullest = book(booking, moved, booked)
+        next_fullest = _book(booking, moved, booked)
         next_over = _over(booked, caps)
         seconds, starts, returns = flat_step(problem, moved, ahead, back)
         gain = now + price * over - seconds - price * next_over

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tensoropt.placement import PlacedTensor, PlacementProblem
 
-UNIT_BYTES = 1024
+_UNIT_BYTES = 1024
 """The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
 _FINENESS = 2**20
@@ -53,7 +53,7 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
     return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
 
 
-def all_once_bytes(problem: PlacementProblem) -> float:
+def _all_once_bytes(problem: PlacementProblem) -> float:
     """Return the bytes of everything that is stored and kept, each counted once: the whole of which
     ``Rules.balance`` is a share.
     """
@@ -64,7 +64,7 @@ def all_once_bytes(problem: PlacementProblem) -> float:
 def unit_bytes(problem: PlacementProblem) -> int:
     """Return the unit in which the memory rule counts bytes: so small that rounding costs an operator at most
     a millionth of all."""
-    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem) // _FINENESS)))
+    return min(_UNIT_BYTES, max(1, int(_all_once_bytes(problem) // _FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
@@ -74,7 +74,7 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
     own = float(lasting_bytes(problem).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance < 1:
-        most = min(most, rules.balance * all_once_bytes(problem))
+        most = min(most, rules.balance * _all_once_bytes(problem))
     unit = unit_bytes(problem)
     # Left-hand sides are rounded down and these up, so that nothing that fits is excluded.
     return [math.ceil(min(float(capacity), most) / unit) for capacity in capacity_bytes]

@@ -12,11 +12,11 @@ from typing import Any
 from tensoropt.placement import Placement, SimulatedPlacement
 from tensoropt.planners.placed.exact.program import ROUNDING, PlacementProgram
 
-EFFORT_PER_SECOND = 0.3
+_EFFORT_PER_SECOND = 0.3
 """Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
 that the limit on effort is usually reached first."""
 
-STRATEGIES = 8
+_STRATEGIES = 8
 """The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
 proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
 
@@ -31,7 +31,7 @@ early.
 
 def effort_of(seconds: float) -> float:
     """Return the solver's effort for a time limit, in the solver's units."""
-    return seconds * EFFORT_PER_SECOND
+    return seconds * _EFFORT_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def solve(
         _add_hint(program, hint)
     solver = cp.CpSolver()
     parameters = solver.parameters
-    parameters.num_workers = STRATEGIES
+    parameters.num_workers = _STRATEGIES
     # Without interleaving, workers share solutions at arbitrary times, and one seed gives several answers.
     parameters.interleave_search = True
     parameters.random_seed = seed % 2**31
@@ -142,10 +142,9 @@ def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:
     for back, orders in ((False, place.forward), (True, place.backward_orders)):
         if back not in program.start:
             continue
-        phase, seconds = ("backward", problem.backward_s) if back else ("forward", problem.forward_s)
-        events = [e for e in simulated.timeline.events if e.task.phase == phase]
-        for o, event in zip((o for order in orders for o in order), events, strict=True):
-            begins = program.grid.ticks(event.start_s)
+        seconds = problem.backward_s if back else problem.forward_s
+        for o in (o for order in orders for o in order):
+            begins = program.grid.ticks(float(simulated.operator_starts[int(back)][o]))
             program.model.add_hint(program.start[back][o], begins)
             took = program.grid.ticks(seconds[o, place.device[o]])
             program.model.add_hint(program.end[back][o], begins + took)

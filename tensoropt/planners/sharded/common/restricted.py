@@ -82,7 +82,7 @@ def restricted_selections(
                 frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
             except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
                 continue
-            yield from selections_of(number, frontier)
+            yield from _selections_of(number, frontier)
 
 
 def _in_a_form(
@@ -93,7 +93,7 @@ def _in_a_form(
     return allowed(tables, variable, index)
 
 
-def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:
+def _selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:
     """Yield the strategies of a frontier of space ``number``, ascending in memory."""
     for i in range(len(frontier)):
         yield Selection(number, frontier.strategy(i), frontier.options(i))

@@ -25,7 +25,7 @@ from tensoropt.planners.placed.exact.place import Solving, contracted
 from tensoropt.planners.placed.exact.program import Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
-    all_once_bytes,
+    _all_once_bytes,
     lasting_units,
     most_units,
     unit_bytes,
@@ -111,7 +111,7 @@ def test_the_memory_of_all_micro_batches_keeps_the_rule(seed):
     held = lasting_units(problem, simulated.placement.device) * unit_bytes(problem)
     assert (held <= peaks * (1 + 1e-9)).all()
     one = replace(problem, micro_batches=1)
-    assert all_once_bytes(problem) > all_once_bytes(one) or not problem.training
+    assert _all_once_bytes(problem) > _all_once_bytes(one) or not problem.training
 
 
 def test_bounds_hold_where_memory_is_tight():
@@ -154,7 +154,7 @@ def test_out_of_time_the_warm_start_stands_with_its_gap(seed):
 
 
 def test_one_seed_gives_one_answer(monkeypatch):
-    monkeypatch.setattr(solver_module, "EFFORT_PER_SECOND", 1e-3)
+    monkeypatch.setattr(solver_module, "_EFFORT_PER_SECOND", 1e-3)
     first, second = (netsplit.place(small(3), None, 7, NetSplit(seconds=200)) for _ in range(2))
     assert first == second
     problem = random_problem(5, 12, 3, mixed=True)

@@ -50,7 +50,7 @@ from tensoropt.units import limit_bytes
 from tensoropt.zoo.lora import adapters_words
 
 _FEW_GROUPS = 64
-"""The groups of operators up to which a search takes little longer than the first answer."""
+"""The most groups of operators with which a search takes little longer than the first answer."""
 
 
 @shows_progress
@@ -108,7 +108,7 @@ def explore(
     settings, where = _settings_of(settings, chosen), load_cluster(cluster)
     settings = with_dtype(settings, loaded.source, [where])
     session = Session(where, settings, store, heard(progress), keep=keep)
-    # What cannot be is refused before anything is computed.
+    # Impossible requests are refused before anything is computed.
     entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
@@ -122,7 +122,7 @@ def explore(
 def _check_words(args: Any, loss: Any) -> None:
     if not isinstance(args, (tuple, list)):
         raise TensorOptError(
-            f"args are the example inputs in a tuple, and a {type(args).__name__} was given; pass (x,)"
+            f"args must be a tuple of example inputs, and a {type(args).__name__} was given; pass (x,)"
         )
     try:
         if loss is not None:
@@ -132,8 +132,8 @@ def _check_words(args: Any, loss: Any) -> None:
         takes = isinstance(error, ValueError)  # some that are written in C have no signature
     if not takes:
         raise TensorOptError(
-            f"loss is a function of what the model returns that gives a scalar, and {loss!r} was given, "
-            "which cannot be called with one argument; let the model take targets, and compute its own loss"
+            f"loss must map the model's output to a scalar, and {loss!r} was given, which cannot be called "
+            "with one argument; let the model take targets and compute its own loss"
         )
 
 
@@ -185,7 +185,7 @@ def answer(
     """Return the exploration that answers a question: a kept one, or a new one, which is then kept.
 
     Args:
-        cluster, settings: those to use, which may differ from the question's.
+        cluster, settings: the cluster and the settings to use, which may differ from the question's.
         sibling: an exploration of the same model on another cluster, whose operators are reused.
         note: called with a message if the answer, or the model's operators, had been kept.
 
@@ -200,7 +200,7 @@ def answer(
     elif keep and not question.planners:
         source = source_key(question.model, question.capture_facts)
     if source is not None:
-        # Before the model is built, which takes longer than to read what was kept.
+        # Look for a kept exploration before the model is built, which takes longer.
         with ProfileStore() as store:
             kept = KeptExplorations(store)
             captured = kept.capture_of(source)
@@ -302,11 +302,11 @@ def with_jobs(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> Exploration:
-    """Return the exploration with the jobs that somebody runs today among its other points.
+    """Return the exploration with launchers' jobs, simulated, among its other points.
 
     Args:
-        jobs: as launchers are told of them: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,
-            ``deepspeed:ds.json`` or ``accelerate:config.yaml``; or what was read of these.
+        jobs: a launcher and its config or arguments: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,
+            ``deepspeed:ds.json`` or ``accelerate:config.yaml``; or jobs already read from these.
         store, progress: as in :func:`explore`.
 
     Raises:
@@ -368,8 +368,8 @@ def _explored(
 
 
 def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> First | None:
-    """Return the plans of usual strategies, where a search takes longer; None if there are none. Where a
-    person waits, say what they need.
+    """Return the plans of usual strategies if a full search takes longer; None if there are none. Show the
+    best one to a person who waits for the search.
 
     Raises:
         InterruptedExplorationError: Ctrl-C, after points were found.
@@ -380,7 +380,7 @@ def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> 
     try:
         searched = search(usual, problem)
         first = _evaluated(usual, searched, captured.model, captured.notes)
-    except TensorOptError:  # the search is asked more, and says what is wrong
+    except TensorOptError:  # the full search reports the error
         return None
     if session.left:  # by Ctrl-C, which is meant for the search, too
         if not first.points:
@@ -412,7 +412,7 @@ def _evaluated(
             except KeyboardInterrupt:
                 pass
         if not exploration.points or (what in stages and pinned_pipeline(session.settings)):
-            raise KeyboardInterrupt  # nothing of what was asked for
+            raise KeyboardInterrupt  # there is no result to return
         session.left.append(what)
         if add is quick and first is not None:
             exploration = quick(session, searched, exploration)

@@ -56,7 +56,7 @@ def choose(
     Raises:
         TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch``
             selects one; there is no such point; a size or time cannot be read, or a limit is given twice.
-        InfeasibleError: nothing fits; names what would.
+        InfeasibleError: nothing fits; names the nearest plan.
     """
     exploration, index = chosen_point(
         saved,
@@ -120,7 +120,7 @@ def export_job(
         JobError: the launcher cannot express the plan; names the closest that it can, with its cost.
         TensorOptError: there is no such point, or the operator graph was not saved.
     """
-    # These load PyTorch, for which nobody who chooses waits.
+    # These load PyTorch, which takes seconds and which choosing does not need.
     from tensoropt.session.launched import job_prices
     from tensoropt.session.told import nearest as nearest_job
 

@@ -76,8 +76,8 @@ def figures(exploration):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"args": torch.ones(9, 8)}, r"example inputs in a tuple.*pass \(x,\)"),
-        ({"loss": 3}, "loss is a function of what the model returns.*3 was given"),
+        ({"args": torch.ones(9, 8)}, r"tuple of example inputs.*pass \(x,\)"),
+        ({"loss": 3}, "loss must map the model.s output to a scalar.*3 was given"),
         ({"loss": nn.MSELoss()}, r"MSELoss\(\) was given, which cannot be called with one argument"),
         ({"micro_batches": 2}, r"micro_batches is 'auto' or a tuple of counts, such as \(1, 2\), not 2"),
         ({"cluster": 2}, "a cluster is a text such as.*this is 2"),

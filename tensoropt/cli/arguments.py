@@ -70,8 +70,8 @@ class Answer(NamedTuple):
     """The result of a verb.
 
     Attributes:
-        data: what ``--json`` writes.
-        text: what is written for a person.
+        data: the output of ``--json``.
+        text: the output for a person.
         code: the exit code.
     """
 
@@ -85,7 +85,7 @@ class Verb:
     """One verb of the command line; each has its own file.
 
     Attributes:
-        help: what it does, in a few words without a full stop.
+        help: a description in a few words without a full stop.
         add_arguments: adds the verb's arguments to a parser.
         answer: runs the verb. It imports heavy modules itself, so that ``--help`` stays quick.
         measures: whether it may measure on all hosts of a job that ``torchrun`` started.
@@ -109,7 +109,7 @@ CLUSTER_HELP = (
 
 
 def add_onnx(verb: argparse.ArgumentParser) -> None:
-    """Add the options for what an ONNX file leaves open."""
+    """Add the options for an ONNX file's open sizes, outputs and loss."""
     group = verb.add_argument_group("ONNX files")
     group.add_argument(
         "--dim",
@@ -123,7 +123,7 @@ def add_onnx(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TENSOR",
-        help="import only what this tensor of the file depends on",
+        help="import only the operators that this tensor depends on",
     )
     group.add_argument(
         "--loss",
@@ -204,7 +204,7 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         "--batch",
         metavar="N|auto|8,16",
         help="global batch; default: the model's. explore takes several, a folder in DIR for each; auto: "
-        "larger and larger ones, up to the largest that fits",
+        "doubles it up to the largest that fits",
     )
     verb.add_argument(
         "--sequence",
@@ -215,9 +215,9 @@ def add_question(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--lora",
         metavar="r=16",
-        help="train adapters of this rank beside linear layers, the rest frozen; as in "
-        "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4; default: peft's for the architecture, "
-        "beside weights that are no bytes",
+        help="train LoRA adapters of this rank on linear layers, all else frozen; as in "
+        "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4; default: peft's for the architecture, on "
+        "unquantized weights",
     )
     verb.add_argument(
         "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"
@@ -312,7 +312,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
-    """Return the question with the dtype that is computed in on all of these clusters; say why that one."""
+    """Return the question with a dtype that all of these clusters compute in; report the reason for it."""
     from tensoropt.question.compute_dtype import AUTO, dtype_of
 
     if question.settings.dtype == AUTO and (why := dtype_of(question.model, clusters)[1]):
@@ -335,7 +335,7 @@ def explored(
     Args:
         cluster: a cluster other than the question's.
         sibling: an exploration of the same model on another cluster, whose operators are reused.
-        within: the folder of a sweep, which saves it in a folder of its own.
+        within: a sweep's folder, if the exploration is saved in a folder inside it.
     """
     from tensoropt.cluster import load_cluster
     from tensoropt.launchers import read_job
@@ -368,7 +368,7 @@ def explored(
         if folder is not None:
             exploration.save(Path(folder))
         if stop is not None:
-            saved = f"; what was found is in {out}: tensoropt choose {out}" if out else ""
+            saved = f"; the points are in {out}: tensoropt choose {out}" if out else ""
             raise KeyboardInterrupt(f"{stop}{saved}")
         if refusal is not None:
             raise _nothing_fits(exploration, str(refusal), out)
@@ -382,5 +382,5 @@ def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptE
 
     leanest = exploration.points[0]
     would = f"{brief_name(exploration.names[0])}, {format_seconds(leanest.time_s)} a step"
-    saved = f"; what was found is in {out}: tensoropt choose {out} --point 1, or export --csv" if out else ""
+    saved = f"; the points are in {out}: tensoropt choose {out} --point 1, or export --csv" if out else ""
     return InfeasibleError(f"{refusal} ({would}){saved}")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from tensoropt.exploration.exploration import Exploration
 
 _BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
-"""The plans that people make by hand, as the option calls them; without the package that knows them, so that
-``--help`` stays quick."""
+"""The values of ``--baseline``, repeated here so that ``--help`` imports no heavy package."""
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -50,22 +49,21 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
     )
     which.add_argument(
-        "--time", metavar="0.5", help="what needs least within this time per step (seconds, 500ms)"
+        "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, or 500ms)"
     )
-    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    which.add_argument("--knee", action="store_true", help="the point beyond which either costs most")
     verb.add_argument(
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )
     verb.add_argument(
         "--baseline",
         choices=[*_BASELINES],
-        help="the plan that people make by hand, in its best form: with and without recomputation and "
-        "micro-batches",
+        help="the best plan of this usual strategy, with or without recomputation and micro-batches",
     )
     verb.add_argument(
         "--why",
         action="store_true",
-        help="also what the step and the memory at its peak go into, and what would make it faster",
+        help="also the parts of the step and of its peak memory, and changes that would make it faster",
     )
     verb.add_argument("--trace", metavar="FILE", help="write the step's timeline for ui.perfetto.dev")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
@@ -95,14 +93,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         fastest=options.fastest,
     )
     plan = exploration.plan(index)
-    lines, told = _told(options, exploration, index, memory)
+    lines, facts = _described(options, exploration, index, memory)
     within = answer_within(exploration, memory, headroom)
     taken = within.taken_words() if within.row == index and options.point is None else ""
     lines = [within.sentence(), *([taken] if taken else []), "", *lines]
     if options.why or options.trace:
         reasons, more = _reasons(exploration, index, options)
         lines += ["", *reasons]
-        told |= more
+        facts |= more
     if options.out:
         plan.save(options.out)
         ways = run_ways(exploration.cluster, plan.devices, options.out)
@@ -112,7 +110,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data = {
         **points_data(exploration, [index])[0],
         "key": plan_key(plan),
-        **told,
+        **facts,
         "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),
@@ -120,12 +118,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _told(
+def _described(
     options: argparse.Namespace, exploration: Exploration, index: int, memory_bytes: float | None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the facts of a point as lines, including the time and cost of the requested training and what
-    running its plan showed, and as data what is not in its figures: ``rates``, ``fit``, ``range``, and
-    ``verified``, a list.
+    """Return (lines on a point, with the requested training's time and cost and the results of its runs; data
+    that its figures lack: ``rates``, ``fit``, ``range``, and ``verified``, a list).
     """
     from tensoropt.exploration.facts import range_data, rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data

@@ -34,8 +34,8 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--notes",
         action="store_true",
-        help="also say where figures come from, what was counted and how long it took; by default only what "
-        "was left out or not timed",
+        help="also print the sources of the figures, counts and seconds; by default only what was left out "
+        "or not timed",
     )
     add_headroom(verb)
     verb.add_argument(
@@ -49,9 +49,9 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LAUNCHER:JOB",
-        help="what you run today, as a point beside the frontier: torchtitan:job.toml, "
-        "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; its "
-        "batch and sequence are taken unless --batch and --sequence say others; may be given several times",
+        help="a job that you run today, as a point beside the frontier: torchtitan:job.toml, "
+        "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; sets "
+        "the batch and the sequence unless --batch and --sequence do; may be given several times",
     )
     verb.add_argument(
         "--planners",
@@ -96,7 +96,7 @@ def explore(
 
     Args:
         asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
-        notes: whether all that was noted is said.
+        notes: whether to print all notes.
     """
     asked = asked or {}
     if question.planners:
@@ -147,7 +147,7 @@ def explore(
             frontier_text(exploration),
             "",
             *summary_lines(exploration, every=notes),
-            f"saved: {folder}/frontier.csv and what `tensoropt choose {folder} --memory ...` needs",
+            f"saved: {folder}/frontier.csv and the files for `tensoropt choose {folder} --memory ...`",
         ]
     )
     return Answer(data, text)
@@ -186,7 +186,7 @@ def _clusters(question: Any) -> dict[str, Any]:
 
     whole = load_cluster(question.cluster)
     if question.devices:
-        # Of those that are named, the cluster says which are parts of it.
+        # The cluster refuses named sizes that are no parts of it.
         named = not isinstance(question.devices, str)
         sizes = sorted(set(question.devices)) if named else whole.part_sizes
         parts = [whole.subset(size) for size in sizes]
@@ -201,7 +201,7 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Ma
     clusters = _clusters(question)
     question = computing_on(question, tuple(clusters.values()), progress)
     _check_for_several(out)
-    # A budget only says which points fit: without it, what does not fit is saved too, and says what it needs.
+    # A budget only selects points: without it, points that do not fit are saved too, with their needs.
     limits = {"memory_bytes": question.settings.memory_bytes, **asked}
     question = question.model_copy(update={"settings": replace(question.settings, memory_bytes=None)})
     with writable_folder(out) as folder:
@@ -216,8 +216,8 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Ma
 
 
 def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
-    """Return the answer at several batches, each of which is captured on its own: operators have the batch in
-    their shapes."""
+    """Return the answer at several batches, each captured separately: operators have the batch in their
+    shapes."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
     from tensoropt.sweeps import over_batches
@@ -248,7 +248,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
     points = len(throughput_frontier(sweep.explorations))
     lines = [
         answer.text,
-        f"{points} points that none at any batch beats in memory and time per sample: {folder}/frontier.csv",
+        f"{points} points unbeaten at any batch in memory and time per sample: {folder}/frontier.csv",
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]

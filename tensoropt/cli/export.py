@@ -1,4 +1,4 @@
-"""``export``: saved frontiers as CSV, a point of one as a launcher is told of it."""
+"""``export``: saved frontiers as CSV, or a point as a launcher's config."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
-    told = verb.add_argument_group("what a launcher is told")
-    told.add_argument(
+    config = verb.add_argument_group("launcher config")
+    config.add_argument(
         "--as",
         dest="launcher",
         metavar="torchtitan|megatron|deepspeed|accelerate",
-        help="the point of --point as the config of a launcher",
+        help="write the point of --point as this launcher's config",
     )
-    told.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
-    told.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
-    told.add_argument(
+    config.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
+    config.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
+    config.add_argument(
         "--nearest",
         action="store_true",
-        help="write the nearest plan that can be said, where the point's cannot; its price is told",
+        help="if the launcher cannot express this point, write the closest plan it can, with its cost",
     )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Write the requested files; return what was written, and where."""
+    """Write the requested files; return their names and contents."""
     if options.launcher:
-        return _told(options, progress)
+        return _config(options, progress)
     for name in ("to", "nearest", "point"):
         if getattr(options, name) not in (None, False):
-            raise TensorOptError(f"--{name} is for --as; add the name of a launcher, or leave it out")
+            raise TensorOptError(f"--{name} is for --as; add --as LAUNCHER, or leave out --{name}")
     if not options.csv and not options.strategies:
         raise TensorOptError(
             "nothing to write: give --csv FILE for the frontier, or --as LAUNCHER --point N for a point"
@@ -70,40 +70,38 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.files import write_text
     from tensoropt.launchers.registry import launcher_named
     from tensoropt.saved import export_job, opened
 
-    launcher_named(options.launcher)  # an unknown one is the first thing to say
+    launcher_named(options.launcher)  # an unknown name is refused first
     if options.csv or options.strategies:
         raise TensorOptError("--as writes a config, and --csv a table; give one of them")
     if len(options.dirs) > 1 or options.point is None:
         raise TensorOptError(
-            f"--as {options.launcher} is about a point of one exploration; give one DIR, and --point N"
+            f"--as {options.launcher} exports one point of one exploration; give one DIR, and --point N"
         )
     exploration = opened(options.dirs[0])
     title = exploration.title(exploration.index(point=options.point))
-    told = export_job(
-        exploration, options.launcher, options.point, nearest=options.nearest, progress=progress
-    )
-    notes = [f"{title} as {options.launcher} is told of it: {told.sentence()}"]
-    notes += [f"not the point itself: {told.reason}"] if not told.is_the_point else []
-    notes += told.priced.notes
+    job = export_job(exploration, options.launcher, options.point, nearest=options.nearest, progress=progress)
+    notes = [f"{title} as a config of {options.launcher}: {job.sentence()}"]
+    notes += [f"the closest plan, not the point itself: {job.reason}"] if not job.is_the_point else []
+    notes += job.priced.notes
     data = {
         "launcher": options.launcher,
         "point": options.point,
-        "is_the_point": told.is_the_point,
-        "memory_bytes": told.priced.point.memory_bytes,
-        "time_s": told.priced.point.time_s,
+        "is_the_point": job.is_the_point,
+        "memory_bytes": job.priced.point.memory_bytes,
+        "time_s": job.priced.point.time_s,
         "notes": notes,
-        "text": told.text,
+        "text": job.text,
     }
     if not options.to:
         for note in notes:
             progress.note(note)
-        return Answer(data, told.text.rstrip("\n"))
-    write_text(options.to, told.text)
+        return Answer(data, job.text.rstrip("\n"))
+    write_text(options.to, job.text)
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
 
 

@@ -59,7 +59,7 @@ _FAMILIES = {
     "local:N": ("local", "N of this machine's GPUs, or N CPU ranks where it has none"),
     "cpu:N": ("cpu:2", "N CPU ranks of this machine"),
 }
-"""Of each family of this machine's clusters one member, and the source of its figures."""
+"""For each form of a local cluster's name, an example and a description."""
 
 
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
@@ -74,8 +74,8 @@ def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
         count = None if name.endswith("N") else cluster.device_count
         memory = None if name in _FAMILIES else cluster.memory_bytes
         source = source or cluster.source
-        told = {"name": name, "devices": count, "device": cluster.device.name, "memory_bytes": memory}
-        data.append({**told, "source": source})
+        entry = {"name": name, "devices": count, "device": cluster.device.name, "memory_bytes": memory}
+        data.append({**entry, "source": source})
         devices = str(count) if count else ("N" if name.endswith(":N") else "N nodes")
         each = format_bytes(memory) if memory else "a share"
         rows.append([name, devices, cluster.device.name, each, source])

@@ -1,4 +1,4 @@
-"""``measure``: this machine's links, its profile store, and what it is as a cluster."""
+"""``measure``: time this machine's links, describe it as a cluster, show its profile store."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "what",
         choices=("links", "host", "profiles"),
         help="links: time messages and collectives between ranks; host: describe this host, or all hosts "
-        "of a job, as a cluster file; profiles: what the profile store contains, and how well it is fitted",
+        "of a job, as a cluster file; profiles: the profile store's contents and the errors of its fits",
     )
     links = verb.add_argument_group("links")
     links.add_argument(
         "--cluster",
-        help="local or local:N; under torchrun, with one process per host, what `measure host` wrote",
+        help="local or local:N; under torchrun, with one process per host, the file of `measure host`",
     )
-    links.add_argument("--refresh", action="store_true", help="measure again what is known already")
+    links.add_argument("--refresh", action="store_true", help="repeat measurements that are in the store")
     host = verb.add_argument_group("host")
     host.add_argument(
         "--hosts",
         type=WHOLE,
         metavar="N",
-        help="how many hosts like this one; under torchrun, with one process per host, each says what it has",
+        help="number of hosts like this one; under torchrun, with one process per host, each is detected",
     )
     host.add_argument(
         "--network", default="", metavar="8xIB-400G", help="the cards of each host, if there are several"
@@ -42,12 +42,12 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--forget-failed",
         action="store_true",
-        help="forget what failed, hung or ran out of memory, so that it is tried again",
+        help="forget measurements that failed, hung or ran out of memory, so that they are repeated",
     )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return what was measured."""
+    """Return the measurements."""
     return {"links": _links, "host": _host, "profiles": _profiles}[options.what](options, progress)
 
 
@@ -106,7 +106,7 @@ def _profiles(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
             lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
         if options.forget_failed:
             data["forgotten"] = gone = store.forget_failed()
-            lines.append(f"{gone} records of what failed forgotten; it is tried again when needed")
+            lines.append(f"{gone} records of failed measurements forgotten; they are repeated when needed")
         data["records"] = {kind: store.count(kind) for kind in KINDS}
         drawn = store.sample(MOST_SAMPLES)
     fits = fit_errors(drawn.records)

@@ -42,8 +42,8 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
 
 
 def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
-    """Return devices × memory → time; at several batches on the same devices, batch × memory → tokens or
-    samples per second, as steps differ in their work."""
+    """Return a table of seconds by devices and memory; for several batches on the same devices, of tokens or
+    samples per second by batch and memory, as steps differ in their work."""
     from tensoropt.exploration.rates import StepWork
 
     # Of budgets that read alike, the largest.
@@ -88,12 +88,12 @@ def _table(offers: Any) -> str:
     for row in offers.rows:
         rates = row.rates
         speed = None if rates is None else rates.tokens_per_s if tokens else rates.samples_per_s
-        told = ["-" if row.batch is None else str(row.batch), "-" if speed is None else format_number(speed)]
+        work = ["-" if row.batch is None else str(row.batch), "-" if speed is None else format_number(speed)]
         rows.append(
             [
                 row.cluster,
                 row.devices,
-                *(told if offers.weak else []),
+                *(work if offers.weak else []),
                 "-" if rates is None else format_seconds(rates.step_s),
                 "-" if row.memory_bytes is None else format_bytes(row.memory_bytes),
                 "-" if rates is None or rates.per_hour is None else format_number(rates.per_hour),

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
     """Run a verb in the first process of a job, if it may measure there; the others serve it."""
-    # What each host has is asked of all of them at once.
+    # `measure host` runs on all hosts at once, as each detects its own devices.
     together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
     if together and "WORLD_SIZE" in os.environ:
         from tensoropt.ranks.hosts import run_in_job
@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         return _EXIT_OK
     except KeyboardInterrupt as stop:
-        words = str(stop) or "interrupted; what was saved or timed is kept"
+        words = str(stop) or "interrupted; saved results and timings are kept"
         return _failed(options, progress, words, _EXIT_INTERRUPTED)
     except TensorOptError as error:
         return _failed(options, progress, sentence(error), _EXIT_INPUT)

@@ -1,4 +1,4 @@
-"""``tune``: a plan improved by what its steps really take."""
+"""``tune``: improve a plan by timing its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return what was tried and what is kept."""
+    """Return the plans that were tried and the one that is kept."""
     from tensoropt.plan.keys import plan_key
     from tensoropt.tuning.tune import PLAN, tune
 
@@ -38,14 +38,12 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     tried = len(found.tried) - 1
     text = (
         f"{format_seconds(found.measured_s)} per step as measured, {format_seconds(found.begun_s)} before "
-        f"tuning; {tried} other plan{'' if tried == 1 else 's'} tried. The prediction of it is off by "
-        f"{found.drift:.1%} ({abs(found.begun_predicted_s / found.begun_s - 1):.1%} before). It ended "
+        f"tuning; {tried} other plan{'' if tried == 1 else 's'} tried. Its prediction is off by "
+        f"{found.drift:.1%} ({abs(found.begun_predicted_s / found.begun_s - 1):.1%} before). Tuning ended "
         f"because {found.done}.\n"
-        f"The plan that is kept: {PLAN} in the exploration's folder."
+        f"The best plan is saved as {PLAN} in the exploration's folder."
     )
     return Answer({**found.to_dict(), "plan": plan_key(found.plan), "drift": found.drift}, text)
 
 
-VERB = Verb(
-    "tune", "run a plan here, learn what it really takes, and keep what is faster", _add_arguments, answer
-)
+VERB = Verb("tune", "run a plan here, time its steps, and look for a faster one", _add_arguments, answer)

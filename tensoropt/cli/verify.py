@@ -25,17 +25,17 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--random", type=WHOLE, metavar="N", help="verify N random legal strategies of MODEL")
     verb.add_argument(
         "--placed", action="store_true",
-        help="with --random: random placements, every operator or piece of one on one device",
+        help="with --random: random placements, each operator or piece of one on one device",
     )  # fmt: skip
     verb.add_argument(
-        "--pipeline", type=WHOLE, metavar="P", help="with --random: pipelines of P parts of the devices"
+        "--pipeline", type=WHOLE, metavar="P", help="with --random: pipelines over P equal groups of devices"
     )
     verb.add_argument(
         "--seed", type=WHOLE, default=0, help="for weights and strategies; default: %(default)s"
     )
     verb.add_argument("--batch", type=WHOLE, metavar="N", help="with --random: global batch of a zoo model")
     verb.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
+        "--dtype", choices=("float32", "bfloat16"), help="with --random: the dtype of computation"
     )
     verb.add_argument(
         "--save", metavar="DIR", help="save the findings with the exploration that the plan is from"
@@ -44,7 +44,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     where = verb.add_mutually_exclusive_group()
     where.add_argument(
         "--fake", dest="where", action="store_const", const="fake",
-        help="check on fake ranks what is sent and kept, without numbers; default if devices are not here",
+        help="check messages and memory on fake ranks, without numbers; default if devices are not here",
     )  # fmt: skip
     where.add_argument(
         "--ranks", dest="where", action="store_const", const="ranks",
@@ -52,7 +52,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     where.add_argument(
         "--share-gpu", dest="where", action="store_const", const="share-gpu",
-        help="run all ranks on the first GPU, over gloo: numbers of CUDA kernels with one card, and no times",
+        help="run all ranks on the first GPU, over gloo: checks CUDA kernels with one card, without times",
     )  # fmt: skip
     verb.set_defaults(where="auto")
 
@@ -118,8 +118,8 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
 
 
 def verify_text(data: dict[str, Any]) -> str:
-    """Return predictions next to measurements, one row per plan, and remarks on differences; a dash marks
-    what was not checked."""
+    """Return predictions next to measurements, one row per plan, and remarks on differences; a dash stands
+    for an unchecked value."""
     rows = [
         ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
          "tracked", "time pred.", "measured", "verdict"]
@@ -180,7 +180,7 @@ def _unfaithful(module: dict[str, Any]) -> str:
         return (
             "the captured graph, which every plan computes, is not the model itself: the buffer "
             f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
-            "write in forward into what register_buffer made, by operators of PyTorch"
+            "in forward, update registered buffers by PyTorch's operators"
         )
     loss, gradient = (
         math.inf if module[f"{kind}_difference"] is None else module[f"{kind}_difference"]
@@ -224,7 +224,7 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
         shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
         more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
         lines.append(
-            "the unsplit model itself gives NaN or infinite values, which are compared by their places only: "
+            "the unsplit model itself gives NaN or infinite values, which are compared by position only: "
             f"{shown}{more}"
         )
     if plan["narrow"]:

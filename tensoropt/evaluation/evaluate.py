@@ -39,13 +39,13 @@ from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
-"""Strategies simulated at once, for numpy's sake and memory's."""
+"""Strategies simulated at once: enough for numpy to be fast, few enough for memory."""
 _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
 """The figures of a point under the simulator's names."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
-    """Return the names of everything that can be chosen in these tables."""
+    """Return the space of these tables: the names of all configurations and options."""
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
@@ -80,7 +80,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         sequence=problem.sequence,
         recipes={
             region.name: {
-                # What would run again for nobody runs once in a block that the search recomputes wholly.
+                # In a wholly recomputed block, groups whose results nobody needs again run once.
                 recipe: "".join(str(int(name in once or name in region.rest)) for name in region.groups)
                 for recipe, once in recipes_of(tables.graph, region).items()
             }
@@ -92,7 +92,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Strategies of one space with the simulator's figures, in order; equal only to itself."""
+    """Strategies of one space with their simulated figures, in order; compared by identity."""
 
     batch: Batch
     metrics: StepMetrics
@@ -136,7 +136,7 @@ class Evaluation:
         )
 
     def timed(self, row: int = 0) -> TimedStep:
-        """Return one strategy's step with the time of everything in it."""
+        """Return one strategy's step with the start and the end of each event."""
         return TimedStep(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
 
     def collectives(self, row: int) -> Counter[Collective]:
@@ -145,7 +145,7 @@ class Evaluation:
 
     @cached_property
     def _collectives(self) -> list[Counter[Collective]]:
-        # Of all strategies together, which takes little more than of one.
+        # All strategies at once take little longer than one.
         return collectives(self.batch)
 
 
@@ -174,7 +174,7 @@ def evaluate_strategy(
     prices: Prices,
     overlap: Overlap,
 ) -> Evaluation:
-    """Simulate one strategy, in a table or not."""
+    """Simulate one strategy, which need not be in a table."""
     candidates = StrategyCandidates(strategy, facts, works)
     choices, options = candidates.row()
     batch = Batch(candidates, choices, options, prices, overlap)

@@ -1,4 +1,4 @@
-"""Notes on what every searched mesh leaves whole: sizes that none divides."""
+"""Notes on operators that no searched mesh splits, since none divides their sizes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensoropt.sharding.groups import Group, GroupGraph, batch_inputs
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return notes on what every searched mesh leaves whole, with the sizes that would be divided.
+    """Return notes on operators that no searched mesh splits, with sizes that would be split.
 
-    Groups with a rule, the batch and heads of attention; one sentence per kind of operator and sizes, the
-    longest loop nests first.
+    They cover groups with a rule, the batch and attention heads; one sentence per kind of operator and sizes,
+    the longest loop nests first.
 
     Args:
-        but: groups that constraints decide about.
+        but: groups to leave out, as constraints decide their splits.
     """
     split: dict[str, set[str]] = {}
     axes: set[int] = set()
@@ -40,7 +40,7 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
     left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
     for group in graph.groups:
         sizes = tuple(_sizes(graph, group))
-        # Of moves without work nobody needs to know.
+        # Moves without work are not worth a note.
         if sizes and group.name not in but and not split[group.name] and not _moves(graph, group):
             left.setdefault((group.anchor.target, sizes), []).append(group.name)
     ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
@@ -78,8 +78,8 @@ def _counts_left_whole(
         if whole and len(whole) == len(loops):
             size, *shared = whole[0]
             # Where several query heads share a key head, either may be split.
-            sizes = f"{size} of keys, each of which {prod(shared)} of queries share" if shared else f"{size}"
-            better = f"{_near_in_parts(size, axis)}{' of keys' if shared else ''}"
+            sizes = f"{size} key heads, each with {prod(shared)} query heads" if shared else f"{size}"
+            better = f"{_near_in_parts(size, axis)}{' key heads' if shared else ''}"
             yield f"{what} left whole: no searched mesh splits {sizes}; an axis of {axis} cuts {better}"
 
 

@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """The rows of a step: those of the first input that has any."""
+        """The global batch size: the rows of the first input that has any."""
         operators = self.graph.atoms.graph
         shapes = (operators.tensors[name].shape for name in operators.inputs)
         return next((shape[0] for shape in shapes if shape), 1)

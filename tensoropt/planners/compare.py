@@ -1,8 +1,8 @@
 """Planners side by side: the same task, the same simulator, one row each, the frontier's first.
 
-One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
-less 1, where "known" covers all points of the comparison. The frontier's row describes the points that are
-shown, which include planners' points: it has no gap, and a note if its fastest plan is a planner's.
+A row's gap is its time over the shortest time of any point of the comparison that needs no more memory, less
+1. The frontier's row covers all points shown, planners' points too: it has no gap, and a note if its fastest
+plan is a planner's.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def compare(
     """Return (for each limit the frontier's row, then one row per planner; all points that planners found).
 
     Args:
-        limits: bytes; None requests all trade-offs that a planner knows.
+        limits: bytes; None for all trade-offs that a planner finds.
         frontier: the points so far, ascending in memory.
     """
     points_by_key: dict[object, Point] = {}
@@ -93,7 +93,7 @@ def compare(
                 points_by_key.setdefault(p.identity, p)
             done += 1
     progress("compare", total, total, f"{len(points_by_key)} points")
-    # Only now, as any row may be measured against a point that a later planner finds.
+    # Gaps come last: a later planner's point may be the best within an earlier row's memory.
     all_points = with_others(frontier, list(points_by_key.values()))
     compared: list[Compared] = []
     for limit, of_limit in rows.items():
@@ -124,7 +124,7 @@ def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float,
     if best.planner != FRONTIER:
         own = [p.time_s for p in fitting if p.planner == FRONTIER]
         note = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
-        notes = (*notes, f"its fastest plan is of {best.planner}{note}")
+        notes = (*notes, f"its fastest plan is from {best.planner}{note}")
     return Compared(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
 
 

@@ -1,4 +1,4 @@
-"""A job that a launcher runs, as a pinned configuration."""
+"""Convert a launcher's job to a pinned configuration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tensoropt.planners.pinned import PinnedConfiguration
 
 
 def pinned_of(job: LaunchedJob, devices: int, batch: int) -> PinnedConfiguration:
-    """Return the pinned configuration of a job on so many devices, at a batch.
+    """Return the pinned configuration that runs a job on ``devices`` devices with a global ``batch``.
 
     Raises:
-        JobError: its degrees make another number of devices, or its micro-batches do not divide the batch.
+        JobError: the job's degrees need another device count, or its micro-batches do not divide the batch.
         UnsuitableError: a degree is not supported.
     """
     job = job.on(devices)

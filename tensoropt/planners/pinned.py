@@ -1,5 +1,4 @@
-"""Simulate a configuration that somebody else chose: data, context and tensor degrees, ZeRO's stage,
-micro-batches and recomputation as a job's launcher takes them, on a cluster.
+"""Simulate a launcher's configuration: parallel degrees, ZeRO stage, micro-batches and recomputation.
 
 Choices that such a configuration leaves open are made for the shortest step, as for every published scheme
 (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the pinned configurations alone, so
@@ -56,14 +55,12 @@ from tensoropt.simulate.candidates import overlap_of
 _WHOLE_STAGE = 0
 """No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
 _MOST_POINTS = 64
-"""Points kept during the search for the fastest of the choices left open; an assumption, as in the schemes'
-own search.
-"""
+"""Frontier points kept while the choices left open are searched for the shortest step; an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedConfiguration:
-    """The settings that a job's launcher is given.
+    """The parallelism settings of a launcher's job.
 
     Attributes:
         data: data-parallel degree, over all nodes.
@@ -71,25 +68,27 @@ class PinnedConfiguration:
         context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
         ring: keys and values go around the context-parallel ranks; otherwise they are gathered.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
-        shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
-        together with its context-parallel ranks; None for all of them. root_once: whether stage 3 gathers
-        parameters outside the repeated blocks once per step, as PyTorch's FSDP leaves those of its root
-        module unsharded from forward to the end of backward. sequence_parallel: whether activations
-        between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
-        step. recompute: whether repeated blocks run again in backward, or the recipe by which a part of
-        each does (:data:`tensoropt.sharding.recipes.RECIPES`): ``every`` so many-th of them, as torchtitan
-        counts, or the ``first`` so many of each stage, as Megatron-LM does.
+        shard_group: the number of neighbouring data-parallel ranks, each with its context-parallel ranks,
+            that share one set of ZeRO's shards; None for all of them.
+        root_once: whether stage 3 gathers parameters outside the repeated blocks once per step, as PyTorch's
+            FSDP leaves those of its root module unsharded from forward to the end of backward.
+        sequence_parallel: whether activations between tensor-parallel products may be split along the
+            sequence.
+        micro_batches: micro-batches per step.
+        recompute: whether repeated blocks are recomputed in backward, or the recipe for a part of each
+            (:data:`tensoropt.sharding.recipes.RECIPES`): in every ``every``-th block (torchtitan), or in
+            the ``first`` blocks of each stage (Megatron-LM).
         gathered_inputs: whether backward gathers the inputs of products again instead of keeping them, as
             Megatron's sequence parallelism does.
-        places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
-        stages_per_place: the number of the pipeline's stages at each place.
+        places: the pipeline's degree: groups of devices, outermost; 1 for no pipeline.
+        stages_per_place: pipeline stages on each of these groups.
         schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
-        experts: the number of data-parallel ranks over which experts are split, rows being sent to them; 1
-            for none, else the ranks that share shards, or all of ``data``.
+        experts: the expert-parallel degree, over data-parallel ranks: 1 for none, else the ranks of one
+            shard group, or all of ``data``.
 
     Raises:
-        UnsuitableError: a degree below 1, no such stage, a group that does not divide ``data``, or experts
-            over other ranks.
+        UnsuitableError: a degree below 1, an unknown stage, a group that does not divide ``data``, or an
+            unsupported expert-parallel degree.
     """
 
     data: int = 1
@@ -130,13 +129,13 @@ class PinnedConfiguration:
             raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(self.recipe, known)}")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
             raise UnsuitableError(
-                f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
+                f"shard groups of {self.shard_group} ranks do not divide {self.data} data-parallel ranks; "
                 "give a divisor"
             )
         if self.experts not in (1, self.expert_ranks):
             raise UnsuitableError(
-                f"experts over {self.experts} ranks, of {self.data} data-parallel ones in groups of "
-                f"{self.expert_ranks}, are not supported; give 1 or {self.expert_ranks}"
+                f"an expert-parallel degree of {self.experts} is not supported for {self.data} data-parallel "
+                f"ranks in groups of {self.expert_ranks}; give 1 or {self.expert_ranks}"
             )
 
     @property
@@ -171,8 +170,8 @@ class PinnedConfiguration:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of a place: replicas outside, the ranks that share shards inside, then those that share
-        sequences, tensor parallelism innermost (Megatron-LM's order of ranks)."""
+        """The mesh of one pipeline place: replicas outside, then the ranks of a shard group, then context
+        parallelism, tensor parallelism innermost (Megatron-LM's order of ranks)."""
         sizes = {"replica": self.data // self.shards, "shard": self.shards}
         if self.stage == _WHOLE_STAGE:
             sizes = {"replica": self.data}
@@ -187,8 +186,8 @@ class PinnedPoint:
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
-        evaluation: its step, as the simulator has it.
-        tables: the tables of the pinned configurations alone.
+        evaluation: its simulated step.
+        tables: cost tables with only the pinned configurations.
         choice: the index of each variable's configuration in the tables.
         mesh: the mesh that it runs on.
         notes: remarks on settings that could not be pinned as requested.
@@ -211,7 +210,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
 
     Raises:
         UnsuitableError: the model cannot be split so; the message names the size that does not divide, or the
-            part that is not understood.
+            unsupported part.
     """
     _check_pinned(problem, costs, pinned)
     assert pinned.places == 1, "simulate_pinned_pipeline is for those with stages"
@@ -226,7 +225,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     try:
         frontier = track_frontier(tables.restricted(pinning.allowed), epsilon=1e-3, max_points=_MOST_POINTS)
     except NoStrategyError as error:
-        raise UnsuitableError(f"the pinned configuration leaves no strategy: {error}") from None
+        raise UnsuitableError(f"no strategy matches the pinned configuration: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
     chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
     memory, compute, communication = tables.breakdown(*chosen)
@@ -253,7 +252,7 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
     for region in regions:
         if groups_run_once(problem.graph, region, pinned.recipe) is None:
             raise UnsuitableError(
-                f"{region.name} has nothing of the kind '{pinned.recipe}' to recompute; pin one of "
+                f"the recipe '{pinned.recipe}' recomputes nothing in {region.name}; pin one of "
                 f"{', '.join(recipes_of(problem.graph, region))}"
             )
 
@@ -263,8 +262,8 @@ _COPIES = "copies"
 
 
 def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
-    """Return the mesh with the tensor axis in two if it has more ranks than attention has key heads: one over
-    the key heads, and inside it one over the query heads of each."""
+    """Return the mesh; a tensor axis with more ranks than key heads becomes two: one over key heads and,
+    inside it, one over the query heads of each."""
     if mesh.names[-1] != "tensor":
         return mesh
     tensor = mesh.shape[-1]
@@ -272,7 +271,7 @@ def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
         heads = {
             d.name: d.size for d in graph.atoms.spaces[group.name].dims if group.anchor.target == ATTENTION
         }
-        # Keys with heads of their own, or repeated ones, whose copies are the inner atom.
+        # Keys with separate heads, or repeated ones, whose copies are the inner atom.
         keys = heads.get("heads", 0) if "group" in heads else heads.get("heads.0", 0)
         if 1 < keys < tensor and tensor % keys == 0:
             shape = (*mesh.shape[:-1], keys, tensor // keys)
@@ -311,7 +310,7 @@ class _Pinning:
         self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
         self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
-        """Whether a group runs once, for those of recomputed blocks."""
+        """For each group of recomputed blocks, whether it runs only once."""
         regions = find_regions(problem.graph) if pinned.recipe != NOTHING else ()
         for number, region in enumerate(regions):
             once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
@@ -325,7 +324,7 @@ class _Pinning:
         )
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
-            # costs.parameters.unsharded_options: stage 1 is no option there.
+            # Stage 1 needs several micro-batches (costs.parameters.unsharded_options).
             self.stage = 2
             self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
 
@@ -345,8 +344,8 @@ class _Pinning:
             if not kept[group.name]:
                 raise UnsuitableError(
                     f"{group.name} ({group.anchor.target}) cannot be split as pinned on mesh "
-                    f"{self.mesh.label} ({', '.join(self.names)}), whose micro-batches are "
-                    f"{self.sizes[0]}; pin degrees that divide its sizes"
+                    f"{self.mesh.label} ({', '.join(self.names)}) with {self.sizes[0]} micro-batches; pin "
+                    "degrees that divide its sizes"
                 )
         gathered = dict.fromkeys((group.name for group in self.graph.groups), self.pinned.gathered_inputs)
         return Restriction(kept=kept, gathered_again=gathered)
@@ -371,11 +370,11 @@ class _Pinning:
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
     def _along_sequence(self) -> dict[str, frozenset[str]]:
-        """Return the labels that each group may split on the context axis: that which follows the sequence,
-        with its partial sum, if there is one, resolved in any way.
+        """Return the labels that each group may split on the context axis: along the sequence, with every
+        way to reduce a partial sum.
 
         Raises:
-            UnsuitableError: no attention of the model can follow the sequence.
+            UnsuitableError: no attention of the model can be split along the sequence.
         """
         ring = self.pinned.ring
         labels = {name: s.label for name, s in sequence_strategies(self.graph, ring=ring).items()}
@@ -386,9 +385,8 @@ class _Pinning:
             )
         if ring and not any(label.loop == RING for label in labels.values()):
             raise UnsuitableError(
-                "a ring sends keys and values around that are as many as the queries, and this model has no "
-                "scaled_dot_product_attention with such ones, without dropout and without a mask that "
-                "learns; pin ring=False"
+                "ring attention needs as many keys and values as queries, no dropout and no trained mask; no "
+                "scaled_dot_product_attention of this model is like that; pin ring=False"
             )
         return {
             group.name: frozenset(
@@ -405,15 +403,15 @@ class _Pinning:
 
     @staticmethod
     def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
-        """Return what a group may do besides on the axis of the ranks that share a key head: keys and values
-        are whole there, and attention splits the query heads of each."""
+        """Return further labels that a group may split over ranks that share a key head: keys and values
+        are replicated there, attention splits its query heads."""
         whole = {str(group.unsplit.label)} if group.name in shared else set()
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
         if not self.pinned.sequence_parallel:
             return megatron
-        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, what was whole is split
+        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, activations are split
         # along the sequence, and the partial sums of row splits are reduce-scattered instead of all-reduced.
         if megatron == {"none"}:
             return frozenset(str(s.label) for s in group.strategies if str(s.label) != batch)
@@ -445,16 +443,14 @@ class _Pinning:
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
         reduce: Reduce | None = STAGES.get(stage)
         fitting = best & np.array([reductions == ({reduce} if reduce else set()) for reductions in once])
-        # As in PyTorch's FSDP and DeepSpeed, what is gathered for each use is gathered ahead of it.
+        # As in PyTorch's FSDP and DeepSpeed, parameters that are gathered for each use are prefetched.
         ahead = fitting & np.array([any(Storage.of(stored).gathered_ahead for stored in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
         return next((mask for mask in (ahead, fitting) if mask.any()), best)
 
 
 _EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
-"""The thoroughness of the search for choices that a pinned stage leaves open; an assumption: it leaves
-few.
-"""
+"""The search effort for each stage; an assumption: a pinned stage leaves few choices open."""
 
 
 @dataclass(frozen=True)
@@ -480,22 +476,22 @@ def simulate_pinned_pipeline(
     costs: CostSource,
     pinned: PinnedConfiguration,
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy of a pinned configuration, simulated; stages have equally many
-    blocks.
+    """Return the fastest pipelined strategy of a pinned configuration, simulated, with equally many blocks in
+    each stage.
 
-    Tensors cross cuts split along the batch, on the context axis along the sequence; on the tensor axis they
-    cross whole, or split along the sequence if activations between products are. As in Megatron-LM,
+    Tensors that cross cuts are split along the batch and, on the context axis, along the sequence; on the
+    tensor axis they are replicated, or split along the sequence if ``sequence_parallel``. As in Megatron-LM,
     parameters are gathered from the beginning of the step on, and gradients are reduced while other
     micro-batches and earlier stages compute.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: blocks may be recomputed (``auto``) if that is pinned.
+        settings: must let blocks be recomputed (``auto``) if the configuration recomputes them.
         costs: the costs of a cluster with as many devices as the configuration takes.
 
     Raises:
         UnsuitableError: the model cannot be cut or split so; the message names the size that does not divide,
-            or the part that is not understood.
+            or the unsupported part.
     """
     _check_pinned(problem, costs, pinned)
     place, cutter = _with_copies(pinned.mesh, problem.graph), Cutter(problem.graph)
@@ -539,7 +535,7 @@ def simulate_pinned_pipeline(
         raise UnsuitableError(str(refusal)) from None
     if not pipelines:
         raise UnsuitableError(
-            "; ".join(("the pinned configuration leaves no pipeline", *composer.notes))
+            "; ".join(("no pipeline matches the pinned configuration", *composer.notes))
             + "; pin degrees that divide the model's sizes"
         )
     best = min(

@@ -1,4 +1,4 @@
-"""The planners that every exploration runs beside its search, and the models for which it runs them.
+"""The planners that every exploration runs beside its search, and the conditions for each.
 
 Published plans outside of the search's space can lie below its frontier: those with a device for each
 operator, and those with stages; sharded plans can if a gap was allowed. *Sharded* ones are always tried;
@@ -23,33 +23,31 @@ _CUTTING = ("cut_search",)
 _PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 BASELINES = (*SHARDED, *HEURISTICS, "gpipe", "pipedream_1f1b")
-"""What people do by hand, and what they would run first: its plans stay beside the points that beat them."""
+"""The planners that people would use by hand; each one's best plan is kept even if other points beat it."""
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 """The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
 _MOST_PIECES = 1_000
-"""The number of operators times devices up to which one that cuts all of them into pieces is quick; an
-assumption."""
+"""The number of operators times devices up to which a planner that cuts operators is quick; an assumption."""
 _SECONDS = {"local_search": 1.0, "cut_search": 1.0}
-"""The effort of planners that would take longer; an assumption about how long a person waits for what they
-find."""
+"""The effort in seconds of slower planners; an assumption about how long a person waits."""
 _FEW_GROUPS = 64
-"""The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
-pipelined ones each takes seconds with twice as many.
+"""The most operators of a model for which pipelined planners, and those in ``FEW_...``, are quick: with twice
+as many, each pipelined one takes seconds.
 """
 _MORE_GROUPS = 400
-"""The same for those in ``MORE_...``; an assumption."""
+"""The most operators for planners in ``MORE_...``; an assumption."""
 _PARALLEL = 1.5
 """The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
 equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D
 and two towers 1.6 to 3."""
 MOST_LIMITS = 5
-"""The number of points within whose memory heuristics run; an assumption."""
+"""The number of frontier points whose memory heuristics get as a limit; an assumption."""
 SHARE, LEAST_S = 0.1, 3.0
-"""The share of an exploration's seconds that placing planners may take, and the seconds that they may take in
-any case; assumptions about how long a person waits for what they find."""
+"""The share of an exploration's seconds that placing planners may take, and the seconds that they may always
+take; assumptions about how long a person waits."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method in the registry. This is one that picks from tables of sharded strategies: its module has
-    ``select``. A subclass for each other kind of methods knows what differs.
+    """A planner of the registry. This class is for sharded methods, whose module has ``select``; subclasses
+    are for the other kinds.
 
     Attributes:
         name: its name in ``--planners``, which is its module's name.
         about: a description in one line.
-        solves: whether it solves with CP-SAT, which an extra installs.
+        solves: whether it needs CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.
     """
 
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments with the method's settings; none for a method that has none."""
+        """The method's settings as keyword arguments; empty if it has none."""
         defaults = getattr(self.module, "DEFAULTS", None)
         return {} if defaults is None else {"settings": replace(defaults, **self.options)}
 
@@ -87,7 +87,7 @@ class Entry:
         return best_of(task, self.name, selections, memory_limit_bytes)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory; with a limit, the fastest that keeps it when simulated.
+        """Return plans, ascending in memory; with a limit, the fastest within it when simulated.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
@@ -120,7 +120,7 @@ class _PlacedEntry(Entry):
     placements or cuts operators, ``placements``.
 
     Attributes:
-        one_batch: the reason why it cuts no batch into micro-batches; "" if it does.
+        one_batch: why it runs a single micro-batch only; "" if it can run several.
     """
 
     kind: ClassVar[str] = "placed"
@@ -178,11 +178,11 @@ ENTRIES = {
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
         _PipelinedEntry(
             "gpipe",
-            "GPipe: a stage to each device, all forwards before all backwards, recomputed",
+            "GPipe: one stage per device, all forwards before all backwards, recomputed",
         ),
         _PipelinedEntry(
             "pipedream_1f1b",
-            "PipeDream-flush: the slowest stage as fast as can be, one forward, one backward",
+            "PipeDream-flush: the fastest slowest stage, 1F1B with a flush after each step",
         ),
         _PipelinedEntry("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
         _PipelinedEntry("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
@@ -190,9 +190,9 @@ ENTRIES = {
             "galvatron",
             "Galvatron: per layer data, sharded data or tensor parallelism, in even stages",
         ),
-        _PlacedEntry("placer", "TensorFlow's Placer: rules alone; what is free lies on device 0"),
+        _PlacedEntry("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
         _PlacedEntry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
-        _PlacedEntry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory"),
+        _PlacedEntry("m_etf", "Baechi m-ETF: earliest task first, under memory caps"),
         _PlacedEntry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
         _PlacedEntry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
         _PlacedEntry(
@@ -207,7 +207,7 @@ ENTRIES = {
         _PlacedEntry("post", "Post: placements drawn from a distribution that learns from the fast ones"),
         _PlacedEntry(
             "cut_search",
-            "ours: the batch cut over devices or operators whole, segment by segment, annealed",
+            "ours: operators cut along the batch or placed whole, segment by segment, annealed",
             one_batch="operators that are cut into pieces are not run in micro-batches as well",
         ),
         _PlacedEntry(
@@ -223,12 +223,12 @@ ENTRIES = {
         ),
         _PlacedEntry(
             "netsplit",
-            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)",
+            "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)",
             solves=True,
         ),
         _PlacedEntry(
             "netsplit_shared",
-            "NetSplit's program, in which operators may share a device in time (CP-SAT)",
+            "NetSplit's program as published: operators may overlap on a device (CP-SAT)",
             solves=True,
             one_batch=_AS_PUBLISHED,
         ),

@@ -105,7 +105,7 @@ def best_pipelines(
         for evaluation, mesh, notes in kept
     ]
     if not simulated:
-        raise InfeasibleError(f"{planner} finds no plan: its stages have no strategies left")
+        raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")
     return _best(planner, simulated, limit)
 
 
@@ -119,7 +119,7 @@ def _best(
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}"
+            f"{planner} finds no plan within {format_bytes(limit)}; raise it to {leanest}, its leanest"
         )
     return (fitting[-1],)
 

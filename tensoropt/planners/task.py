@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
 
 _FINDING = ("search", "judge", "pipelines", "planners", "placements")
-"""The stages of an exploration that find plans and simulate them; a planner's seconds are of both, too. In
-explorations of an earlier version planners are called placements."""
+"""The keys of an exploration's seconds of finding and simulating plans, both of which a planner's seconds
+cover too. Earlier versions called planners placements."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Selection:
         choice: the configuration of each variable.
         options: the option of each variable; absent means the first.
         notes: the planner's remarks (a solver's gap, a budget that ran out).
-        kind: which of a method's kinds of plans it is of; of each kind the best are kept.
+        kind: the kind of plan within the method; the best of each kind are kept.
     """
 
     space: int
@@ -55,7 +55,7 @@ class PlanningTask:
             spaces are theirs, one for each of ``placed_counts``.
         placed: the costs of operators on single devices; None if no placing planner runs.
         placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
-        staged: the same for methods that cut the model into stages; None if none runs.
+        staged: the task of pipelined planners; None if none runs.
         refusal: why no sharded plan is allowed, so that there are no spaces; "" if they are.
     """
 
@@ -72,13 +72,13 @@ class PlanningTask:
     def placing(self, micro_batches: int = 1) -> PricedGraph:
         """Return the model for placing planners, unsplit, in ``micro_batches`` micro-batches."""
         if self.placed is None:
-            raise TensorOptError("this task was made without prices for placing planners")
+            raise TensorOptError("this task was made without the costs of placed plans")
         if micro_batches not in self._placing:
             self._placing[micro_batches] = self.placed.price(micro_batches=micro_batches)
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """Return the number of the space of plans with ``micro_batches`` micro-batches."""
+        """Return the index of the space of placed plans with ``micro_batches`` micro-batches."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 
@@ -86,11 +86,11 @@ class PlanningTask:
     def staging(self) -> PipelineTask:
         """The model as the task of planners of pipelines."""
         if self.staged is None:
-            raise TensorOptError("this task was made without prices for planners of pipelines")
+            raise TensorOptError("this task was made without the costs of pipelines")
         return self.staged
 
     @property
     def search_s(self) -> float:
-        """The seconds in which the frontier's plans were found; 0 if the exploration does not say."""
+        """The seconds of finding and simulating the frontier's plans; 0 if they were not recorded."""
         seconds = self.base.report.get("seconds", {})
         return float(sum(seconds.get(stage, 0.0) for stage in _FINDING))

@@ -24,7 +24,7 @@ from tensoropt.units import counted, format_bytes
 
 @dataclass(frozen=True)
 class Command:
-    """A line to copy, and what it does."""
+    """A line to copy, and its purpose."""
 
     title: str
     line: str
@@ -43,7 +43,7 @@ def cluster_is_named(exploration: Exploration) -> bool:
 
 
 def question_of(exploration: Exploration) -> Question:
-    """Return the question that an exploration answers, as far as it is kept; its cluster is what it was."""
+    """Return the question that an exploration answers, as far as it was saved, on its saved cluster."""
     model, settings = exploration.model, Settings.from_dict(exploration.settings)
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = tuple(name for name in named if name != FRONTIER)
@@ -105,8 +105,7 @@ def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple
 
 
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
-    """Return the ways to run a plan on its devices; one for GPUs, which may not be here, also on CPU
-    ranks."""
+    """Return the commands that run a plan on its devices; a plan for GPUs also on CPU ranks."""
     known = made_for(cluster)
     if known is None or not for_gpus(cluster):
         return (Command("Run it", run_line(devices, path)),)
@@ -128,8 +127,7 @@ def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Comma
 
 
 def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:
-    """Return the commands that repeat the exploration, choose a point, run it, check it and keep what the
-    check found.
+    """Return the commands that repeat the exploration, choose a point, run it, verify it and save the result.
 
     Args:
         folder: the exploration's folder.
@@ -140,7 +138,7 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
         *_choose_commands(exploration, folder, index),
         *run_ways(exploration.cluster, _devices_of(exploration, index), "plan.json"),
         Command(
-            "Check it beside the unsplit model, and keep what was found",
+            "Check it beside the unsplit model, and save the result",
             f"tensoropt verify plan.json --save {shlex.quote(folder)}",
         ),
     )

@@ -71,14 +71,14 @@ def recorded_of(exploration: Exploration) -> Recorded:
     if exploration.recorded is None:
         raise TensorOptError(
             "this exploration was saved without its operator graph and costs (by an older version, or for an "
-            "operator that no file can hold); explore again to see why its points cost what they cost"
+            "operator that no file can hold); explore again to see the reasons for its points' costs"
         )
     return exploration.recorded
 
 
 class _SimulatedStep:
-    """The step of a point, simulated again from its rebuilt strategy at its prices: that of a sharded plan's
-    only stage. A subclass for each other kind of plan knows what differs."""
+    """The step of a sharded plan's point, simulated again from its rebuilt strategy and saved costs;
+    subclasses are for the other kinds of plan."""
 
     evaluated: Any
 
@@ -119,7 +119,7 @@ class _SimulatedStep:
         return self._rows
 
     def operators(self) -> tuple[OperatorRow, ...]:
-        # Of what only represents a received or sent tensor, that which takes time.
+        # Groups that only represent a received or sent tensor are left out if they take no time.
         return tuple(
             row
             for stage in self._rows
@@ -151,7 +151,7 @@ class _SimulatedStep:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
-        """Return the figures of a place; ``seconds`` as in a share."""
+        """Return a place's share: its peak, and its ``seconds`` in the order of :class:`Share`."""
         peaks = self.point.stages.peak_bytes
         if not peaks:
             raise TensorOptError(
@@ -188,12 +188,12 @@ _PHASES = {
 
 
 _STORED = "PG"
-"""What goes between the ranks of a place on a lane of its own: parameters from their shards, and gradients to
-them."""
+"""The kinds of events on a separate lane of a place's links: parameters gathered from their shards, and
+gradients reduced to them."""
 
 
 class _PipelinedStep(_SimulatedStep):
-    """The step of a pipeline: those of its stages, and the schedule that runs them."""
+    """The step of a pipeline: its stages' steps, and the schedule that runs them."""
 
     evaluated: PipelineEvaluation
 
@@ -245,7 +245,7 @@ class _PipelinedStep(_SimulatedStep):
         lanes, own = {devices_words(*where): COMPUTE, along: along}, f"link {numbered(*where)}"
         lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
         lanes |= {f"{own} {_PHASES[kind]}": "link " + "+".join(self.axes[1:]) for kind in _STORED}
-        if self.evaluated.times.sending_s[place]:  # it stands still for its messages
+        if self.evaluated.times.sending_s[place]:  # the place waits for its own messages
             lanes[own] = along
         return [replace(e, lane=lanes[e.lane]) for e in self.timeline if e.lane in lanes]
 

@@ -1,4 +1,4 @@
-"""A point's detail as text: what its step and its memory go into, and what would make it faster."""
+"""A point's detail as text: the parts of its step and memory, and changes that would make it faster."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TOP = 5
 
 
 def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> list[str]:
-    """Return the headline, the breakdowns of the step and of the memory at its peak, what each device has if
-    they do different things, and what would make the step shorter."""
+    """Return the headline, the breakdowns of the step and of the memory at its peak, each device's share if
+    they differ, and changes that would make the step shorter."""
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [
         detail.headline(),
         *([f"host {host_words(step)}"] if step.host_s else []),
         f"assumed: {detail.overlap}; figures: {shares}",
-        *("", "what the step goes into", _parts_table(detail.parts)),
+        *("", "parts of the step", _parts_table(detail.parts)),
     ]
     if detail.places:
         lines += ["", step.kind.each, _table(detail.places)]

@@ -1,4 +1,4 @@
-"""What would make a plan faster: the same plan at two or three changed prices."""
+"""Changes that would make a plan faster: the same plan simulated under two or three changed costs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LEAST = 0.005
 
 @dataclass(frozen=True)
 class Faster:
-    """The step of a plan at a changed price.
+    """The step of a plan under one changed cost.
 
     Attributes:
         title: the change in words.
-        time_s: the seconds of the step then; a search at these prices may find a better plan.
+        time_s: the seconds of the step; a search under these costs may find a better plan.
     """
 
     title: str
@@ -30,8 +30,8 @@ class Faster:
 
 
 def what_is_faster(exploration: Exploration, index: int) -> tuple[Faster, ...]:
-    """Return the changes that shorten the step of point ``index`` of ``all_points``, by the most first: twice
-    the bandwidth of all links, kernels of half the seconds, a host that issues at once.
+    """Return the changes that shorten the step of point ``index`` of ``all_points``, the largest gain first:
+    links of twice the bandwidth, kernels of half the seconds, a host that launches kernels at once.
 
     Raises:
         TensorOptError: its costs were not saved with it.
@@ -63,7 +63,7 @@ def _changed(plan: Rebuilt) -> Iterator[Faster]:
         lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0),
         lambda overheads: replace(overheads, of_host=None),
     )
-    title = "a host that issues at once (CUDA graphs, fewer and larger operators)"
+    title = "a host that launches kernels at once (CUDA graphs, fewer and larger operators)"
     yield Faster(title, plan.simulated(recorded=at_once).time_s)
 
 

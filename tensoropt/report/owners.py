@@ -1,7 +1,7 @@
 """The owners of a plan's memory at a moment of its step: operators and tensors, the most bytes first.
 
-This shows for the simulated step what PyTorch's memory_viz shows for a run: every row says what becomes alive
-when, and until when. At every moment the rows add up to the height of the memory curve.
+This is for the simulated step as PyTorch's memory_viz for a run: every row is a tensor with the times from
+and until which it is alive. At every moment the rows add up to the height of the memory curve.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MomentOwners:
 
 
 def _until_words(row: OwnerRow) -> str:
-    """Say until when something is alive."""
+    """Return the end of a row's lifetime in words."""
     if row.until_s is None:
         return "stays"
     return f"{format_seconds(row.until_s)}, {row.until}"
@@ -64,7 +64,7 @@ class PointOwners:
 
     Attributes:
         curve: the memory curve.
-        note: what is not known for this kind of plan; "" if everything is.
+        note: which owners are unknown for this kind of plan; "" if all are known.
     """
 
     curve: Sequence[MemoryAt]

@@ -1,4 +1,4 @@
-"""What `verify` measured of a plan beside its prediction, in words.
+"""The measurements of `verify` beside a plan's predictions, in words.
 
 The words for how far a prediction is off a measurement, by the size of the miss, are the same in every place
 that shows them.
@@ -45,8 +45,8 @@ def ran_words(
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
 ) -> str:
-    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers as of the unsplit
-    model``.
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers match the
+    unsplit model``.
 
     Args:
         cluster: the cluster that the plan is for.
@@ -68,14 +68,14 @@ def ran_words(
     if verified.loss_difference is None:
         parts.append(f"collectives {'as' if verified.ok else 'NOT as'} predicted")
     else:
-        equal = "as of" if verified.ok else "NOT those of"
+        equal = "match" if verified.ok else "do NOT match"
         parts.append(f"numbers {equal} the unsplit model")
     return "; ".join(parts)
 
 
 def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
-    """Say which figures of a run were far off their prediction, a sentence each; seconds only if the devices
-    are those of ``cluster``, which the plan is for."""
+    """Return a sentence for each figure of a run that was far off its prediction; seconds only if it ran on
+    the devices of ``cluster``, which the plan is for."""
     sentences = []
     seconds = None if _ran_elsewhere(verified, cluster) else verified.time_measured_s
     for name, measured, predicted, text in (
@@ -88,7 +88,7 @@ def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
             and predicted
             and _miss_of(measured, predicted) == "far off"
         ):
-            times = f"{measured / predicted:.2g} times what was predicted"
+            times = f"{measured / predicted:.2g} times the prediction"
             sentences.append(
                 f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
                 f"({text(predicted)}). Trust this plan's figures accordingly."

@@ -1,5 +1,4 @@
-"""A plan simulated again, whatever its kind: at the costs of now, at those that were saved with its
-exploration, or at changed ones."""
+"""Simulate a plan of any kind again, under saved, current or changed costs."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class SimulatedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkOfGroup:
-    """What one rank of a place computes for a group of operators, or for a piece of it, in a micro-batch.
+    """The work of one rank of a place for a group of operators, or a piece of it, in a micro-batch.
 
     Attributes:
         kinds: the kinds of devices at the place.
@@ -61,7 +60,7 @@ class WorkOfGroup:
 
 @dataclass(frozen=True)
 class StrategyOnMesh:
-    """A strategy on a mesh of a cluster. A subclass for each kind of strategies knows what differs.
+    """A sharded strategy on a mesh of a cluster; subclasses are for pipelines and placements.
 
     Attributes:
         strategy: of the subclass's kind.
@@ -81,7 +80,7 @@ class StrategyOnMesh:
         return cluster.meshes(max(len(shape), 1))
 
     def works(self, cluster: Cluster) -> Iterator[WorkOfGroup]:
-        """Yield what a rank of each place computes for each group."""
+        """Yield the work of a rank of each place for each group."""
         kinds = kinds_at(cluster, self.strategy.places)
         for number, (stage, works) in enumerate(
             zip(self.strategy.stages, stage_works(self.strategy), strict=True)
@@ -181,7 +180,7 @@ def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMe
         if real_shape(mesh) == shape:
             return kind(kind.read(plan, graph), mesh)
     raise ClusterError(
-        f"mesh {plan.mesh.label} is not one of {cluster.name}'s, whose axes follow the links of its "
+        f"{cluster.name} has no mesh {plan.mesh.label} among those along the links of its "
         f"{counted(cluster.device_count, 'device')}; this {plan.kind.name} runs on {plan.devices}: name a "
         f"cluster with such a mesh, or explore on {cluster.name}"
     )
@@ -197,8 +196,8 @@ class Rebuilt:
     settings: Settings
 
     def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
-        """Return the costs of its exploration, or those of another cluster with the same meshes, or other
-        seconds of workloads and links."""
+        """Return the costs of its exploration, if given with another cluster of the same meshes or other
+        recorded seconds."""
         return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:

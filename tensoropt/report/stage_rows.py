@@ -1,4 +1,4 @@
-"""The rows of one stage of a plan: its operators, and what each takes in a step.
+"""The rows of one stage of a plan: its operators, with their seconds and bytes in a step.
 
 A sharded plan is one stage, a pipeline has several. The seconds are read off the stage's own step, timed
 event by event.
@@ -21,16 +21,16 @@ from tensoropt.simulate.clock import StepEvent
 from tensoropt.simulate.recording import COMPUTE, OperatorRow, TimelineEvent
 
 _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
-"""The moments of a step whose work moves something to where it is used."""
+"""The moments of a step whose work moves data to where it is used."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """What is shown of a stage.
+    """The data of one stage, from which its rows and its timeline are made.
 
     Attributes:
         evaluation: the stage's simulated step.
-        events: what a rank does in it; what is repeated may be one event with the sum of the seconds.
+        events: a rank's work in it; repeated work may be one event with the sum of the seconds.
         axes: the names of the axes of its mesh.
         stage: its number as a configuration's first axis; empty in a plan of one stage.
         names: the name of each group's row.
@@ -44,10 +44,10 @@ class StageRows:
     names: Mapping[str, str]
 
     def shown(self, event: StepEvent, device: str = COMPUTE, link: str = "link") -> TimelineEvent:
-        """Return an event as it is shown.
+        """Return an event of the shown timeline.
 
         Args:
-            device, link: the lane of what the device computes, and the beginning of those of its links.
+            device, link: the name of the computation lane, and the prefix of the links' lanes.
         """
         over = "" if event.axes is None else "+".join(self.axes[axis] for axis in event.axes)
         return TimelineEvent(
@@ -75,7 +75,7 @@ class StageRows:
         return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
     def beside(self) -> dict[str, float]:
-        """Return the seconds that are computed beside groups' own operators, by title."""
+        """Return the seconds of computation that belongs to no operator, such as copies, by title."""
         return beside_groups(self.timeline, self._spent)
 
     def operators(self) -> tuple[OperatorRow, ...]:

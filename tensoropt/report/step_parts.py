@@ -93,7 +93,7 @@ class Computed:
 
     Attributes:
         module: the path of its module; "" if none is known.
-        kind: what it computes, as named by :func:`_kind_of`.
+        kind: the kind of operator, as named by :func:`_kind_of`.
         row: the name of the group's row.
     """
 
@@ -104,7 +104,7 @@ class Computed:
 
     @classmethod
     def of(cls, group: Group, spent: Spent, row: str) -> Computed:
-        """Return what a group computes, without copies."""
+        """Return the seconds of a group, without copies."""
         anchor = group.anchor
         return cls(anchor.module, _kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
@@ -142,8 +142,8 @@ def _titles(computed: Sequence[Computed]) -> list[str]:
 
 
 def _alike(module: str) -> str:
-    """Return a module's path with ``*`` for what numbers its siblings: whole names that are numbers, and
-    numbers at the end of a name that is not the last (``layer3.1.conv2`` becomes ``layer*.*.conv2``)."""
+    """Return a module's path with ``*`` for the numbers of siblings: names that are numbers, and numbers at
+    the end of a name that is not the last (``layer3.1.conv2`` becomes ``layer*.*.conv2``)."""
     *outer, last = module.split(".")
     names = [re.sub(r"\d+$", "*", name) for name in outer]
     return ".".join([*names, "*" if last.isdigit() else last])
@@ -172,7 +172,7 @@ def _tail(path: Sequence[str]) -> str:
 
 
 def _title(kind: str, module: str, count: int) -> str:
-    # What a module is called may say what it computes.
+    # A module's name may already contain the kind of operator.
     words = module if module.rpartition(".")[2] == kind else f"{kind} {module}".rstrip()
     return f"{words} ({count} ×)" if count > 1 else words
 
@@ -206,7 +206,7 @@ def step_parts(
     it.
 
     Args:
-        computed: what the groups of operators compute on the busiest device; None if that is not known.
+        computed: the seconds of the groups of operators on the busiest device; None if unknown.
         beside: the seconds that this device computes beside them, by title.
         timeline: the step's timeline; it shows which links are waited for.
     """
@@ -221,7 +221,7 @@ def step_parts(
     waits = waits_of(point)
     links = _waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
     rows += [(WAITING, f"waiting for {title}", seconds, ()) for title, seconds in links]
-    rows.append((HOST, "waiting for the host that issues the work", waits[HOST], ()))
+    rows.append((HOST, "waiting for the host to launch kernels", waits[HOST], ()))
     rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
     parts = [
         Part(key, title, s, s / step_s, len(of), tuple(group.row for group in of))
@@ -259,8 +259,8 @@ def _waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
     """Return (links and axes in words, seconds waited for) of the lanes that are axes of the mesh, the
-    longest first; they add up to all that is waited for. None of the lanes of single devices, which wait at
-    different times."""
+    longest first; they add up to all that is waited for. Lanes of single devices are left out, as devices
+    wait at different times."""
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     lanes = {
@@ -358,7 +358,7 @@ def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 _WHOLES = ("computing", "waiting for communication")
-"""Parts that are the whole of their kind, as nothing is distinguished."""
+"""Titles of parts that are not divided further."""
 _REDUCTION = "gradient reduction"
 _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 """The parts that take time beside single operators."""
@@ -369,7 +369,7 @@ class Share:
     """The share of a point's totals that belongs to an operator, or to something beside all operators.
 
     Attributes:
-        memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
+        memory_bytes: bytes at the peak; for an operator, its parameters, gradients and optimizer state.
         compute_s, communication_s: seconds of one step; for an operator without copies and recomputation,
             which are shares of their own.
         idle_s: the seconds in which a place neither computes nor waits for a link, but for others or for its
@@ -389,12 +389,12 @@ class Detail:
 
     Attributes:
         index: the point's place in ``all_points``; its number is one more.
-        operators: what each group of operators takes; for a pipeline, in each stage.
+        operators: the seconds and bytes of each group of operators; for a pipeline, in each stage.
         timeline, memory_curve: one rank's step over time.
         step: the point itself, for the seconds of its step.
         parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
             differ (:mod:`.step_parts`).
-        overlap: what is assumed to overlap what, in words.
+        overlap: the assumed overlap of computation and communication, in words.
         sources: shares of all seconds by their sources.
         places: if loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
             each place of a pipeline.
@@ -420,8 +420,8 @@ class Detail:
         return max(self.memory_curve, key=lambda at: at.total)
 
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-        """Return (the shares of every operator, those of what is beside them): together the step's compute,
-        communication and peak.
+        """Return (the shares of all operators, the other shares): together the step's compute, communication
+        and peak.
 
         They are read off the timeline, so that nothing is counted twice and nothing is left out. In placed
         plans and pipelines no single device has the sums: :attr:`places` says what each has.
@@ -468,7 +468,7 @@ class Detail:
         return {"point": fields.pop("index") + 1, **fields, "step": step}
 
     def headline(self) -> str:
-        """Say what dominates, in two sentences."""
+        """Return the largest shares of the step and of its peak memory, in two sentences."""
         return f"{self._time_words()} {self._memory_words()}"
 
     def _time_words(self) -> str:

@@ -1,4 +1,4 @@
-"""An exploration as text: what was found out on the way, one point in words, planners side by side."""
+"""An exploration as text: its notes, one point in words, planners side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensoropt.units import counted, format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
+    """Return how many workloads were timed; if none, the reason and the other sources of the figures."""
     report = exploration.report
     measured, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{measured} distinct pieces of work"
@@ -43,9 +43,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how well timed work predicts work that was not timed, by class of operator."""
     if not errors:
         return []
-    lines = [
-        "fitted, what was not timed; error on timed work that the fit had not seen, median (9 of 10 below):"
-    ]
+    lines = ["untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"]
     for error in errors:
         lines.append(
             f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
@@ -55,8 +53,8 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]:
-    """Return what was left out or not timed, in a few readable lines; with ``every``, also what was found out
-    about the model and the search, and where figures come from."""
+    """Return what was left out or not timed, in a few readable lines; with ``every``, also facts about the
+    model and the search, and the sources of figures."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
@@ -85,8 +83,8 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
     bound = sum(p.host_bound for p in exploration.points)
     if bound:
         lines.append(
-            f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host that "
-            "issues its work"
+            f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host to "
+            "launch kernels"
         )
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
@@ -111,8 +109,8 @@ def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
     count = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
     of = f"all {simulated:,}" if count <= simulated else f"{simulated:,} of {count:,}"
-    rest = f"; {shown:,} of these stand for all" if unbeaten > shown else ""
-    return f"simulated: {of} strategies that the search found; {unbeaten:,} are beaten by none{rest}"
+    rest = f"; {shown:,} of these are kept to represent them" if unbeaten > shown else ""
+    return f"simulated: {of} strategies that the search found; {unbeaten:,} are unbeaten{rest}"
 
 
 def point_lines(row: FigureRow) -> list[str]:
@@ -144,7 +142,7 @@ _GAP_CAPTION = "gap: time over the best known within the same memory, by the fro
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    """Return a row per limit for the frontier and each planner, with refusals and the meaning of a gap."""
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

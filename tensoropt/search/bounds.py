@@ -1,4 +1,4 @@
-"""Bounds: a time that no strategy within a memory budget can beat.
+"""Lower bounds on the time of any strategy within a memory budget.
 
 The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
 has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
@@ -25,10 +25,10 @@ the proven gap does not exceed the allowed one."""
 
 
 class Bound(Protocol):
-    """A bound that no strategy can beat."""
+    """A lower bound on the time of any strategy, by memory budget."""
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
+        """Return (n,) lower bounds on the time within each of these budgets; inf if no strategy fits."""
         ...
 
 
@@ -68,8 +68,8 @@ class Lowest:
 
 
 def lowered(incumbents: Points, epsilon: float) -> Staircase:
-    """Return the staircase below which only those strategies lie that are faster than the known ones by more
-    than the share ``epsilon``, within their memory."""
+    """Return the known staircase lowered by ``epsilon``: a strategy below it is faster than the known ones
+    within its memory by more than this share."""
     return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - _ROUNDING)))
 
 
@@ -118,7 +118,7 @@ def looseness(incumbents: Points) -> float:
 
 def lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the vertices of the lower convex hull of (memory, time), memory ascending (Andrew's monotone
-    chain); what is no faster than a leaner one is left out."""
+    chain), without points that are no faster than a leaner one."""
     hull: list[tuple[float, float]] = []
     for m, t in points:
         if hull and t >= hull[-1][1]:

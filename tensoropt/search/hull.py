@@ -1,5 +1,4 @@
-"""The scalar problem for many weights at once, and with it the lower convex hull of the frontier: its lines
-are bounds, its vertices strategies.
+"""The frontier's lower convex hull: its lines are bounds, its vertices strategies.
 
 It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
 weights normal to their chord either prove that nothing lies below it or give a new vertex between them.
@@ -242,7 +241,7 @@ SLACK = 2e-12
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hull:
-    """All that scalar problems alone show about the frontier.
+    """The frontier's lower convex hull: lines that bound it, and strategies at its vertices.
 
     Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value`` (W,).
     The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are exact
@@ -258,7 +257,7 @@ class Hull:
     picks: tuple[Indices, ...]
 
     def bound(self, memory: float) -> float:
-        """Return a time that no strategy within ``memory`` can beat; inf below the least memory."""
+        """Return a lower bound on the time of strategies within ``memory``; inf below the least memory."""
         return float(self.bounds(np.array([memory]))[0])
 
     def bounds(self, memory: Floats) -> Floats:
@@ -404,8 +403,7 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """Return a search whose lines are those of ``hull``; ``table`` (entries, W) holds their least
-        costs."""
+        """Return a search with the lines of ``hull``; ``table`` (entries, W) holds their least costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]

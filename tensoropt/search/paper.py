@@ -7,9 +7,9 @@ points. A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 T
 largest cost is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy
 of a nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses
 no entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second
-time without the entries beyond it, on a finer grid, and so on: those of too little memory in one search,
-those of too little time in another, whatever the first search gave for them. One search is enough unless the
-costs span more than six decades.
+time without the entries beyond it, on a finer grid, and so on: strategies below the least memory in one
+search, strategies below the least time in another, whatever the first search gave for them. One search is
+enough unless the costs span more than six decades.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class BandSearch:
 
     @property
     def bound(self) -> Bound:
-        """A bound that no strategy can beat, as far as this band can tell."""
+        """A lower bound on the time of any strategy, as far as this band can tell."""
         frontier = self.result.frontier
         proven = self.result.bound or Staircase(frontier.memory, frontier.time)
         return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
@@ -136,7 +136,7 @@ class BandBound:
     time_error: float
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) a time that no strategy within each of these budgets can beat."""
+        """Return (n,) lower bounds on the time of strategies within each of these budgets."""
         budgets = memory + self.memory_tolerance
         lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)

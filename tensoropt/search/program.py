@@ -300,7 +300,7 @@ class ProgramBuilder:
         return self._known[key]
 
     def finish(self) -> Program:
-        """Multiply what is left, tables with one entry each, smallest first."""
+        """Multiply the remaining tables, of one entry each, smallest first."""
         assert not any(f.scope for f in self.factors.values()), "every operator must be eliminated"
         while len(self.factors) > 1:
             a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]

@@ -38,7 +38,8 @@ UNLIMITED = Caps()
 class Leaf:
     """An input table of the elimination: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
 
-    ``configuration``, ``option`` (points,): what a point stands for; an edge has no configuration (-1).
+    ``configuration``, ``option`` (points,): the choice that a point stands for; an edge has no configuration
+    (-1).
     """
 
     offsets: Indices

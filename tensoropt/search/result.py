@@ -120,7 +120,7 @@ class TrackedFrontier:
         return f"TrackedFrontier({len(self.memory)} points, {word})"
 
     def lower_bound(self, memory: float) -> float:
-        """Return a time that no strategy within ``memory`` bytes can beat; inf if none fits.
+        """Return a lower bound on the seconds of strategies within ``memory`` bytes; inf if none fits.
 
         Raises ``ValueError`` if ``memory`` is NaN.
         """
@@ -171,7 +171,7 @@ class TrackedFrontier:
 
 
 def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
-    """Return (n,) a time that no strategy of any part within ``memory`` can beat."""
+    """Return (n,) lower bounds on the time of any part's strategies within ``memory`` (n,)."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
 
 

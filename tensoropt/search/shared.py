@@ -1,4 +1,4 @@
-"""What all searches share: settings and results, programs, first strategies, and what is still useful."""
+"""Code shared by all searches: settings, results, programs, first strategies and useful classes."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class SearchSettings:
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
     def after(self, sources: list[Source]) -> SearchSettings:
-        """Return the settings of a search that need not return what ``sources`` beat."""
+        """Return the settings of a search that may leave out strategies beaten by ``sources``."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """Strategies, the frontier over all of them with origins, their bound, and whether the result is
-    complete.
+    """The result of a search: strategies, their frontier with origins, a lower bound, and whether it is
+    exact.
 
     ``bound`` is None only if the frontier is exact and is its own bound.
     """

@@ -76,14 +76,14 @@ _WIDE = 10
 _CLOSER = 4
 """The divisor for the pairs of an abandoned pass, which gives those that the next one examines."""
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
-"""The distances of pruning targets above the hull, as shares of that of the known strategies."""
+"""The distances of pruning targets above the hull, as shares of the known strategies' distance."""
 _LARGE_WORK = 20_000_000
 """The pairs of table entries, over all steps, from which only the first lines are made: 70 million pairs
 (GPT-2 on a 2x2x8 mesh, 250 configurations per operator) take hours, and the strategies of the scalar problems
 are within two per cent on average there."""
 TOO_LARGE = (
-    "too many configurations for more than some scalar problems: each point's gap says how much faster a "
-    "missing strategy could be; fewer axes, or epsilon=0, search on"
+    "too many configurations for a full search: each point's gap says how much faster a missing strategy "
+    "could be; search meshes of fewer axes, or search on with epsilon=0"
 )
 _UNPROVEN = (
     "the search stopped before the allowed gap was proven everywhere: each point's gap says how much faster "
@@ -92,8 +92,8 @@ _UNPROVEN = (
 
 
 class _Within:
-    """All that is known so far: strategies, and for narrowed graphs, bounds of the classes that were left
-    out."""
+    """The state of a search: the known strategies and, for narrowed graphs, bounds of the classes that were
+    left out."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
@@ -134,7 +134,7 @@ class _Within:
                 # The remaining classes form no strategy: nothing lies below the floor by which they were
                 # narrowed.
                 return self.result(self.bound(Staircase(np.zeros(0), np.zeros(0))))
-            # Those of the same graph's earlier lines are among those of more lines.
+            # More lines of the same graph include its earlier vertices.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)
             mean, worst = gaps(self.incumbents, bound)

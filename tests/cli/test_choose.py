@@ -36,7 +36,7 @@ def chosen(capsys: Any, *options: str) -> str:
 def test_why_a_point_costs_what_it_costs(capsys):
     out = chosen(capsys, "--why")
     assert re.search(r"A step of [\d.]+ ms is \d+ % compute", out)
-    assert "what the step goes into" in out
+    assert "parts of the step" in out
     assert re.search(r"memory at [\d.]+ ms: 1\.46 GiB", out)
     assert re.search(r"this plan with +the step +change\n.+−?-\d+ %", out)
 

@@ -313,7 +313,7 @@ def test_what_does_not_fit_is_kept_and_said(run: Any, place: Path) -> None:
     arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "tight")
     answer = run(*arguments, "--memory", "1KiB")
     refused(answer, "no plan fits 1 KiB; the smallest plan needs")
-    assert "a step); what was found is in tight: tensoropt choose tight --point 1" in answer[2]
+    assert "a step); the points are in tight: tensoropt choose tight --point 1" in answer[2]
     assert run("choose", "tight", "--point", "1")[0] == 0
     # Kept, so that another budget needs no search.
     assert "--anew explores again" in run(*arguments, "--memory", "8GiB")[1]
@@ -635,7 +635,7 @@ def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) 
     before = snapshot(explored)
     code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--anew")
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "tensoropt: error: interrupted; what was saved or timed is kept"
+    assert err.splitlines()[-1] == "tensoropt: error: interrupted; saved results and timings are kept"
     assert snapshot(explored) == before
 
 
@@ -684,7 +684,7 @@ def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys)
         }
         store.put_many(records | {"cpu/torch/2x1/train/hung": {"error": "it did not end within 60 s"}})
     assert main(["measure", "profiles", "--forget-failed"]) == 0
-    assert "1 records of what failed" in capsys.readouterr().out
+    assert "1 records of failed measurements" in capsys.readouterr().out
     assert main(["measure", "profiles", "--export", str(tmp_path / "records")]) == 0
     assert "norm forward: 0 % (0 %), from 10" in capsys.readouterr().out
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))

@@ -59,7 +59,7 @@ def test_what_would_fit_is_said_and_kept(place: Path, capsys: pytest.CaptureFixt
     words = QUESTIONS["Which plan within 24 GiB? If none: which would?"].replace("24GiB", "1MiB")
     assert main(shlex.split(f"{words} {QUICK}")) == 2
     said = capsys.readouterr().err
-    assert re.search(r"smallest .+ a step\); what was found is in out/q1", said), said
+    assert re.search(r"smallest .+ a step\); the points are in out/q1", said), said
     assert load_exploration(place / "out" / "q1").points
 
 

@@ -43,11 +43,7 @@ def notes(keys: int) -> list[str]:
     ("keys", "said"),
     [
         (HEADS, "no searched mesh splits 4; an axis of 5 cuts 5"),
-        (
-            2,
-            "no searched mesh splits 2 of keys, each of which 2 of queries share; an axis of 5 cuts 5 of "
-            "keys",
-        ),
+        (2, "no searched mesh splits 2 key heads, each with 2 query heads; an axis of 5 cuts 5 key heads"),
     ],
 )
 def test_heads_and_a_batch_that_no_mesh_cuts_are_named_with_sizes_that_it_would(keys: int, said: str) -> None:

@@ -78,7 +78,7 @@ def test_the_frontiers_row_is_of_the_points_that_are_shown():
     entries = [Finds("lean", ((5, 12.0),)), Finds("fast", ((30, 4.0),))]
     (row, *_), _ = rows_of(entries, [(10, 10.0), (20, 8.0), (35, 5.0)])
     assert (row.memory_bytes, row.time_s, row.points, row.gap) == (30, 4.0, 4, 0.0)
-    assert row.notes == ("its fastest plan is of fast; the search's own fastest takes 8 s",)
+    assert row.notes == ("its fastest plan is from fast; the search's own fastest takes 8 s",)
 
 
 def test_one_time_has_one_gap_and_none_is_below_zero():

@@ -49,7 +49,7 @@ def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_p
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("tensoropt: error: interrupted; not searched: ")
     assert missing in said
-    assert said.endswith(f"what was found is in {tmp_path}/found: tensoropt choose {tmp_path}/found")
+    assert said.endswith(f"the points are in {tmp_path}/found: tensoropt choose {tmp_path}/found")
     found = load_exploration(tmp_path / "found")
     assert found.points
     assert any(note.startswith("interrupted: not searched: ") for note in found.report["notes"])
@@ -59,7 +59,7 @@ def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_p
 def test_before_anything_is_found_nothing_is(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(SpaceSearch, "_search", interrupted_after(0, SpaceSearch._search))
     assert main([*QUICK, "--out", str(tmp_path / "found")]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; what was saved or timed is kept\n")
+    assert capsys.readouterr().err.endswith("interrupted; saved results and timings are kept\n")
     assert not (tmp_path / "found").exists()
 
 

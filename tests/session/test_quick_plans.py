@@ -267,7 +267,7 @@ def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(st
     for name in ("zero", "frontier"):
         assert rows[name]["notes"][0].startswith("no sharded plan: devices 1 (stem: device 1)")
     assert rows["zero"]["time_s"] is None
-    assert rows["gpipe"]["notes"][0].startswith("published pipelines know no constraints")
+    assert rows["gpipe"]["notes"][0].startswith("published pipelines cannot keep to constraints")
 
 
 def test_where_nothing_is_allowed_both_sides_are_named(store: ProfileStore) -> None:
@@ -322,7 +322,7 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) ->
     # What is free lies on GPUs, the first of which cannot run this one.
     assert "1 operators cannot run on device 0 and went to the next that can" in rows["placer"]["notes"]
     assert rows["zero"]["notes"] == [f"no sharded plan: {refusal}"]
-    assert rows["gpipe"]["notes"][0].startswith("stages are on devices of one type")
+    assert rows["gpipe"]["notes"][0].startswith("published pipelines need one device type")
     alone = explore(Centred(), inputs, cluster="dgx-h100[2]", **asked)
     (note,) = [note for note in alone.report["notes"] if note.startswith("priced as if GPUs could run them")]
     assert "tensoropt_tests.row_means.default" in note

@@ -3,7 +3,7 @@
 S. Fan et al., *DAPPLE: A Pipelined Data Parallel Approach for Training Large Models*, PPoPP 2021, section
 4.3: the step is warm-up, steady and ending phase, the last with the reduction of gradients among a stage's
 replicas; the partition and the degree that minimise it are found by a dynamic programme. Backward begins
-early (1F1B). Here all stages are replicated equally often, over every degree.
+early (1F1B). Here every stage has the same number of replicas; every degree is tried.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:
 
 
 def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
-    """Return a mask for the first option, which stores parameters as they are used, and for those with the
-    most shards.
+    """Return a mask of the first option, which stores parameters as they are used, and of the most sharded
+    ones.
     """
     shards = np.array([sum(code >= 0 for layout in option for code in layout[1:]) for option in options])
     mask: np.ndarray = shards == shards.max()

@@ -3,8 +3,8 @@
 D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019, section 3.1:
 the partitioning of layers into stages that minimises the time of the slowest; *Memory-Efficient
 Pipeline-Parallel DNN Training*, ICML 2021, section 3.2: 1F1B with a flush after each batch, so that one
-version of the weights is kept. Here all stages are replicated equally often (PipeDream may replicate each
-differently), over every degree.
+version of the weights is kept. Here every stage has the same number of replicas (PipeDream's may differ);
+every degree is tried.
 """
 
 from __future__ import annotations

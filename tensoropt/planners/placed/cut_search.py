@@ -1,13 +1,13 @@
-"""Cut search: the batch of some operators cut over the devices, the others whole, each where it does best.
+"""Cut search: split the batch of some operators over the devices, and place the others whole.
 
-Operators that are cut over all devices are data parallelism, but for their parameters, which lie on one
-device; whole ones on several devices are placements. Between the two are plans in which parallel branches lie
-on parts of the devices, as FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022) have them.
+Cutting every operator over all devices is data parallelism, except that each parameter is on one device;
+whole operators on several devices are a placement. Between the two are plans with parallel branches on parts
+of the devices, as in FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022).
 
-There are two starts: all that can be cut is cut, into every number of pieces that divides the number of
-devices; and nothing is. Operators and pieces are placed by :mod:`.local_search`. Then the model's order is
-divided into segments where little crosses; one after the other is made whole, or cut, in the fastest plan so
-far, which stays if that is slower.
+Two kinds of starts: everything that can be cut is, into each number of pieces that divides the number of
+devices; or nothing is. Operators and pieces are placed by :mod:`.local_search`. Then the model's order is
+divided into segments with few bytes between them; each segment in turn is changed from cut to whole, or back,
+in the fastest plan so far, and the change is kept if it is faster.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _NAME = "cut_search"
 _SEGMENTS = 12
 """The most segments."""
 _SEGMENTS_PER_SECOND = 2.0
-"""The segments for each second of effort, as each is placed anew whenever it is tried the other way."""
+"""The segments for each second of effort: every changed segment places the model anew."""
 _STARTS = 0.5
 """The share of the effort for plans in which everything is cut, or nothing."""
 _MUCH_SLOWER = 1.25
-"""The factor above which a segment is not tried the other way, if the step takes so much longer before
-anything is moved. All four are assumptions."""
+"""A changed segment is dropped if the step is longer by this factor before operators move. All four are
+assumptions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class _Search:
         self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
         count = whole.problem.devices.count
         cuts = {number: whole.batch_cuts(number) for number in range(count, 1, -1)}
-        # A batch that no divisor of the devices divides leaves some of them out, as few as possible.
+        # If no divisor of the device count divides the batch, as few devices as possible are left out.
         numbers = [n for n in cuts if count % n == 0 and cuts[n]] or [n for n in cuts if cuts[n]][:1]
         self.everywhere: list[Splits] = [cuts[number] for number in numbers]
         self.segments = segments(whole, int(np.clip(_SEGMENTS_PER_SECOND * settings.seconds, 1, _SEGMENTS)))
@@ -103,8 +103,8 @@ class _Search:
                     best = tried if tried is not None and tried.time_s < best.time_s else best
 
     def _try(self, cuts: Splits, before: _Found | None, share: float) -> _Found | None:
-        """Place a graph with these cuts, from where its operators lie in another plan, if that is not much
-        slower than the plan to begin with; return the fastest found."""
+        """Return the fastest placement of the graph with these cuts, starting from another plan's devices;
+        None if it starts much slower than that plan or nothing fits."""
         self.tried.append(cuts)
         graph = self.whole.split(cuts)
         problem = graph.problem
@@ -126,8 +126,7 @@ class _Search:
 
 
 def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    """Yield placements in which every operator that another plan has too lies where it lies there, and takes
-    its turn as there."""
+    """Yield placements that keep another plan's devices and order for the operators that both plans have."""
     lies = dict(zip(before.problem.names, before.placement.device, strict=True))
     pins = tuple((o, (lies[name],)) for o, name in enumerate(problem.names) if name in lies)
     state = State.of(before)
@@ -139,8 +138,8 @@ def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -
 
 
 def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> Integers:
-    """Return the operators in an order that no dependence contradicts, as near as possible to one given by
-    names; operators that are not in it come as soon as they can."""
+    """Return the operators in the order closest to the names in ``line`` that respects dependences; operators
+    not in ``line`` come as early as they can."""
     turn = {name: number for number, name in enumerate(line)}
     reads = nx.DiGraph()
     reads.add_nodes_from(range(problem.size))
@@ -155,10 +154,10 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
 
 
 def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
-    """Return the operators in the model's order, divided into segments: each alone, or if they are more than
-    ``most``, segments of about equal weight, each border where the fewest bytes cross.
+    """Return the operators in the model's order, in segments: one for each, or ``most`` of about equal weight
+    with borders that the fewest bytes cross.
 
-    The weight of an operator is its seconds, and those that its parameters take from one device to another.
+    The weight of an operator is its seconds plus those of sending its parameters between devices.
     """
     problem = whole.problem
     names = [whole.whole_of(o) for o in range(problem.size)]
@@ -185,7 +184,7 @@ def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
 def placements(
     whole: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
 ) -> list[tuple[PricedGraph, PlacedAnswer]]:
-    """Return graphs, cut in different ways, with placements that fit and that no other one found beats.
+    """Return the placements found that fit and that no other beats, each with its graph as it was cut.
 
     Raises:
         UnsuitableError: nothing can be cut along the batch.

@@ -47,12 +47,12 @@ class DposSchedule:
 
     @property
     def answer(self) -> PlacedAnswer:
-        """The placement, with the step that DPOS itself expects."""
+        """The placement, with DPOS's own estimate of the step."""
         return PlacedAnswer(self.placement, expected_s=self.finish_s)
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Run algorithm 1 within the simulator's memory.
+    """Run algorithm 1 with less and less room until its placement fits when simulated.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
@@ -127,7 +127,7 @@ class _DposScheduler:
 
     def schedule(self) -> DposSchedule:
         problem = self.problem
-        # A producer's rank is never below its reader's; of equal ranks the model's order keeps it that way.
+        # A producer's rank is never below its reader's; ties keep the model's order.
         for operator in np.lexsort((np.arange(problem.size), -self.ranks.forward)):
             self._place(int(operator))
         forward = orders_by_start(self.device, self.starts, problem.devices.count)

@@ -1,9 +1,9 @@
-"""Local search: better placements around those of the heuristics, for every amount of memory.
+"""Local search: improve the heuristics' placements by annealing, under many caps on memory.
 
 Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics: first without a cap on
 memory, then under lower and lower caps, each from the fastest placement below it, which is the epsilon
-constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). What no other placement beats
-in memory and time when simulated is the answer.
+constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). The answer is the placements
+that no other one beats in memory and time when simulated.
 
 It is limited in effort, not in seconds, so that an answer depends on the seed alone.
 """
@@ -28,18 +28,17 @@ from tensoropt.types import Floats
 from tensoropt.units import format_bytes
 
 TASKS_PER_SECOND = 25e6
-"""The tasks of steps computed in a second on the machine where this was measured, on one core of an AMD EPYC:
-turns seconds into effort."""
+"""The tasks simulated per second on one core of an AMD EPYC (measured); this turns seconds into effort."""
 _SHELVES = 48
-"""The amounts of memory for which a placement is kept."""
+"""The number of memory levels for which a placement is kept."""
 _CAPS = 8
-"""The caps on memory under which a chain runs."""
+"""The number of memory caps under which a chain runs."""
 _FEWEST, _ENOUGH, _ENOUGH_PER_OPERATOR = 2_000, 20_000, 1_000
 """The fewest tries; and how many are enough, in all or for each operator."""
 _STARTS = 3
 _SCOUTS, _FASTEST, _CAPPED = 0.3, 0.3, 0.4
-"""The number of starts from which a chain runs, the fastest ones, and the shares of all tries: of these
-chains, of those without a cap, of those under caps. They are assumptions, as are the numbers above."""
+"""The number of fastest starts from which a chain runs, and the shares of all tries: for these chains, for
+chains without a cap, for chains under caps. These and the numbers above are assumptions."""
 _ROUNDS = 6
 """The most times that caps are lowered because the simulator finds more bytes than were booked."""
 
@@ -75,7 +74,7 @@ class _Search:
 
     def run(self, starts: Sequence[SimulatedPlacement]) -> None:
         states = {s.placement.device: State.of(s) for s in sorted(starts, key=lambda s: s.time_s)}
-        # Where everything is above the caps, a chain pays for it: a stable sort by how much.
+        # By bytes above the caps, then by time, as the sort is stable.
         ordered = sorted(states.values(), key=self._over)
         start = ordered[0]
         for state in ordered[:_STARTS]:
@@ -124,7 +123,7 @@ class _Search:
 def placements(
     graph: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: LocalSearch = DEFAULTS
 ) -> list[tuple[PricedGraph, PlacedAnswer]]:
-    """Return the graph with each placement that fits and that no other one found beats in memory and time.
+    """Return the placements found that fit and that no other beats in memory and time, each with the graph.
 
     Raises:
         InfeasibleError: nothing found fits.
@@ -141,11 +140,11 @@ def simulated_places(
     settings: LocalSearch,
     known: Iterable[Placement] = (),
 ) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
-    """Return (what :func:`placements` finds, ascending in memory; notes on how).
+    """Return (the simulated placements of :func:`placements`, ascending in memory; notes on the search).
 
     Args:
-        name: the planner that refuses.
-        known: placements from which to start; none for those of the heuristics.
+        name: the planner's name, for messages.
+        known: placements from which to start; by default those of the heuristics.
 
     Raises:
         InfeasibleError: nothing found fits.

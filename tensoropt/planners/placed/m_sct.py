@@ -30,7 +30,7 @@ from tensoropt.planners.placed.common.units import (
 from tensoropt.types import Floats
 
 _THRESHOLD = 0.1
-"""The largest share of an edge's message that may be left for its child to be a favourite (Baechi, section
+"""A child is a favourite if at most this share of its edge's message is left by the program (Baechi, section
 4)."""
 
 _SECONDS = 60.0
@@ -56,8 +56,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:
     """Return (operators,) seconds, the mean over the devices that each may lie on; (edges, 2) producer and
-    reader, ascending; (edges,) the seconds of all that goes along each, the mean over pairs of devices, and
-    nothing between operators that share a device anyway."""
+    reader, ascending; (edges,) the seconds of all messages along each, the mean over pairs of devices, 0
+    between operators that share a device anyway."""
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
     devices = problem.devices

@@ -2,8 +2,8 @@
 
 NetSplit's program after node co-placement, with limits on groups and a rule of memory of ours
 (:mod:`.common.contraction`, :mod:`.exact.rules`), solved by CP-SAT instead of Gurobi. As published, nothing
-keeps a device from doing several things at a time (:mod:`.netsplit_shared`); this one has the rule. It takes
-forty blocks: over a few dozen it finds good schedules in a minute, over hundreds hardly any.
+keeps a device from doing several things at a time (:mod:`.netsplit_shared`); this one has the rule. Graphs
+are contracted to forty blocks: a few dozen have good schedules within a minute, hundreds hardly any.
 """
 
 from __future__ import annotations

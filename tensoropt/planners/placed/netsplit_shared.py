@@ -1,4 +1,4 @@
-"""NetSplit's program as published: operators may share a device in time.
+"""NetSplit's program as published: operators on one device may overlap in time.
 
 Every operator is timed by itself, forward and backward. Otherwise than published: groups of operators that
 share a device are joined along the heaviest edges within limits of ours
@@ -11,7 +11,7 @@ from __future__ import annotations
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
 _PLANNER = ExactPlanner(
-    name="netsplit_shared", exclusive=False, groups=True, promise="it lets operators share a device"
+    name="netsplit_shared", exclusive=False, groups=True, promise="its operators may overlap on a device"
 )
 DEFAULTS = Solving()
 place = _PLANNER.place

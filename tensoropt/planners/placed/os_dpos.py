@@ -37,13 +37,13 @@ class _Trial:
 def placements(
     graph: PricedGraph, memory_limit_bytes: float | None, seed: int
 ) -> tuple[tuple[PricedGraph, PlacedAnswer]]:
-    """Return the graph as it was cut with its placement.
+    """Return the cut graph with its placement.
 
     Raises:
         InfeasibleError: an operator has no room on any device.
     """
     start, name = _start(graph, memory_limit_bytes)
-    # If counting what is in flight leaves no room, that is left to the simulator.
+    # If counting tensors in flight leaves no room, they are left to the simulator.
     ways = ((counts, _trial(start, memory_limit_bytes, counts)) for counts in (True, False))
     counts, first = next((way for way in ways if way[1] is not None), (False, None))
     cut: dict[str, GroupSplit] = {}
@@ -63,7 +63,7 @@ def placements(
 
 
 def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
-    """Return the graph to begin with, and what it is (section 5.2)."""
+    """Return the graph to start from, and its name for the notes (section 5.2)."""
     batch = graph.data_parallel()
     bytes_in_all = float(units_of(graph.problem).bytes.sum())
     if batch and (graph.problem.devices.within(limit) >= bytes_in_all).any():

@@ -16,7 +16,7 @@ _PLANNER = ExactPlanner(
     exclusive=False,
     backward=False,
     knows_memory=False,
-    promise="it knows forward alone and lets operators share a device",
+    promise="it schedules forward alone, and its operators may overlap on a device",
 )
 DEFAULTS = Solving(most_blocks=200)
 place = _PLANNER.place

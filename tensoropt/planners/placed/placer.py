@@ -40,7 +40,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     for operator, unit in enumerate(units.of):
         if device_of[unit] >= 0:
             continue
-        # What reads a variable has an input.
+        # A reader of a variable has an input.
         if operator not in referring and _is_generator(problem, operator):
             later.append(operator)
             continue
@@ -102,6 +102,6 @@ def _check_memory(problem: PlacementProblem, placement: Placement, limit: float 
         if peak > room:
             raise InfeasibleError(
                 f"placer finds no plan within {format_bytes(in_all(room))}: device {device} reaches "
-                f"{format_bytes(in_all(peak))}, as its rules know no memory; pin operators to other "
+                f"{format_bytes(in_all(peak))}, as its rules ignore memory; pin operators to other "
                 "devices, or use a planner that counts memory (m_topo, m_etf, dpos)"
             )

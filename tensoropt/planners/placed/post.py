@@ -1,4 +1,4 @@
-"""Post: placements drawn from a distribution for each operator, which learns from those that were fast.
+"""Post: placements drawn from a distribution for each operator, which learns from the fast ones.
 
 Y. Gao, L. Chen, B. Li, *Post: Device Placement with Cross-Entropy Minimization and Proximal Policy
 Optimization*, NeurIPS 2018, algorithm 1. As published: a softmax distribution over the devices for each
@@ -45,12 +45,12 @@ _ASCENTS = 10
 _RATE = 0.05
 """The size of these steps; an assumption, as are all numbers below."""
 _DIVERGENCE = 0.01
-"""The divergence of an update, for each group, that the penalty aims at."""
+"""The divergence per group that the penalty aims at in an update."""
 _LEAST_WEIGHT = 1.0
-"""The least weight of the divergence: once a distribution has nearly settled it diverges little, whatever the
-weight, and without a least one the next outlier among the placements would settle it."""
+"""The least weight of the penalty: a distribution that has nearly settled diverges little, and with no weight
+the next outlier among the placements would decide it."""
 _MOST = 1.0
-"""The most that the logarithm of a ratio of probabilities counts: it is a sum over all units, and one outlier
+"""The largest log-ratio of probabilities that counts: it is a sum over all units, and one outlier
 among the placements must not decide for all."""
 _PENALTY = 4.0
 """The seconds for bytes that do not fit, as a share of the first step per share of all bytes."""
@@ -63,9 +63,9 @@ class Post:
     Attributes:
         placements: the most placements that are timed (the paper's L).
         seconds: the effort that limits them on large models, in seconds of the machine where it was measured.
-        per_ascent: those after which the distribution is improved by gradient ascent (K).
-        per_fit: those after which it is fitted to the fastest (N).
-        elite: the share of placements that are the fastest.
+        per_ascent: placements between two improvements of the distribution by gradient ascent (K).
+        per_fit: placements between two fits of the distribution to the fastest ones (N).
+        elite: the share of placements that count as the fastest.
         uniform: the share of the uniform distribution that is mixed in after a fit (epsilon).
     """
 
@@ -86,7 +86,7 @@ def place(
     """Return the fastest placement that was drawn and fits.
 
     Raises:
-        InfeasibleError: none of those drawn fits.
+        InfeasibleError: no placement drawn fits.
     """
     units = units_of(problem)
 

@@ -3,7 +3,7 @@
 S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 A. Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step;
 batch norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel``
-synchronises none: what that saves is simulated, too.
+synchronises none, and the seconds that this saves are simulated, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
     step, sent = lower(evaluation.batch), False
     for now in step.instructions:
         if now.moment.kind == "inner" and now.moment.group in norms:
-            # Those with a kind are gradients, whose buckets are sent when anything is.
+            # Sends with a kind are gradients and stay; the others are batch statistics.
             own = [sends for sends in now.sends if sends.kind]
             sent, now.sends = sent or len(own) < len(now.sends), own
     return TimedStep(step, tables.prices.communication, overlap).time_s if sent else None

@@ -7,8 +7,8 @@ data parallelism and from a random strategy (section 6.2), and stops when the bu
 yielded nothing better. FlexFlow has no memory term; here a strategy over the limit costs its excess, so that
 the walk can find its way back under it.
 
-What FlexFlow does not choose follows the operators: where a tensor with several readers is materialised and
-how parameters are stored are decided afresh, as cheaply as their neighbours allow.
+FlexFlow chooses for operators alone. The layouts of tensors with several readers and of stored parameters are
+chosen anew for each proposal, as cheaply as their neighbours allow.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ class _Chain:
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])
         ends = {end for edge in self.edges[name] for end in (edge.a, edge.b)}
-        # Only what touches the changed operator is decided afresh: anything else has the same neighbours as
-        # before.
+        # Only variables next to the changed operator are chosen anew: all others have the same neighbours.
         followers = [f for f in self.followers if f in ends]
         return proposed if self.complete(proposed, followers) else None
 

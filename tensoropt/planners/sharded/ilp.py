@@ -7,7 +7,7 @@ per pair of classes, tied to the binaries by transport constraints, whose relaxa
 product at a time. HiGHS solves the program (through ``scipy.optimize.milp``).
 
 The limit applies to the simulated memory, while the program sums: bytes that the simulator adds are taken off
-    the limit and the program is solved once more, a few times at most.
+the limit and the program is solved once more, a few times at most.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class _Program:
         self.right.append(right)
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
-        """Add the flow from the classes of ``a`` to those of ``b``: the flow into a class equals its
-        choice.
-        """
+        """Add an edge's columns and rows: a flow for each pair of classes, whose sums equal the choices."""
         # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
@@ -160,8 +158,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             (point,) = simulated_points(task, "ilp", [selection])
             if point.memory_bytes <= memory_limit_bytes:
                 break
-            # The excess comes off what this program used where that is below its limit: the next one could
-            # else fill the room that this one left.
+            # The limit falls from the bytes that this program used, if those are fewer: otherwise the next
+            # one could fill the room that this one left.
             limit = min(limit, solved.memory_bytes) - (point.memory_bytes - memory_limit_bytes)
     if not selections:
         raise UnsuitableError(

@@ -56,9 +56,9 @@ def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the labels that each group may split on the inner axis, in one pass over the graph.
 
-    A tensor is *split* if it comes from columns or from what follows them. A group that reads a split tensor
-    follows it; a group that reads only whole tensors splits by columns if it is a matrix, and otherwise stays
-    whole.
+    A tensor is *split* if it comes from a column split or a group that follows one. A group that reads a
+    split tensor follows it; a group that reads only whole tensors splits by columns if it is a matrix, and
+    otherwise stays whole.
     """
     split: set[str] = set()
     labels: dict[str, frozenset[str]] = {}
@@ -137,8 +137,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return at_least_one(
         task,
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "no mesh here cuts both the attention heads and the batch; megatron needs an inner axis that cuts "
-        "the heads, of keys where several queries share one, into parts of which none is empty",
+        "no mesh here splits both the attention heads and the batch; megatron needs an inner axis that "
+        "splits the heads (the key heads, if several query heads share one) into non-empty parts",
     )
 
 

@@ -1,8 +1,9 @@
 """OptCNN: the fastest strategy, by node and edge elimination.
 
 Z. Jia, S. Lin, C. R. Qi, A. Aiken, ICML 2018 (equations 1 to 3, algorithm 1). One objective, time; memory is
-no part of it, so a limit can only refuse the result. A configuration's options count with their fastest. What
-node and edge elimination leave is eliminated over more than two neighbours, where the paper enumerates it.
+no part of it, so a limit can only refuse the result. Each configuration takes its fastest option. The nodes
+that node and edge elimination leave have more than two neighbours: they are eliminated too, where the paper
+enumerates them.
 """
 
 from __future__ import annotations

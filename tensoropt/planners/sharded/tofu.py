@@ -75,7 +75,7 @@ class _Recursion:
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         if not all(map(len, kept.values())):
-            raise NoStrategyError("an operator's split of earlier axes goes with none of this one")
+            raise NoStrategyError("no split on this axis is compatible with those already chosen")
         nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
@@ -100,8 +100,7 @@ ties.
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy per space among those with the most axes that have one: the finest recursion there
-    is.
+    """Return one strategy for each space with the most axes of which any has one: the finest recursion.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.

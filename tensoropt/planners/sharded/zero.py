@@ -61,9 +61,9 @@ def _stage_scheme(stage: int) -> Scheme:
 
 def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarray:
     counts = np.array([_sharded(layouts) for layouts in options])
-    # If a parameter cannot be sharded at all, whole is the most there is.
+    # A parameter that cannot be sharded at all stays whole.
     most = counts == counts.max()
-    # Stage 3 gathers for each use; and what has no option that is gathered once is the same in every stage.
+    # Stage 3 gathers for each use; parameters without an option gathered once are alike in every stage.
     if reduce is None or not any(
         _reduction_times(layouts) for layouts in options
     ):  # else nothing is gathered

@@ -56,8 +56,8 @@ def _numbered(keys: list[object]) -> Indices:
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """Return the graph in which the operators of one colour are one: their costs, and those of like edges,
-    add up.
+    """Return the graph with the operators of each colour merged into one: their costs, and the costs of like
+    edges, add up.
 
     Its variables are the colours, and one with a single class for edges between operators of one colour.
     """
@@ -196,8 +196,7 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Return classes of some operators worth trying: those that their copies prefer in the relaxed
-    strategies.
+    """Return classes of some operators worth trying, preferred by their copies in relaxed strategies.
 
     In each pick, every operator takes the class that most of its copies chose; further results take the
     choice of single copies.

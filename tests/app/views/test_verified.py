@@ -43,7 +43,7 @@ def missed(one: Verified) -> list[str]:
 def test_both_figures_are_shown_with_their_difference() -> None:
     assert verified_words(found(), DATA) == (
         "33.0 GiB tracked (30.0 GiB predicted, +10 %); 540 ms measured (600 ms predicted, −10 %); "
-        "numbers as of the unsplit model"
+        "numbers match the unsplit model"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_miss_is_said_by_its_size() -> None:
         assert len(sentences) == boxes
         for said in sentences:
             assert "far off" in said
-            assert f"{factor:.2g} times what was predicted" in said
+            assert f"{factor:.2g} times the prediction" in said
     assert of_point(DATA, 3, (found(time_measured_s=9.0),)) is None
 
 
@@ -67,7 +67,7 @@ def test_fake_ranks_have_no_time() -> None:
 
 
 def test_a_failure_is_not_hidden() -> None:
-    assert "numbers NOT those of" in verified_words(found(ok=False), DATA)
+    assert "numbers do NOT match" in verified_words(found(ok=False), DATA)
     assert verified_words(found(error="a rank died"), DATA) == "did not run: a rank died"
 
 

@@ -73,7 +73,7 @@ def test_rules(rule):
 
 
 def test_a_variable_whose_readers_are_pinned_apart_is_refused():
-    with pytest.raises(InfeasibleError, match="no device is allowed for all operators that belong together"):
+    with pytest.raises(InfeasibleError, match="no device can hold all of these operators"):
         placed(**SHARED | {"pinned": ((1, (1,)), (3, (0,)))})
 
 

@@ -12,7 +12,7 @@ from tensoropt.planners.tables import Scheme, computed_otherwise
 
 
 def flat(mesh: Mesh) -> bool:
-    """Return whether a place's mesh has at most one axis."""
+    """Return whether a stage's mesh has at most one axis."""
     return len(mesh.shape) <= 2
 
 

@@ -28,16 +28,16 @@ from tensoropt.planners.tables import Scheme
 from tensoropt.question.settings import Settings
 
 MOST_PLACES, _MOST_AXES = 16, 2
-"""The highest degree that methods try, and the most axes of a place."""
+"""The highest pipeline degree that methods try, and the most mesh axes of a stage."""
 _MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches for each place, if a person requests none; the first number that suits is used. GPipe calls
+"""Micro-batches per group of devices, if none are requested; the first suitable number is used. GPipe calls
 its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
-"""The most positions up to which a model may be cut at any of them; with more it is cut before blocks. All of
-these are assumptions.
+"""Models with at most this many cut positions may be cut at any of them, larger ones only before blocks. All
+of these are assumptions.
 """
 _STEP = 0.01
-"""The share by which each pipeline of a method is leaner than the previous one."""
+"""The least relative drop in memory from one pipeline of a method to the next."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 
 
@@ -54,7 +54,7 @@ class PipelineTask:
     """The task of methods that cut a model into stages: a model on a cluster.
 
     Attributes:
-        first_space: the number of the first of :attr:`spaces` in the exploration that the answers belong to.
+        first_space: the index of the first of :attr:`spaces` among the exploration's spaces.
     """
 
     problem: Problem
@@ -91,8 +91,8 @@ class PipelineTask:
         return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
-        """Return the most micro-batches among those requested for each place, of a size that a place's
-        devices can divide if there is one."""
+        """Return the largest requested number of micro-batches that divides the batch, if possible one whose
+        size a stage's devices divide; None if none divides it."""
         batch, requested = self.problem.batch, self.settings.micro_batches
         multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
         counts = [places * m for m in multiples if batch % (places * m) == 0]
@@ -101,12 +101,12 @@ class PipelineTask:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """The spaces, one for each of the jobs."""
+        """The exploration's spaces of these jobs, one for each."""
         keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:
-        """Return the number of a job's space in the exploration."""
+        """Return the index of a job's space in the exploration."""
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:
@@ -127,14 +127,14 @@ class PipelineTask:
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
         if len(self.cluster.device_types) > 1:
-            raise UnsuitableError(f"stages are on devices of one type, and there are {self.cluster.counts}")
+            raise UnsuitableError(f"published pipelines need one device type, not {self.cluster.counts}")
         if self.settings.constraints is not None:
-            raise UnsuitableError("published pipelines know no constraints; explore with --pipelines always")
+            raise UnsuitableError("published pipelines cannot keep to constraints; use --pipelines always")
         suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
         if not suited:
             raise UnsuitableError(
                 "no pipeline of this kind suits the model, its batch and the cluster: stages need trained "
-                "parameters, equal parts of the devices, and a batch that as many micro-batches divide; "
+                "parameters and equally many devices each, and the micro-batches must divide the batch; "
                 "choose a batch that is a multiple of the number of stages, times --micro-batches if given"
             )
         return suited
@@ -158,7 +158,7 @@ class PipelineTask:
         """
 
         def restricted(tables: CostTables) -> CostTables:
-            # Published methods keep what they gather, in stages as in :class:`TableSpace`.
+            # Published methods keep gathered tensors, in stages as in :class:`TableSpace`.
             return tables.without_moves.restricted(partial(allowed, tables))
 
         search = StageSearch(

@@ -1,9 +1,9 @@
-"""Simulated annealing over placements: operators change devices, and take their turn there by time.
+"""Simulated annealing over placements: operators move between devices and run there in order of time.
 
-S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimizes the seconds
-of a step under a cap on what is booked on a device: the sum of what lies there for the whole step and of what
-its backwards need. What it comes across is kept by the bytes on its fullest device, so that one chain finds
-placements for many caps. The simulator has the last word on both.
+S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimises the step's
+seconds under a cap on the bytes booked on each device: those stored for the whole step, and those kept for
+backward. The states that it visits are kept by the bytes on their fullest device, so that one chain finds
+placements for many caps. The simulator then decides the time and the memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _HOT, _COLD = 1e-3, 1e-5
 four devices too.
 """
 _PENALTY = 4.0
-"""The seconds for bytes above the cap, as the share of the step per share of all bytes. An assumption; it
-makes a cap hard, since what a move gains is far less."""
+"""The penalty in seconds for bytes above the cap: a share of the step per share of all bytes. An assumption,
+high enough that no move gains as much."""
 _TOGETHER = 6.0
 """The mean number of connected operators, beyond the first two, that move together; an assumption."""
 _JOINS = 0.7
@@ -34,20 +34,20 @@ _ALONE = 0.3
 """The share of moves of one operator alone; an assumption."""
 
 _Arrays = tuple[Any, ...]
-"""The values of a named tuple of arrays, in a kernel."""
+"""A named tuple of arrays as a plain tuple, for compiled kernels."""
 
 
 class MoveTables(NamedTuple):
-    """What moves need to know of a problem.
+    """The data of a problem that moves read, as flat arrays.
 
     Rows of several lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
 
     Attributes:
-        first_near, near: for each operator, those from which it reads, and those that read from it.
+        first_near, near: the producers and the readers of each operator.
         unit: (n,) the unit of each operator; units move as a whole.
         first_member, members: the operators of each unit.
         first_choice, choices: the devices that each unit may lie on.
-        bytes: (units,) what each stores on its device, and keeps inside its operators.
+        bytes: (units,) the bytes stored on its device, and kept inside its operators.
         kept_bytes: (t,) the bytes of each storage that backward needs, for all micro-batches.
         first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
     """
@@ -66,7 +66,7 @@ class MoveTables(NamedTuple):
 
     @classmethod
     def of(cls, problem: PlacementProblem, units: Units) -> Self:
-        """Return the moves' view of a problem."""
+        """Return the arrays of a problem."""
         tensors = problem.tensors
         near: list[set[int]] = [set() for _ in range(problem.size)]
         for tensor in tensors:
@@ -94,7 +94,7 @@ class MoveTables(NamedTuple):
 
     @property
     def all_bytes(self) -> float:
-        """The bytes that one device books for everything."""
+        """The bytes booked if one device holds the whole problem."""
         return float(self.bytes.sum() + self.kept_bytes.sum())
 
 
@@ -103,8 +103,8 @@ class State(NamedTuple):
 
     Attributes:
         device: (n,) the device of each operator.
-        ahead, back: (n,) all operators in the order of their forwards, and of their backwards; each device
-            runs its own in this order, which no dependence contradicts.
+        ahead, back: (n,) all operators in the order of their forward, and of their backward, which respects
+            dependences; each device runs its operators in this order.
     """
 
     device: Integers
@@ -145,7 +145,7 @@ class State(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """The fastest states that chains came across, by the bytes booked on their fullest device.
+    """The fastest states that chains visited, by the bytes booked on their fullest device.
 
     Attributes:
         edges: (k,) ascending; a state lies on the first shelf whose edge is at least its bytes, or nowhere.
@@ -272,11 +272,11 @@ def anneal(
     seed: int,
     shelf: Shelf,
 ) -> float:
-    """Run a chain from a state, which becomes the chain's last; return its seconds.
+    """Run a chain from a state, overwrite it with the chain's last one, and return that one's seconds.
 
     Args:
-        caps: (devices,) the bytes that may be booked on each; a state above them pays for it, so that a chain
-            can begin there.
+        caps: (devices,) the bytes that may be booked on each; more is penalised, not refused, so that a chain
+            may begin there.
         tries: the number of states whose step is computed.
         shelf: takes the states within the caps.
     """
@@ -287,8 +287,7 @@ def anneal(
 def _anneal(
     problem: _Arrays, tables: _Arrays, state: _Arrays, caps: Floats, tries: int, seed: int, shelf: _Arrays
 ) -> float:
-    """Run a chain on the values of what :func:`anneal` takes. They come as plain tuples, as the cache of
-    compiled kernels would not survive a new name of a class."""
+    """Run :func:`anneal` on plain tuples: renaming a class would invalidate the cache of compiled kernels."""
     np.random.seed(seed)
     device, ahead, back = state
     links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:7], tables[7:]

@@ -46,8 +46,8 @@ class Contraction:
         counts in the block's kept bytes.
         """
         whole, groups = self.whole, [list(g) for g in self.groups]
-        # The very same object where nothing is joined: callers ask by identity whether the program knows
-        # every placement.
+        # The same object if nothing is joined: callers check by identity whether the program covers every
+        # placement.
         if len(groups) == whole.size and all(g == [i] for i, g in enumerate(groups)):
             return whole
 
@@ -183,11 +183,11 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
 
 def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
     """Return the operators in at most ``most_groups`` groups that share a device, joined along the heaviest
-    edges: a group may wait for another in its midst, as its operators are timed one by one.
+    edges: a group may wait for another partway through, as its operators are scheduled one by one.
 
-    Edges are followed up to an even share of all operators, work and memory in one group, as a group of all
-    that is heavy leaves the program no choice. The rest joins, the leanest group first, the leanest of its
-    neighbours, or of all groups; these are assumptions. More groups remain only if pins forbid joining them.
+    Edges join groups up to an even share of all operators, work and memory: one group of everything heavy
+    would leave the program no choice. After that, the leanest group joins its leanest neighbour, or the
+    leanest of all groups; these are assumptions. More groups remain only if pins forbid joining them.
     """
     groups = _Groups(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), acyclic=False)
     for first, *others in units_of(problem).members:
@@ -208,14 +208,14 @@ def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[in
 
 
 class _Groups:
-    """Groups of operators, joined two by two, and whether two of them stay within the limits together.
+    """Groups of operators, joined in pairs within limits.
 
     Attributes:
-        graph: of the groups, each named by one of its operators.
-        acyclic: whether groups must not wait for each other.
-        weights: (producer, reader) -> the bytes of what goes there, and of the gradients that come back.
+        graph: the graph of groups, each named by one of its operators.
+        acyclic: whether a join must not close a cycle.
+        weights: (producer, reader) -> the bytes of the tensors sent, and of the gradients that come back.
         members: the operators of each group; ``block``: the group of each operator.
-        bytes, seconds, allowed: what each holds, takes on each device, and where it may lie.
+        bytes, seconds, allowed: each group's bytes, its seconds on each device, and its permitted devices.
     """
 
     def __init__(self, problem: PlacementProblem, limits: GroupLimits, *, acyclic: bool):
@@ -265,11 +265,10 @@ class _Groups:
         return any(nx.has_path(self.graph, w, v) for w in self.graph.succ[u] if w != v)
 
     def join_along_edges(self) -> None:
-        """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached;
-        and again as long as a round joins anything, because an edge that would have closed a cycle may be
-        free once its detour has been joined too. At last those without edges, as the counters of a
-        normalization."""
-        # Ties by the operators' numbers, so that the blocks are the same in every run.
+        """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached.
+        Repeat while a round joins anything: an edge that closed a cycle may be free once its detour is
+        joined too. Finally join groups without edges, such as the counters of a normalization."""
+        # Ties go by the operators' numbers, so that the blocks are the same in every run.
         edges = sorted(self.weights, key=lambda edge: (-self.weights[edge], edge))
         most, before = self.limits.most_groups, 0
         while len(self.members) > most and len(self.members) != before:

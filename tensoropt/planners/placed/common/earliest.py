@@ -115,10 +115,10 @@ class _EarliestFirst:
         return starts
 
     def _keep_awake(self, starts: Floats, permitted: NDArray[np.bool_], favourite: Sequence[int]) -> None:
-        """Apply SCT's rule (Baechi, section 3.1): a device whose last operator's favourite child is still to
-        come is awake for it. It takes that child, or an urgent operator: one whose inputs could be on any
-        device by then, so that waiting elsewhere gains it nothing. It is free when another device starts the
-        child earlier, or when it has no room for the child."""
+        """Apply SCT's rule (Baechi, section 3.1): a device stays awake for the favourite child of its last
+        operator. It takes that child, or an urgent operator: one whose inputs could be on any device by then,
+        so that waiting elsewhere gains it nothing. It is free when another device starts the child earlier,
+        or when it has no room for the child."""
         # When the inputs could be on any permitted device: the latest of the arrivals.
         waits = np.where(permitted, self.arrival, -np.inf).max(axis=1)
         for device, last in enumerate(self.last):
@@ -156,7 +156,7 @@ class _EarliestFirst:
         self, operator: int, device: int
     ) -> tuple[float, dict[str, float], dict[tuple[int, int], float]]:
         """Return the time at which the inputs of an operator are on a device if they are sent now, in the
-        order in which they are made, and what this changes of ``lanes`` and ``there``."""
+        order in which they are made, with the changes of ``lanes`` and ``there``."""
         devices, tensors = self.problem.devices, self.problem.tensors
         latest, lanes, there = 0.0, dict[str, float](), dict[tuple[int, int], float]()
         for made, number in sorted((self.ends[tensors[t].producer], t) for t in self.problem.read[operator]):

@@ -23,7 +23,7 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     count = problem.devices.count
     for device in range(count):
         placement = Placement.in_order([device] * problem.size, count)
-        # in_order asks neither for pins nor for what a device can run.
+        # in_order ignores pins, and which operators a device can run.
         if possible(problem, placement):
             yield placement
     for name in _WARM_STARTS:

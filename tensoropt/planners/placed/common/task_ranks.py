@@ -33,9 +33,7 @@ class Ranks:
 
 
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
-    """Return the seconds of sending each tensor, (tensors,), between those two of its possible devices for
-    which it takes longest.
-    """
+    """Return (tensors,) the seconds to send each tensor between the slowest pair of its possible devices."""
     devices = problem.devices
     everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
     longest_s = np.zeros(len(problem.tensors))
@@ -74,7 +72,7 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
-    """Return the ranks when every operator has its device: w_i and c_ij are the values there."""
+    """Return the ranks under a placement: w_i and c_ij are the seconds on the operators' devices."""
     weights = [
         seconds[np.arange(problem.size), list(device)].tolist()
         for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
@@ -100,8 +98,8 @@ def _ranks(
     """
     tensors = problem.tensors
     backward, forward = [0.0] * problem.size, [0.0] * problem.size
-    # The model's order is a topological one, and backward goes against it: what a gradient goes on to is
-    # ranked before.
+    # The model's order is a topological one, and backward goes against it: the readers of a gradient are
+    # ranked first.
     for operator in range(problem.size) if problem.training else ():
         most = weights[2][operator]
         for number in problem.read[operator]:
@@ -122,7 +120,7 @@ def _path(
     problem: PlacementProblem, forward: Sequence[float], backward: Sequence[float], update: Sequence[float]
 ) -> tuple[int, ...]:
     """Return the path from the entry operation on: "recursively the operation with the largest rank among the
-    successors" (section 5.1), whatever is sent to it.
+    successors" (section 5.1), without transfers.
     """
     if not forward:
         return ()

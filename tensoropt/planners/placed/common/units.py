@@ -1,8 +1,8 @@
 """Units: operators that must share a device, treated as one, and how methods place them within memory.
 
-While a method works, it counts memory as the papers do: what lasts for a step adds up, and of transient bytes
-the largest count (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and sees
-what sums do not, so a method runs with less and less room until its placement fits when simulated.
+Methods count memory as the papers do: the bytes held for a whole step add up, and of transient bytes the
+largest count (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and may find
+more, so a method runs with less and less room until its placement fits when simulated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def units_of(problem: PlacementProblem) -> Units:
     """Return the units of a problem.
 
     Raises:
-        InfeasibleError: operators that belong together have no common device; the message names them.
+        InfeasibleError: operators that must share a device have no common one; the message names them.
     """
     joined = nx.Graph()
     joined.add_nodes_from(range(problem.size))
@@ -97,7 +97,7 @@ def units_of(problem: PlacementProblem) -> Units:
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:
     """Return the bytes that an operator needs while it runs, in addition to those for the whole step.
 
-    In forward these are the tensors at its ends that nobody keeps, in backward the gradients at its ends.
+    In forward these are its inputs and outputs that backward does not need, in backward their gradients.
     """
     ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
     passing = (t for t in ends if not t.kept_by and not (t.stored and t.producer == operator))
@@ -127,8 +127,8 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
                 if not (possible[o] & pins[o]).all()
             )
             raise InfeasibleError(
-                f"no device is allowed for all operators that belong together: {sides}; loosen a pin or "
-                "take them apart"
+                f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or "
+                "let them be on different devices"
             )
     return allowed
 
@@ -179,7 +179,7 @@ class MemoryBook:
         Args:
             lasting, transient: (..., 1), or scalars; bytes for the whole step, and while it runs.
         """
-        # The second attempt of retry.py, in which transient memory is left to the simulator.
+        # The second try of place_within_memory, which leaves transient memory to the simulator.
         if not self.counts_transients:
             return self.used + lasting <= self.caps
         return self.used + lasting + np.maximum(self.transient, transient) <= self.caps
@@ -289,8 +289,8 @@ def _retry(
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
     worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
     raise InfeasibleError(
-        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts, each "
-        f"with less room to book, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}"
+        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts with "
+        f"less room, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}; raise the limit"
     )
 
 

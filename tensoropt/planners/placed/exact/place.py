@@ -1,9 +1,9 @@
-"""A program, solved until its answer fits when simulated.
+"""Solve a placement program until its answer fits when simulated.
 
-Where an answer does not fit, the program is solved once more with less room on the devices, as with the
-methods that sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device does one
-thing at a time starts from the best heuristic's placement of its blocks, and the faster of the two is the
-answer; programs as published answer with what they find.
+If an answer does not fit, the program is solved again with less room on the devices, as in the methods that
+sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device runs one operator at a
+time starts from the best heuristic's placement of its blocks, and the faster of the two is the answer;
+programs as published return their own answer.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tensoropt.types import Floats
 from tensoropt.units import format_bytes, format_seconds
 
 _FIRST = 0.5
-"""The share of the effort that is left which one run may spend: the others may have to give devices less
-room. An assumption."""
+"""The share of the remaining effort that one run may spend; the rest is for runs with less room. An
+assumption."""
 _SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
@@ -50,8 +50,8 @@ class Solving:
     """The settings of a planner that solves a program.
 
     Attributes:
-        most_blocks: larger graphs are contracted to so many blocks, as far as possible, or to so many groups;
-            None for NetSplit's two for each device.
+        most_blocks: larger graphs are contracted to about this many blocks, or groups; None for NetSplit's
+            two for each device.
         seconds: the solver's time, to which the limit on its effort is proportional; an assumption about how
             long a person waits.
         balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 means no rule.
@@ -64,7 +64,7 @@ class Solving:
 
 @dataclass(frozen=True, kw_only=True)
 class ExactPlanner:
-    """A planner that solves a program: which rules it has, and over what.
+    """A planner that solves an integer program, with the program's rules and limits.
 
     Attributes:
         name: the planner's name.
@@ -72,9 +72,9 @@ class ExactPlanner:
         groups: operators are timed one by one, and groups of them share a device; otherwise blocks run in one
             go.
         knows_memory: whether it limits the memory of devices from the start.
-        devices: the only number of devices that it treats; None for any.
-        most_operators: the most blocks that it takes.
-        promise: why its own time for its answer is shorter than the simulated one.
+        devices: the only number of devices that it supports; None for any.
+        most_operators: the most blocks that it supports.
+        promise: the reason why its own time for its answer is shorter than the simulated one.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ExactPlanner:
     def place(
         self, problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Solving
     ) -> PlacedAnswer:
-        """Return its answer, with notes on what it promises and what is proven.
+        """Return the program's best placement, with notes on its own step time and its proven gap.
 
         Raises:
             UnsuitableError: another number of devices, or a graph that cannot be contracted far enough.
@@ -107,8 +107,8 @@ class ExactPlanner:
         contraction = _in_groups(problem, most) if self.groups else contracted(problem, most)
         if (blocks := len(contraction.groups)) > self.most_operators:
             raise UnsuitableError(
-                f"{problem.size} operators can only be contracted to {blocks} blocks; the program takes "
-                f"{self.most_operators}; use netsplit or dpos"
+                f"{problem.size} operators can only be contracted to {blocks} blocks; {self.name} takes at "
+                f"most {self.most_operators}; use netsplit or dpos"
             )
         if problem.micro_batches > 1:
             settings = replace(settings, seconds=_SHARE * settings.seconds)
@@ -175,7 +175,7 @@ class _Runs:
             raise InfeasibleError(self._refusal())
         best = min(fitting, key=lambda each: each.time_s)
         bound_s = lower_bound_s(self.problem)
-        # What a program proves with all room, over operators and not blocks, holds for every placement.
+        # A bound proven over operators, not blocks, with all of the memory holds for every placement.
         if self.program.exclusive and self.blocks is self.problem:
             bound_s = max(bound_s, min(self.outcomes[0].bound_s, best.time_s))
         return PlacedAnswer(best.placement, tuple(self._notes(found, best, bound_s)))
@@ -225,9 +225,9 @@ class _Runs:
             hint = None
 
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
-        """Return the capacity of the next run: the devices' own, then less than what the rule counts of this
-        answer by what the simulator sees above it; on all devices, as on equal ones the same answer would
-        only change places."""
+        """Return the capacity of the next run: the answer's bytes by the memory rule, less the simulator's
+        excess over a device's memory. It is the same on all devices: on equal ones the same answer would only
+        move."""
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)
         over = _over(simulated)
@@ -246,7 +246,7 @@ class _Runs:
         devices = self.blocks.devices
         most = devices.in_all(float(devices.capacity_bytes.max()))
         within = f" within {format_bytes(most)} on {devices.count} devices" if math.isfinite(most) else ""
-        none = ", and its program has none" if math.isinf(self.outcomes[0].bound_s) else ""
+        none = ", and its program has no solution" if math.isinf(self.outcomes[0].bound_s) else ""
         near = ""
         if self.nearest is not None:
             near = f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
@@ -264,11 +264,11 @@ class _Runs:
             yield contracted
         if found is not None:
             yield (
-                f"the program says {format_seconds(outcome.time_s)} of its own answer, the simulator "
+                f"the program computes {format_seconds(outcome.time_s)} for its answer, the simulator "
                 f"{format_seconds(found.time_s)}: {self.program.promise}"
             )
         if best is not found:
-            yield f"the warm start stands: the heuristic's {format_seconds(best.time_s)} over its blocks"
+            yield f"the heuristic's placement of the blocks was not improved: {format_seconds(best.time_s)}"
         if words := outcome.ended(self.settings.seconds):
             yield words
         if before := len(self.outcomes) - 1:

@@ -2,7 +2,7 @@
 
 The variables: a device for every operator, a start for its forward and its backward, and for every tensor and
 device the message that brings it there and the one that brings its gradient back. The constraints, each with
-the method that adds it: one device per operator and what must lie together (:meth:`._place`); an operator
+the method that adds it: one device per operator, or per group that shares one (:meth:`._place`); an operator
 takes its device's time (:meth:`._run`); no operator starts before its inputs are there, over links of
 different speeds (:meth:`._send`); every variable counts once per device it is on (:meth:`._keep`); the step
 ends when the last task has ended (:meth:`._end`). These are NetSplit's, in which operators may run on one
@@ -237,10 +237,10 @@ class PlacementProgram:
             self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
-        """Add that the stored and kept bytes of a device fit it, every variable counted once per device.
+        """Add the memory constraints: each device's stored and kept bytes fit, each tensor counted once.
 
-        All of it is there at the moment between a device's forward and backward, so the simulated peak is
-        never less: without ``Rules.balance`` the rule excludes nothing that fits.
+        Between forward and backward a device holds all of these bytes, so the simulated peak is never less:
+        without ``Rules.balance`` the rule excludes nothing that fits.
         """
         problem, own = self.problem, lasting_bytes(self.problem)
         tensors = kept_tensors(problem)

@@ -40,15 +40,13 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
-    """Return the bytes that an operator itself stores, and keeps of all micro-batches, (n,), tensors
-    aside.
-    """
+    """Return (n,) the bytes that each operator stores, and keeps for all micro-batches, without tensors."""
     return problem.stored_bytes + problem.training * problem.micro_batches * problem.kept_bytes
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Return the tensors alive between forward and backward, on every device that keeps them; as large as
-    those of all micro-batches together.
+    """Return the tensors alive between forward and backward, each with the bytes of all micro-batches
+    together.
     """
     count = problem.micro_batches
     kept = (tensor for tensor in problem.tensors if problem.training and tensor.kept_by)

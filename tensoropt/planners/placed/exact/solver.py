@@ -1,6 +1,6 @@
 """A run of CP-SAT over a placement program, limited in effort so that an answer depends on the seed alone.
 
-The limit in seconds is a safeguard, and an answer that it cut short says so.
+The limit in seconds is a safeguard; a note says if it ended the run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SolverOutcome:
     clock: bool
 
     def ended(self, seconds: float) -> str:
-        """Return what ended a run with so many seconds before its proof; "" if it was proven."""
+        """Return a note on what ended a run of at most ``seconds`` before its proof; "" if it was proven."""
         if self.proven:
             return ""
         ended = (
@@ -86,8 +86,7 @@ def solve(
     solver = cp.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = _STRATEGIES
-    # Without taking turns, workers share what they find whenever they find it, and one seed gives several
-    # answers.
+    # Without interleaving, workers share solutions at arbitrary times, and one seed gives several answers.
     parameters.interleave_search = True
     parameters.random_seed = seed % 2**31
     parameters.max_deterministic_time = effort

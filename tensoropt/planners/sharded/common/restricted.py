@@ -22,7 +22,7 @@ from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
 NO_BATCH = (
-    "no number of devices here cuts the batch into parts of which none is empty; choose a multiple of one"
+    "no device count here splits the batch into non-empty parts; choose a batch that is a multiple of one"
 )
 """The refusal of methods that only split the batch."""
 
@@ -41,9 +41,7 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
 
 
 def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
-    """Return the scheme that splits every group on its batch dim on every axis; ``stored`` decides about
-    options.
-    """
+    """Return the scheme that splits every group on its batch dim on every axis; ``stored`` masks options."""
     labels = batch_labels(task)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -80,7 +78,7 @@ def restricted_selections(
         for recomputing in (False, True) if space.tables.regions else (False,):
             graph = space.tables.restricted(partial(_in_a_form, allowed, recomputing, space.tables))
             try:
-                # A gap of a thousandth: what a scheme leaves open does not deserve an exact search.
+                # A gap of a thousandth: the few open choices do not deserve an exact search.
                 frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
             except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
                 continue
@@ -114,7 +112,7 @@ def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: s
 
 
 def why_none(task: PlanningTask, why_not: str) -> str:
-    """Return why a method has no plan: that of a free search, or that constraints leave it none."""
+    """Return why a method has no plan: ``why_not`` in a free search, else that constraints leave none."""
     if task.base.settings.get("constraints") is None:
         return why_not
     return "none of its plans keeps to the constraints; loosen them or leave them out"

@@ -16,7 +16,7 @@ OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo dashboard ready-made zoo-figures screenshots gate test test-quarter test-all test-gpu test-nojit test-oldest dist lint clean \
-	bench mutants sweep notebooks figures bench-fidelity bench-search
+	bench mutants sweep notebooks figures bench-fidelity bench-search bench-explore
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +27,9 @@ $(STAMP): pyproject.toml constraints.txt .ci/install-torch.py
 	@.ci/make-venv "$(PYTHON)"
 	$(BIN)/python .ci/install-torch.py --index "$(TORCH_INDEX)" --requirement "$(TORCH)"
 	$(PIP) install --constraint constraints.txt --editable ".[all,test]"
+	@# One small exploration calls every kernel of search and simulation, which numba compiles and keeps beside the sources.
+	@kept=$$(mktemp -d) && TENSOROPT_CACHE=$$kept $(BIN)/tensoropt explore zoo:gpt2-tiny --cluster 'dgx-h100[2]' \
+		--micro-batches 1,2 --pipelines always --out $$kept/out >/dev/null && rm -rf $$kept
 	@touch $@
 
 demo: $(STAMP) ## the whole loop on a GPT-2-style model: frontier, plan, run, compare
@@ -67,6 +70,9 @@ screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 
 bench-search: $(STAMP) ## the search against published methods, about 10 minutes (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.search.bench_search $(ARGS)
+
+bench-explore: $(STAMP) ## seconds of explore: cold, again, with other links (ARGS="--quick gpt2" for a taste)
+	$(BIN)/python -m tests.benchmarks.explore.bench_explore $(ARGS)
 
 gate: $(STAMP) ## answer thirty fixed questions: what moved? (ARGS=--keep accepts today's answers)
 	$(BIN)/python -m tests.gate $(ARGS)

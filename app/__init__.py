@@ -1,7 +1,7 @@
 """The dashboard: frontiers, the selected point, the reasons for its costs, and its plan as files.
 
-The folder is ``app``, installed as ``tensoropt_app``; imports inside it are therefore relative. It builds on
-:mod:`tensoropt`, which does not depend on it.
+The folder ``app`` is installed as ``tensoropt_app``, so its imports are relative. It depends on
+:mod:`tensoropt`, never the reverse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULE_OF = {"Library": ".library", "create_app": ".server", "serve": ".server"
 __all__ = ["Library", "create_app", "serve"]
 
 
-# Imported at first use: a job's own process imports this package too, and needs neither Dash nor Plotly.
+# Imported on use: a job's process also imports this package, and needs neither Dash nor Plotly.
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

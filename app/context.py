@@ -1,4 +1,4 @@
-"""The state that every page's callbacks share: explorations, jobs and remembered results."""
+"""The state shared by all pages' callbacks: explorations, jobs and caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """The state handed to every page when its callbacks are registered."""
+    """The state given to every page when its callbacks are registered."""
 
     library: Library
     jobs: JobManager | None = None
@@ -32,60 +32,59 @@ class Context:
 
     @property
     def manager(self) -> JobManager:
-        """The jobs of a dashboard that has them."""
+        """The job manager of a dashboard that has one."""
         assert self.jobs is not None
         return self.jobs
 
     def view_from(self, search: Any) -> View:
-        """Return the view that an address asks for; without an exploration, that of the first one."""
+        """Return an address's view; without an exploration, of the first one."""
         view = View.from_query(str(search or ""))
         first = None if view.exploration else next(iter(self.library.entries()), None)
         return replace(view, exploration=first.key) if first else view
 
     def exploration(self, view: View) -> Exploration | None:
-        """Return the view's exploration; None if the view names none."""
+        """Return a view's exploration; None if it names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """Return (what is known about the view's plans that were run, "") or (nothing, why it cannot be
-        read)."""
+        """Return (verifications of the view's plans, "") or (none, why they cannot be read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:
             return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
-        """Return the view's frontier as arrays; None if the view names no exploration that can be read."""
+        """Return a view's frontier; None if its exploration is missing or unreadable."""
         try:
             exploration = self.exploration(view)
         except TensorOptError:
             return None
         if exploration is None or not exploration.points:
             return None
-        # The exploration is part of the value, so its id cannot be reused while the value is remembered.
+        # The value contains the exploration, so its id cannot be reused while the value is cached.
         return self.frontiers.get(
             id(exploration),
             lambda: FrontierData.of(exploration, self.library.model_name(exploration.model.source)),
         )
 
     def detail(self, data: FrontierData, point: int) -> Any:
-        """Return everything about one point, made once for all who show it.
+        """Return the details of one point, made once for all callers.
 
         Raises:
-            TensorOptError: the exploration does not hold what that needs; the message says so.
+            TensorOptError: the exploration lacks the necessary data; names them.
         """
         shown = data.exploration
-        # The exploration is part of the value here, too.
+        # Here, too, the value contains the exploration.
         return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def told_job(self, data: FrontierData, point: int, launcher: str) -> ToldJob:
-        """Return the nearest job to a point that a launcher can be told; it is priced, which takes up to
-        minutes, once for all who ask.
+        """Return the job closest to a point that a launcher can express, with its cost; takes up to minutes,
+        once for all callers.
 
         Raises:
-            TensorOptError: there is none; the message says why.
+            TensorOptError: there is none; gives the reason.
         """
-        # Here, as it opens the search's modules, which pages do without.
+        # Imported on use: it imports the search, which pages do not need.
         from tensoropt.saved import export_job
 
         shown = data.exploration

@@ -1,6 +1,4 @@
-"""Downloads that a page offers, made on demand from an exploration of the library; no path comes from
-outside.
-"""
+"""Downloads, made on demand from an exploration of the library; no path comes from outside."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ from .views.frontier import FrontierData
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
-    """Return the address of a file of an exploration; with a view, the address also has its limits and its
-    money settings."""
+    """Return the address of an exploration's file; a view adds its limits, price and amount."""
     path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
         return path
@@ -41,7 +38,7 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class _Query:
-    """The input of a download; ``model``: people's name for the model; ``view``: limits and price."""
+    """The input of a download. ``model``: the display name; ``view``: limits and price."""
 
     exploration: Exploration
     model: str
@@ -95,11 +92,11 @@ _MAKERS: dict[str, tuple[str, Callable[[_Query], str]]] = {
     "cluster.json": ("application/json", _cluster),
     "constraints.json": ("application/json", _constraints),
 }
-"""For each name, the media type, and the function that makes the text."""
+"""Media type and text function by file name."""
 
 
 def register(app: Dash, context: Context) -> None:
-    """Add the route: unknown names and points give 404, downloads that cannot be made give 409 with the
+    """Add the route: unknown names and points give 404; downloads that cannot be made give 409 with the
     reason."""
 
     @app.server.get("/download/<key>/<name>")

@@ -1,11 +1,11 @@
-"""The explorations that a page may request, by key: the ready-made ones, an opened folder, finished jobs.
+"""The explorations of the dashboard, by key: ready-made, from an opened folder, from finished jobs.
 
-A page names an exploration only by its key. Keys are looked up here and never become a path, so nothing
-outside these folders can be opened from the web.
+Pages name explorations only by key. A key is looked up and never becomes a path, so nothing outside these
+folders can be opened from the web.
 
-The index: what the dashboard knows of every exploration without opening it, read once, and again when a file
-changes. Opening an exploration makes objects of all its points; lists and tables of all explorations need a
-hundredth of that. An exploration that cannot be read is listed with its fault and does not affect others.
+The index holds a summary of every exploration, read without opening it, and again when its file changes;
+lists need only that, a hundredth of the work of opening. An unreadable exploration is listed with its error
+and does not affect others.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tensoropt.question.settings import settings_fields
 from .recent import Recent
 
 _MOST = 10_000
-"""The most heads and costs that are remembered; reading one takes about a millisecond."""
+"""Maximum number of cached heads and costs; reading one takes about a millisecond."""
 Indexed = TypeVar("Indexed")
 
 
 @dataclass(frozen=True)
 class Head:
-    """The description of an exploration; ``fault``: why it cannot be read, "" if it can.
+    """The summary of an exploration; ``fault``: why it cannot be read, "" if it can.
 
     Attributes:
         source: the model, as given to ``explore``.
         cluster: its name.
-        step: a key that comparable explorations share (:func:`same_step`).
-        kind: the kind of the devices with the least memory.
-        kinds: the kinds of its cluster's devices, with the fields that a tariff needs.
-        settings: what distinguishes two explorations of one model, as pairs of name and words.
+        step: a key shared by comparable explorations (:func:`same_step`).
+        kind: the kind of the smallest device.
+        kinds: the kinds of its devices, with the fields that a tariff needs.
+        settings: (name, words) of settings that distinguish explorations of one model.
         batch: samples per step; None if unknown.
         devices: the number of the cluster's devices.
     """
@@ -59,17 +59,17 @@ class Head:
 
 
 class _Index:
-    """Heads and costs by folder; safe between threads."""
+    """Heads and costs by folder; thread-safe."""
 
     def __init__(self) -> None:
         self._recent = Recent(size=_MOST)
 
     def head(self, folder: Path) -> Head:
-        """Return the head of an exploration; with its fault if it cannot be read."""
+        """Return the head of an exploration, with the error if it cannot be read."""
         return self._once("head", folder, _head, lambda fault: Head(fault=fault))
 
     def costs(self, folder: Path) -> Costs:
-        """Return the costs of an exploration's points; none if they cannot be read."""
+        """Return the costs of an exploration's points; empty if they cannot be read."""
         return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
@@ -84,7 +84,7 @@ class _Index:
         def make() -> Indexed:
             try:
                 return read(folder)
-            # Any damage may surface as any error, and must not reach what other explorations show.
+            # Damaged files may raise any error, which must not affect other explorations.
             except Exception as error:
                 return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
@@ -116,8 +116,7 @@ def _head(folder: Path) -> Head:
 
 
 def _batch(model: dict[str, Any]) -> int | None:
-    """Return the requested batch, otherwise the first size of the first tensor that the model was called
-    with."""
+    """Return the requested batch, else the first size of the model's first tensor input."""
     if model.get("batch"):
         return int(model["batch"])
     call = model.get("call") or {}
@@ -128,17 +127,16 @@ def _batch(model: dict[str, Any]) -> int | None:
 
 
 def _compared(data: dict[str, Any]) -> str:
-    """Return the planners that ran on it, in words."""
+    """Return the planners that ran, in words."""
     names = dict.fromkeys(row["planner"] for row in data["comparison"])
     return ", ".join(name for name in names if name != "frontier")
 
 
 READY_MADE = Path(__file__).parent / "data"
 FIRST = "llama3-8b-8x24gib"
-"""The ready-made exploration that is shown first: a model that needs to be split."""
+"""The ready-made exploration shown first: a model that needs splitting."""
 CACHED = 8
-"""The number of explorations kept in memory: one with 20,000 points, once looked at in full, takes
-100 MiB."""
+"""Number of explorations kept in memory: one with 20,000 points, fully viewed, takes 100 MiB."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +155,17 @@ class Entry:
 
 
 class UnknownExplorationError(TensorOptError):
-    """A key that names no exploration of this library."""
+    """A key without an exploration in this library."""
 
 
 class Library:
-    """Explorations by key, read at first use and reread when their file changes.
+    """Explorations by key, read on first use, and again when their file changes.
 
     Args:
-        opened: a folder given to ``explore --out``, or one that holds several such folders.
-        jobs: returns (job id, folder) of the jobs that left a result.
-        ready_made: the folder of the package's own explorations.
-        names: returns model source -> what people call it, if that is not in the source (uploads).
+        opened: a folder of ``explore --out``, or of several such folders.
+        jobs: returns (job id, folder) of jobs with a result.
+        ready_made: the folder of the ready-made explorations.
+        names: returns display names by model source, for uploads.
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -194,16 +192,16 @@ class Library:
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return opened explorations first, then jobs, newest first, then the ready-made ones."""
+        """Return all entries: opened explorations, then jobs, newest first, then ready-made ones."""
         opened = [Entry(f"opened-{f.name}", f, "opened") for f in folders_in(self._opened)]
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
-        # The last entry of a key wins: an opened folder hides a shipped exploration of the same name.
+        # The last entry of a key wins: an opened folder replaces a ready-made exploration of the same name.
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
         order = [e for e in (*opened, *jobs, *self._fixed) if unique[e.key] is e]
         return tuple(order)
 
     def entry(self, key: str) -> Entry:
-        """Return the entry called ``key``.
+        """Return the entry of a key.
 
         Raises:
             UnknownExplorationError: there is none.
@@ -212,28 +210,27 @@ class Library:
             if entry.key == key:
                 return entry
         raise UnknownExplorationError(
-            f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
+            f"there is no exploration named '{key[:80]}' here any more; pick one from the list above"
         )
 
     def head_of(self, entry: Entry) -> Head:
-        """Return the head of an exploration, which says what it is about, without opening it; its fault if it
-        cannot be read."""
+        """Return the summary of an exploration without opening it, with the error if it cannot be read."""
         return self._index.head(entry.folder)
 
     def costs_of(self, entry: Entry) -> Costs:
-        """Return the costs of an exploration's points; none if they cannot be read."""
+        """Return the costs of an exploration's points; empty if they cannot be read."""
         return self._index.costs(entry.folder)
 
     def alike(self, key: str) -> list[Entry]:
-        """Return the other explorations of the same step, in the library's order."""
+        """Return other explorations of the same step, in the library's order."""
         step = self.head_of(self.entry(key)).step
         return self._others(key, lambda head: head.step == step)
 
     def at_other_batches(self, key: str) -> list[Entry]:
-        """Return the other explorations of the same model and settings on the same cluster, whatever their
-        batch, in the library's order."""
+        """Return other explorations of the same model, settings and cluster at any batch, in the library's
+        order."""
         own = self.head_of(self.entry(key))
-        # Sizes of an ONNX file's inputs may differ in more than the batch.
+        # Input sizes of an ONNX file may differ in more than the batch.
         if not own.source or is_onnx(own.source):
             return []
         same = own.source, own.step[1:], own.kinds, own.cluster
@@ -250,7 +247,7 @@ class Library:
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:
-        """Return what is known about plans of exploration ``key`` that were run.
+        """Return the verifications of an exploration's plans.
 
         Raises:
             UnknownExplorationError, TensorOptError: no such key; the file is damaged.
@@ -258,14 +255,14 @@ class Library:
         return load_verified(self.entry(key).folder)
 
     def load(self, key: str) -> Exploration:
-        """Return the exploration called ``key``.
+        """Return the exploration of a key.
 
         Raises:
             UnknownExplorationError, TensorOptError: no such key; its files are damaged.
         """
         folder = self.entry(key).folder
         try:
-            # Part of the cache's key: a folder that is explored again shows its new content.
+            # Part of the cache's key, so that a folder explored again shows its new content.
             stamp = (folder / DESCRIBED).stat().st_mtime_ns
         except OSError as error:
             raise UnknownExplorationError(
@@ -278,14 +275,14 @@ class Library:
 
 
 def _checked(exploration: Exploration, folder: Path) -> Exploration:
-    """Return the exploration, if its pages can be drawn; raise :class:`TensorOptError` otherwise."""
+    """Return an exploration if its pages can be drawn; raise :class:`TensorOptError` otherwise."""
     try:
         str(exploration.cluster["name"]), len(exploration.cluster["devices"])
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
         spaces = exploration.all_points.column("space")
         if not ((spaces >= 0) & (spaces < len(exploration.spaces))).all():
-            raise ValueError("a point of no space")
+            raise ValueError("a point without a space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"

@@ -1,4 +1,4 @@
-"""A memory of the last few values that were used."""
+"""A thread-safe cache of the most recently used values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 
 @dataclass
 class Recent:
-    """The last few values that were used, by key; safe between threads."""
+    """The most recently used values by key; thread-safe."""
 
     size: int = 16
     _kept: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: Any, make: Any) -> Any:
-        """Return the value of ``key``, made now if necessary; a value that cannot be made is not
-        remembered."""
+        """Return the value of ``key``, made if missing; a failure is not cached."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        # Outside the lock: a frontier takes seconds to make, and other requests must not wait for it. Two
-        # that ask at once both make it, which costs time but no harm.
+        # Outside the lock: a frontier takes seconds to make, and other requests must not wait. Two
+        # simultaneous requests both make it, which only costs time.
         value = make()
         with self._lock:
             self._kept[key] = value
@@ -33,7 +32,7 @@ class Recent:
         return value
 
     def forget(self, key: Any) -> None:
-        """Forget the value of ``key``, if it is remembered."""
+        """Remove the value of ``key``, if cached."""
         with self._lock:
             self._kept.pop(key, None)
 

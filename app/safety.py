@@ -1,12 +1,12 @@
-"""The rules of who may request what from the server, and the delivery of its answers.
+"""Access rules for requests, and compression and caching of answers.
 
-There is no login. The server listens only on this machine unless told otherwise, answers only under the names
-it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
-from its own pages, and refuses what is not a callback of this application before Dash sees it.
+There is no login. By default the server listens only on this machine; it answers only under its own host
+names (so that no web site can reach it by DNS rebinding), accepts changes only from its own pages, and
+refuses anything but this application's callbacks before Dash sees it.
 
-Answers are compressed if the browser accepts that, and cached by it as long as they cannot change. Dash's own
-way is Flask-Compress, which compresses a script again for every request and adds two more codecs; gzip of the
-standard library suffices, here and through a tunnel to another machine.
+Answers are compressed if the browser accepts it, and cached while they cannot change. Dash's own
+Flask-Compress would compress a script again for every request and add two codecs; the standard library's gzip
+suffices, also through a tunnel.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .standalone import plotly
 from .state import MOVED, PAGES
 
 SUITES = "/_dash-component-suites/"
-"""The path of the components' scripts: each has one version, so they never change while the server runs."""
+"""Path of the components' scripts: versioned, so they never change while the server runs."""
 _LEAST_BYTES = 1024
-"""The size below which an answer fits into a packet anyway."""
+"""Answers below this size fit into one packet anyway."""
 PLOTLY = f"{SUITES}plotly/package_data/plotly.min.js"
-"""The path at which Dash looks for Plotly's script."""
+"""The path of Plotly's script in Dash."""
 _BEST, _QUICK = 9, 1
-"""The gzip levels for scripts, which are compressed once, and for what every request makes anew."""
+"""gzip levels: for scripts, compressed once, and for answers made for each request."""
 KEPT = 64
-"""The most scripts kept compressed, about 3 MiB together."""
+"""Maximum number of compressed scripts in the cache, about 3 MiB."""
 _TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
 
 
 def deliver(app: Dash) -> None:
-    """Compress answers, and set how long a browser may keep them."""
+    """Compress answers, and set their cache lifetimes."""
     server: Flask = app.server
     scripts = Recent(KEPT)
     script = plotly()
@@ -63,9 +63,9 @@ def deliver(app: Dash) -> None:
             return response
         if request.path.startswith(SUITES):
             if response.cache_control.max_age:
-                response.cache_control.immutable = True  # its address names its version
+                response.cache_control.immutable = True  # its address contains its version
             else:
-                response.cache_control.no_cache = True  # asked for again, answered by 304
+                response.cache_control.no_cache = True  # revalidated, and answered by 304
         if response.is_streamed and not response.direct_passthrough:
             return response
         if not _TEXT.match(response.mimetype or "") or response.headers.get("Content-Encoding"):
@@ -86,14 +86,14 @@ def deliver(app: Dash) -> None:
         response.set_data(packed)
         response.headers["Content-Encoding"] = "gzip"
         if tag:
-            # Weak: the same script in other bytes. Dash compares the strong one only.
+            # Weak, as compression changes the bytes. Dash compares only strong tags.
             response.set_etag(tag, weak=True)
             response.make_conditional(request)
         return response
 
 
 def prepare(app: Dash) -> threading.Thread:
-    """Compress what every page loads, in the background, before the first page asks for it."""
+    """Compress the files of every page in the background, before the first request."""
 
     def fetch() -> None:
         client = app.server.test_client()
@@ -109,19 +109,17 @@ def prepare(app: Dash) -> threading.Thread:
 
 
 LATER = (PLOTLY, f"{SUITES}dash/dcc/async-graph.js")
-"""Scripts that components load once they are drawn. The first page needs all of them, so they are requested
-at once."""
+"""Scripts that components load once drawn; requested at once, as the first page needs all of them."""
 
 
 SCHEME = "scheme.js"
-"""The script that the document runs before it paints anything."""
+"""The script that runs before the document is painted."""
 
 
 class Page(Dash):
-    """Dash with a document that names its language and requests early what takes long."""
+    """Dash with a document that names its language and preloads slow scripts."""
 
     def interpolate_index(self, **parts: Any) -> str:  # type: ignore[override]
-        """Return the document."""
         # First of all, so that a dark page is never painted white.
         early = [f'<script src="{self.get_asset_url(SCHEME)}"></script>']
         early += [f'<link rel="preload" as="script" href="{address}">' for address in LATER]
@@ -132,10 +130,10 @@ class Page(Dash):
 
 LOG = logging.getLogger("tensoropt_app")
 MAX_UPLOAD_BYTES = 512 * 2**20
-"""The most bytes of a model file. In a callback it travels as base64 text."""
+"""Maximum size of a model file, which callbacks send as base64 text."""
 MAX_REQUEST_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + 2**20
 UPDATE = "/_dash-update-component"
-# Dash starts from inline scripts and dash-ag-grid compiles value formatters; nothing comes from elsewhere.
+# Dash uses inline scripts, dash-ag-grid compiles value formatters; nothing is loaded from elsewhere.
 _POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -150,7 +148,7 @@ _POLICY = "; ".join(
     )
 )
 _CATCH_ALL = "/<path:path>"
-"""Dash's rule for addresses that match no other rule."""
+"""Dash's rule for all other addresses."""
 _NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not found · TensorOpt</title>
 <meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
@@ -177,7 +175,7 @@ def is_loopback(host: str) -> bool:
 
 
 def protect(app: Dash, *, any_host: bool = False) -> None:
-    """Install the checks; ``any_host`` is set if the server was told to listen beyond this machine."""
+    """Install the checks; ``any_host``: the server also listens beyond this machine."""
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
@@ -185,14 +183,14 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
     @server.before_request
     def check() -> Response | None:
-        # Against DNS rebinding: a web site may point its own name at this machine, and its requests then
-        # carry that name.
+        # Against DNS rebinding: a web site may point its own name at this machine, and requests then carry
+        # that name.
         if not any_host and not is_loopback(_host_name(request.host)):
             return _refused(403, "this server answers on this machine only")
         # These change nothing.
         if request.method in ("GET", "HEAD", "OPTIONS"):
             return None
-        # Browsers send it with every change; command-line tools, which no web site controls, send none.
+        # Browsers send it with every change; command-line tools, which no web site controls, do not.
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             return _refused(403, "changes are accepted from this server's own pages only")
@@ -206,7 +204,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
     @server.before_request
     def nowhere() -> Any:
-        # Dash answers every address that nothing else takes with its page.
+        # Dash answers every unknown address with its page.
         rule, name = request.url_rule.rule if request.url_rule is not None else "", request.path.strip("/")
         if rule == _CATCH_ALL and name in MOVED:
             query = request.query_string.decode("ascii", "replace")
@@ -217,7 +215,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
     @server.errorhandler(DependencyException)
     def no_such_script(_: DependencyException) -> Response:
-        # A request for a script that no component has was made up: not worth a traceback.
+        # A request for a component's missing script is made up: not worth a traceback.
         return _refused(404, "there is no such script")
 
     @server.after_request
@@ -233,7 +231,7 @@ def _host_name(host: str) -> str:
 
 
 def _known_outputs(app: Dash) -> Any:
-    """Return the outputs of this application's callbacks, known once the first request has set them up."""
+    """Return the outputs of this application's callbacks, known after the first request."""
     return app.callback_map
 
 
@@ -242,10 +240,10 @@ def _refused(status: int, why: str) -> Response:
 
 
 def _callback_fault(body: bytes, callbacks: Any) -> str:
-    """Say what is wrong with the body of a callback request; "" for nothing."""
+    """Return the fault of a callback request's body; "" if it is valid."""
     try:
         data = json.loads(body)
-    # Deeply nested JSON exceeds Python's recursion before it is decoded.
+    # Deeply nested JSON exceeds Python's recursion limit while decoding.
     except (ValueError, RecursionError):
         return "the body is not JSON"
     if not isinstance(data, dict):
@@ -261,7 +259,7 @@ def _callback_fault(body: bytes, callbacks: Any) -> str:
     for part in ("inputs", "state"):
         want = [(dep["id"], dep["property"]) for dep in expected[part]]
         have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]
-        # Controls of patterns (`ALL`) come as lists of as many as the page has: their number is not known.
+        # Pattern controls (`ALL`) come as lists of unknown length.
         patterned = any(str(name).startswith("{") for name, _ in want)
         if not patterned and want != have:
             return f"{part} are not those of this callback"

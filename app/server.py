@@ -30,9 +30,9 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     """Return the dashboard as a Dash application (``.server`` is its WSGI side).
 
     Args:
-        library: the source of explorations.
-        jobs: runs explorations in the background; None for a dashboard that only shows.
-        any_host: whether to answer under any host name, for a server that listens beyond this machine.
+        library: the explorations.
+        jobs: the job manager; None for a dashboard that only shows.
+        any_host: whether to answer under any host name, when listening beyond this machine.
     """
     context = Context(library, jobs)
     app = Page(
@@ -40,19 +40,19 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         title=TITLE,
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
-        assets_ignore=SCHEME,  # which the document has already
-        # Scripts come from this server: nothing is fetched from elsewhere.
+        assets_ignore=SCHEME,  # the document contains it already
+        # Scripts come from this server, none from elsewhere.
         serve_locally=True,
         on_error=_said,
-        # Pages are made later; tests/app/test_pages.py holds callbacks to what there is of them.
+        # Pages are made later; tests/app/test_pages.py checks callbacks against them.
         suppress_callback_exceptions=True,
     )
     app.layout = lambda: shell.layout(context)
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
-        """Answer open pages, which ask every second: another version makes them reload, another sign of the
-        jobs makes them ask what is new."""
+        """Answer open pages, which poll every second: they reload on another version, and update when the
+        jobs' sign changes."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)
@@ -63,27 +63,27 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
 
 def _said(error: Exception) -> None:
-    """Show on the page that a callback failed; the traceback is for the terminal."""
+    """Show on the page that a callback failed; the traceback goes to the terminal."""
     if isinstance(error, TensorOptError):
         text = str(error)
     else:
         LOG.error("a callback failed", exc_info=error)
         text = (
-            f"Something went wrong here ({type(error).__name__}). The page is as it was; the terminal that "
+            f"Something went wrong here ({type(error).__name__}). The page is unchanged; the terminal that "
             "runs the dashboard shows the details."
         )
     set_props("problem", {"children": html.Div(note(text, "error"))})
 
 
 class _Quiet(WSGIRequestHandler):
-    """A handler that logs errors, but not requests."""
+    """A request handler that logs only errors."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
 
 def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """Return a server that is bound but not yet serving; port 0 takes any free one.
+    """Return a server that is bound but not yet serving; port 0 takes any free port.
 
     Raises:
         TensorOptError: the address cannot be bound.
@@ -92,15 +92,15 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
         raise TensorOptError(f"port {port} is not between 0 and 65535; 0 takes any free one")
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
-    # Werkzeug exits the process if a port is taken.
+    # Werkzeug would exit the process if the port is taken.
     except (OSError, SystemExit) as error:
         raise TensorOptError(
-            f"cannot listen on {host}:{port} ({error}); is it taken? --port 0 takes a free one"
+            f"cannot listen on {host}:{port} ({error}); it may be taken: --port 0 takes a free one"
         ) from error
 
 
 def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
-    """Return a library of what ships, what jobs left, and what lies in a folder.
+    """Return a library of ready-made explorations, jobs' results, and an opened folder.
 
     Raises:
         TensorOptError: the folder holds no exploration.
@@ -109,7 +109,7 @@ def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
 
 
 def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _PORT, say: Any = print) -> str:
-    """Serve until interrupted; return the address it had.
+    """Serve until interrupted; return the address.
 
     Raises:
         TensorOptError: the folder holds no exploration, or the address cannot be bound.
@@ -129,7 +129,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _P
     say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
     if beyond:
         say(
-            f"There is no login: everyone who can reach {host}:{server.server_port} can look at everything "
+            f"There is no login: everyone who can reach {host}:{server.server_port} can see everything "
             "here and start jobs on this machine."
         )
     try:

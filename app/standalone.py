@@ -1,7 +1,7 @@
-"""The plot of a frontier where no server is: in the output of a notebook's cell, and on a page of its own.
+"""The plot of a frontier without a server: in a notebook's output, and on a standalone page.
 
-Both are HTML that fetches nothing: the figure of the frontier page as data (``standalone.html``), and Plotly,
-compressed, once a page. They follow the scheme of their surroundings and a window's width in the browser.
+Both are HTML that loads nothing: the frontier figure as data (``standalone.html``), and Plotly, compressed,
+once per page. They adapt to light or dark and to the window's width.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .views.result import baseline_rows
 from .views.units import digits
 
 _SHOWN_ROWS = 500
-"""The most rows of a page's table; its plot has every point."""
+"""Maximum number of rows of a page's table; its plot has every point."""
 _PLOT, _PAGE = (Path(__file__).with_name(name) for name in ("standalone.html", "page_file.html"))
 _PLOTLY = Path(__file__).parent / "vendored" / "plotly-basic.min.js"
 _carriers: dict[int, str] = {}
-"""For each IPython of this process, the cell whose output carries Plotly."""
+"""The cell whose output contains Plotly, by IPython instance."""
 
 
 def plotly() -> str:
-    """Return Plotly's script with lines, markers and bars, which is all that the figures here use.
+    """Return Plotly's script, limited to lines, markers and bars, which suffice here.
 
-    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. The whole script
-    that comes with Dash is four times as long: half a second of a first load, and most of an exported page.
+    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. Dash's full
+    script is four times as long: half a second of a first load, and most of an exported page.
     """
     return _PLOTLY.read_text(encoding="utf-8")
 
@@ -55,18 +55,18 @@ def _packed() -> str:
 
 
 def notebook_plot(exploration: Exploration, picture: str) -> Html:
-    """Return the plot for the output of a notebook's cell, with the answer's plan selected.
+    """Return the plot for a notebook cell's output, with the recommended plan selected.
 
-    The first cell of a kernel that shows a plot carries Plotly for all others (0.5 MB).
+    A kernel's first plot contains Plotly for all others (0.5 MB).
 
     Args:
-        picture: HTML that is shown where scripts do not run.
+        picture: HTML shown where scripts do not run.
     """
     return _plot(*_answered(exploration), Html(picture), carries=_carries())
 
 
 def figure(exploration: Exploration) -> Json:
-    """Return the same plot as data of a Plotly figure."""
+    """Return the same plot as a Plotly figure's data."""
     return _drawn(*_answered(exploration))
 
 
@@ -76,8 +76,8 @@ def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
 
 
 def _carries() -> bool:
-    """Return whether an output has to carry Plotly: that of the first cell that shows a plot, also when it is
-    run again, and every output that is a page of its own."""
+    """Return whether an output must contain Plotly: in the first cell with a plot, also when run again, and
+    on standalone pages."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "get_parent") or "google.colab" in sys.modules:
@@ -100,20 +100,20 @@ def _plot(data: FrontierData, view: View, picture: Html, *, carries: bool) -> Ht
     }
     text = json.dumps(told, separators=(",", ":"))
     carried = f'<script type="text/plain" class="tensoropt-plotly">{_packed()}</script>' if carries else ""
-    # In an attribute between single quotes; escaped so that it is well-formed as XML too.
+    # In an attribute with single quotes, escaped to be well-formed XML, too.
     figure = Html(text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;"))
     return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
 
 
 def _drawn(data: FrontierData, view: View, *, narrow: bool = False) -> Json:
     drawn = frontier_figure(data, view, data.answer(view), "light", narrow=narrow)
-    # Here nothing is dragged.
+    # Nothing can be dragged here.
     drawn["layout"]["annotations"][BUDGET].pop("captureevents")
     return drawn
 
 
 def _other(wide: Json, narrow: Json) -> Json:
-    """Return what is different on a phone."""
+    """Return the differences on a phone."""
     return {key: value for key, value in narrow.items() if value != wide.get(key)}
 
 
@@ -123,15 +123,15 @@ def _colours(palette: Palette) -> list[str]:
 
 
 def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
-    """Return a page that needs no server: the answer, the plot with the view's point and budget, that point,
-    baselines, all points and the assumptions."""
+    """Return a page that needs no server: the answer, the plot with the view's point and budget, that point's
+    facts, baselines, all points and the assumptions."""
     found = data.answer(view)
     row = data.chosen(view, found)
     view = replace(view, exploration="file", point=row, whole=True)
     card = point_card(data, view, row, verified)
     size, time = data.units.memory.name, data.units.time.name
     columns = ["point", f"needs, {size}", f"time, {time}", "found by", "plan"]
-    # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
+    # Evenly thinned, not cut off, to cover the whole frontier; always with the selected point.
     step = max(1, -(-len(data) // _SHOWN_ROWS))
     listed = sorted({*range(0, len(data), step), row})
     points = [

@@ -1,4 +1,4 @@
-"""The state of a page, as one value that lives in the URL."""
+"""The state of a page, stored in its URL."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ MOVED = {
     "frontier": "result", "runs": "result", "export": "result", "plan": "details", "explore": "new",
     "fit": "new",
 }  # fmt: skip
-"""Pages of earlier versions, and what shows their content now: their links are still followed."""
+"""Earlier versions' pages, with the pages that replace them: old links still work."""
 _LONGEST_SAID = 600
 _LONGEST = 80
-"""The most characters of a name in the URL; a longer one was not written by us."""
+"""Maximum length of a name in the URL; longer ones are not ours."""
 _MOST_BESIDE = 12
-"""The most explorations in one plot."""
+"""Maximum number of explorations in one plot."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything that a link to a colleague restores.
+    """The state that a link restores.
 
     Attributes:
-        exploration: its key in the library, "" for none.
-        point: the chosen point; None for the recommended one.
-        budget_bytes: what a plan may need of a device; None for what the exploration was made for, or what
-            the headroom leaves.
-        time_s: the longest step: the plan that needs least within it is chosen; None for any.
+        exploration: its key in the library; "" for none.
+        point: the selected point; None for the recommended one.
+        budget_bytes: memory limit per device; None for the exploration's budget, or the device less the
+            headroom.
+        time_s: the longest step, which selects the leanest plan within it; None for no limit.
         headroom: the share of a device's memory that must stay free.
         price: money per device-hour; None for the cluster's own price, if it has one.
-        amount: the training to which hours and money refer, such as ``1e9 tokens``; "" for 1,000 steps.
-        beside: the keys of explorations that are compared with it.
-        whole: whether the plot shows all points, not those near the budget.
+        amount: the length of the training for hours and costs, such as ``1e9 tokens``; "" for 1,000 steps.
+        beside: keys of explorations to compare with.
+        whole: whether the plot shows all points, not only those near the budget.
     """
 
     exploration: str = ""
@@ -55,18 +55,18 @@ class View:
 
     @property
     def asked_headroom(self) -> float | None:
-        """The headroom that was asked for, which also holds beside a budget; None for the usual one."""
+        """The requested headroom, which applies to a budget, too; None for the usual one."""
         return None if self.headroom == HEADROOM else self.headroom
 
     def to_query(self) -> str:
-        """Return the URL's query: only what differs from the defaults."""
+        """Return the URL's query, without default values."""
         written: dict[str, Any] = {}
         for name, default in asdict(View()).items():
             value = getattr(self, name)
             if value == default or value is None:
                 continue
             if name == "point":
-                value += 1  # people count from 1
+                value += 1  # numbers in URLs begin at 1
             elif name == "beside":
                 value = ",".join(value)
             elif isinstance(value, bool):
@@ -75,13 +75,13 @@ class View:
         return urlencode(written, safe=",")
 
     def link(self, page: str = "result", **changes: Any) -> str:
-        """Return the address of a page with this view, some of it changed."""
+        """Return the address of a page with this view, with changes."""
         return f"/{page}?{replace(self, **changes).to_query()}"
 
     @classmethod
     def from_query(cls, query: str) -> View:
-        """Return the view in a URL's query, which may be written by hand: sizes may have units, nonsense is
-        left out."""
+        """Return the view in a URL's query, which may be typed: sizes may have units; invalid parts are
+        ignored."""
         pairs = _pairs(query)
         return cls(**{name: _clean(name, pairs[key]) for name, key in _IN_URL.items() if key in pairs})
 
@@ -92,16 +92,16 @@ _IN_URL = {
 }  # fmt: skip
 _NUMBERS = {"budget_bytes": parse_bytes, "time_s": parse_seconds, "price": float}
 _NOT_OURS = ("from", "devices", "batch")
-"""What the form reads in an address."""
+"""The form's fields in an address."""
 
 
 def _pairs(query: str) -> dict[str, str]:
-    # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
+    # The limits are assumptions, far above the page's own queries: a URL may come from anywhere.
     return dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
 
 
 def not_understood(query: str) -> list[str]:
-    """Return a sentence about each part of a URL's query that :meth:`View.from_query` leaves out."""
+    """Return a sentence on each part of a URL's query that :meth:`View.from_query` ignores."""
     names, said = {key: name for name, key in _IN_URL.items()}, []
     for key, text in _pairs(query).items():
         name = names.get(key, "")
@@ -121,10 +121,10 @@ def _number(value: float) -> str:
 
 
 def _clean(name: str, value: str) -> Any:
-    """Return the value of a field if its text can be one, otherwise the field's default."""
+    """Return a field's value if its text is valid, else the field's default."""
     default = getattr(View(), name)
     if name == "point":
-        # People count from 1, and there is no point 0.
+        # Numbers begin at 1, so there is no point 0.
         return int(value) - 1 if re.fullmatch(r"0*[1-9]\d{0,8}", value, re.ASCII) else None
     if name in _NUMBERS:
         number = _parsed(_NUMBERS[name], value)
@@ -143,7 +143,7 @@ def _clean(name: str, value: str) -> Any:
 
 
 def said_fault(text: str) -> str:
-    """Return what is wrong with an amount of training; "" for nothing."""
+    """Return the fault of an amount of training; "" if it is valid."""
     if len(text) > _LONGEST_SAID or not text.isprintable():
         return f"at most {_LONGEST_SAID} printable characters"
     try:

@@ -1,6 +1,6 @@
 """TensorOpt: a multi-objective cost-frontier explorer for distributed training.
 
-``import tensoropt`` is light: a name's module is imported when the name is first used.
+``import tensoropt`` is light: modules are imported when one of their names is first used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NAMES = {
     "tensoropt.tuning.tune": "tune",
     "tensoropt.verify": "verify_plan verify_random",
 }
-"""The names of each module, which is imported when one of them is first used."""
+"""Public names by module."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_THERE = {"load": "load_exploration"}
 
@@ -115,12 +115,12 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names; submodules are left out, because they are imported by their own names."""
+    """Return the public names, without submodules, which are imported by their own names."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tensoropt' has no attribute '{name}'")
-    # Called by Python for names that the module does not have (PEP 562).
+    # Python calls this for names that the module lacks (PEP 562).
     return getattr(importlib.import_module(_MODULE_OF[name]), _NAMED_THERE.get(name, name))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
-from tensoropt.session.quick_plans import check_found, with_quick_plans
+from tensoropt.session.quick_plans import First, check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
@@ -350,8 +351,8 @@ def _explored(
         except KeyboardInterrupt:
             if first is None:
                 raise
-            raise InterruptedExplorationError(["all but usual strategies"], first) from None
-        exploration = _evaluated(session, searched, captured.model, captured.notes)
+            raise InterruptedExplorationError(["all but usual strategies"], first.exploration) from None
+        exploration = _evaluated(session, searched, captured.model, captured.notes, first)
         if entries and not session.left:
             exploration = with_planners(session, searched, exploration, entries, limits)
     if session.left:
@@ -366,34 +367,44 @@ def _explored(
     return exploration
 
 
-def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> Exploration | None:
-    """Say what usual strategies need, where a person waits for a search that takes longer; return their
-    exploration, None if there is none.
+def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> First | None:
+    """Return the plans of usual strategies, where a search takes longer; None if there are none. Where a
+    person waits, say what they need.
 
     Raises:
         InterruptedExplorationError: Ctrl-C, after points were found.
     """
-    if session.settings.first or session.first is None or len(problem.graph.groups) <= _FEW_GROUPS:
+    if session.settings.first or len(problem.graph.groups) <= _FEW_GROUPS:
         return None
     usual = replace(session, settings=replace(session.settings, first=True))
     try:
-        first = _evaluated(usual, search(usual, problem), captured.model, captured.notes)
+        searched = search(usual, problem)
+        first = _evaluated(usual, searched, captured.model, captured.notes)
     except TensorOptError:  # the search is asked more, and says what is wrong
         return None
     if session.left:  # by Ctrl-C, which is meant for the search, too
+        if not first.points:
+            raise KeyboardInterrupt
         raise InterruptedExplorationError([*session.left, "all but usual strategies"], first)
-    if first.points:
+    if not first.points:
+        return None
+    if session.first is not None:
         session.first(answer_within(first, session.settings.memory_bytes).sentence())
-    return first if first.points else None
+    return First(searched, first)
 
 
 def _evaluated(
-    session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
+    session: Session,
+    searched: Searched,
+    info: ModelInfo,
+    notes: Sequence[str] = (),
+    first: First | None = None,
 ) -> Exploration:
     with finished_when_interrupted() as interrupted:
         exploration = evaluate_searched(session, searched, info)
     stages = {"pipelines": with_pipelines} if wants_pipelines(session) else {}
-    for what, add in (stages | {"plans of planners": with_quick_plans}).items():
+    quick = partial(with_quick_plans, first=first)
+    for what, add in (stages | {"plans of planners": quick}).items():
         if not session.left and not interrupted:
             try:
                 exploration = add(session, searched, exploration)
@@ -403,6 +414,8 @@ def _evaluated(
         if not exploration.points or (what in stages and pinned_pipeline(session.settings)):
             raise KeyboardInterrupt  # nothing of what was asked for
         session.left.append(what)
+        if add is quick and first is not None:
+            exploration = quick(session, searched, exploration)
     if session.left:
         exploration = exploration.noted([f"interrupted: not searched: {', '.join(session.left)}"])
     with finished_when_interrupted():

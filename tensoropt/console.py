@@ -1,4 +1,4 @@
-"""A command's options, and its output: the answer on stdout, progress (a bar or plain lines) on stderr."""
+"""Command-line options and output: answers on stdout, progress (a bar or plain lines) on stderr."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _Value = TypeVar("_Value")
 _BAR_CELLS = 24
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
-"""The interval of a long stage's lines in a log: it neither floods nor looks dead."""
+"""Seconds between a long stage's lines in a log."""
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser that refuses a command line in one sentence, not with a page of usage."""
+    """A parser that reports errors in one sentence, without a page of usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise TensorOptError with argparse's message, and a remedy where it has none."""
+        """Raise :class:`TensorOptError` with argparse's message, and a remedy if it lacks one."""
         said = message.removeprefix("argument ")
         remedied = "; " in said or "(choose from " in said
-        raise TensorOptError(said if remedied else f"{said}; {self.prog} --help shows what it takes")
+        raise TensorOptError(said if remedied else f"{said}; {self.prog} --help lists the options")
 
 
 def option_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Return a function of `tensoropt.units` as the ``type`` of an option, which errors then name."""
+    """Return a parsing function of `tensoropt.units` as an option's ``type``, so that errors name the
+    option."""
 
     def convert(text: str) -> _Value:
         try:
@@ -53,18 +54,18 @@ WHOLE, NUMBER = option_type(read_whole), option_type(read_number)
 
 
 def about(seconds: float) -> str:
-    """Return an estimated duration as words: ``20 s``, ``3 min``, ``1.5 h``."""
+    """Return an estimated duration in words: ``20 s``, ``3 min``, ``1.5 h``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class ProgressDisplay:
-    """A display of named stages' progress; a :class:`~tensoropt.types.Progress`, called with (stage, done,
+    """Shows the progress of named stages; a :class:`~tensoropt.types.Progress`, called with (stage, done,
     total, what).
 
-    On a terminal, or in a notebook, one line with a bar of the stage is redrawn; elsewhere a stage writes a
-    line when it begins, every few seconds, and when it ends.
+    A terminal or notebook shows one line with a bar, redrawn; elsewhere a stage writes a line at its
+    beginning, every few seconds, and at its end.
 
     Args:
         stream: the stream for progress; by default standard error.
@@ -102,8 +103,8 @@ class ProgressDisplay:
         filled = int(_BAR_CELLS * share)
         text = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {tail}"
         width = shutil.get_terminal_size((100, 20)).columns
-        # One column is left free, as terminals wrap at the last. What was longer is overwritten with blanks,
-        # as notebooks know the carriage return and no other control of a terminal.
+        # One column stays free, as terminals wrap at the last one. Longer old text is overwritten with
+        # blanks, as notebooks support only the carriage return.
         text = text[: width - 1]
         self.stream.write("\r" + text.ljust(self._drawn))
         self.stream.flush()
@@ -119,36 +120,36 @@ class ProgressDisplay:
         self._line(text)
 
     def first(self, text: str) -> None:
-        """Write the answer of usual strategies, before the search."""
+        """Write the answer of the usual strategies, before the search."""
         self.note(f"Before the search: {text}")
 
     def say(self, text: str) -> None:
-        """Write a part of the answer, while the rest is still being computed."""
+        """Write a part of the answer while the rest is being computed."""
         self.close()
         print(text, file=self.answers, flush=True)
 
     def close(self) -> None:
-        """End the line that is being redrawn."""
+        """End the redrawn line."""
         if self._drawn:
             self.stream.write("\n")
             self.stream.flush()
             self._drawn = 0
 
     def end(self) -> None:
-        """Say in the line that is being redrawn that everything is done, and end it."""
+        """Show in the redrawn line that everything is done, and end it."""
         if self._drawn:
             self._draw(1.0, f"done in {time.monotonic() - self._first:.0f} s")
             self.close()
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+    """Return whether this process is a notebook's kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _is_watched() -> bool:
-    """Return whether a person watches: standard error is a terminal, or this is a notebook."""
+    """Return whether a person is watching: stderr is a terminal, or this is a notebook."""
     return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
@@ -157,11 +158,11 @@ _Result = TypeVar("_Result")
 
 
 def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return a public function whose ``progress`` is a :data:`~tensoropt.types.ProgressChoice`; where a bar
-    is shown, it gets a :class:`ProgressDisplay`, which ends when it does.
+    """Return a public function that takes ``progress`` as a :data:`~tensoropt.types.ProgressChoice`; if a bar
+    is shown, the function gets a :class:`ProgressDisplay`, which ends with the call.
 
     Raises:
-        TensorOptError: ``progress`` is none of these.
+        TensorOptError: ``progress`` has another value.
     """
 
     @functools.wraps(function)
@@ -171,7 +172,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
             return function(*args, **kwargs)
         if choice not in (None, True, False):
             raise TensorOptError(
-                f"progress={choice!r} is neither True, False nor None, nor a function that is called with "
+                f"progress={choice!r} is not valid; pass True, False, None or a function of "
                 "(stage, done, total, what)"
             )
         if not (_is_watched() if choice is None else choice):
@@ -191,7 +192,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Return rows (the first is the header) as aligned text: columns in ``left`` to the left, others to the
+    """Return rows (the first is the header) as aligned text: columns ``left`` to the left, others to the
     right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -205,26 +206,25 @@ def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
 
 @contextlib.contextmanager
 def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
-    """Yield standard output for a command's own answer; everything else written to stdout goes to stderr.
+    """Yield standard output for a command's answer; everything else written to stdout goes to stderr.
 
-    A command runs code of its user: it imports, builds, captures and runs a model. Its prints, the output of
-    its C++ code to file descriptor 1, and that of processes it starts must not end up in an answer that a
-    machine reads. Only the owner of a process may do this: commands, but not functions called from a
-    notebook.
+    Commands run user code, which may print: from Python, from C++ to file descriptor 1, or from child
+    processes. None of that may get into an answer that a machine reads. Only commands, which own their
+    process, may call this, not functions called from a notebook.
 
     Args:
-        for_good: do not undo it, for a process that is about to end: exit handlers print, too.
+        for_good: do not undo it, for a process about to end, since exit handlers print, too.
     """
     before = sys.stdout
-    if before is None or sys.stderr is None:  # started with one of them closed: nothing to keep apart
+    if before is None or sys.stderr is None:  # started with one of them closed: nothing to separate
         yield before or io.StringIO()
         return
     _flush(before)
-    # Descriptor 1 itself is redirected to stderr, not only sys.stdout: C++ and child processes write to the
+    # Descriptor 1 itself is redirected, not only sys.stdout, as C++ and child processes write to the
     # descriptor.
     own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
     os.dup2(_descriptor(sys.stderr, 2), 1)
-    answers = own if _descriptor(before, -1) == 1 else before  # another stream, as under a test
+    answers = own if _descriptor(before, -1) == 1 else before  # another stream, as in a test
     sys.stdout = sys.stderr
     try:
         yield answers
@@ -233,14 +233,14 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
         if not for_good:
             os.dup2(own.fileno(), 1)
             sys.stdout = before
-        with contextlib.suppress(OSError):  # the writer of an answer flushes it, and gets the error
+        with contextlib.suppress(OSError):  # the answer's writer flushes it, and gets the error
             own.close()
 
 
 def _descriptor(stream: TextIO, otherwise: int) -> int:
     try:
         return stream.fileno()
-    except (AttributeError, io.UnsupportedOperation):  # no file, as under a test or in a notebook
+    except (AttributeError, io.UnsupportedOperation):  # not a file, as in a test or a notebook
         return otherwise
 
 
@@ -250,13 +250,12 @@ def _flush(stream: TextIO) -> None:
     stream.flush()
     if sys.__stdout__ is not None:
         sys.__stdout__.flush()
-    # C's stdio has buffers of its own, which would come out after descriptor 1 leads elsewhere. NULL means
-    # all streams.
+    # C's stdio buffers would be written after descriptor 1 is redirected. NULL means all streams.
     ctypes.CDLL(None).fflush(None)
 
 
 def json_text(data: Any, *, indent: int | None = None) -> str:
-    """Return the data as JSON, in which null stands for infinity and NaN."""
+    """Return data as JSON, with null for infinity and NaN."""
     return json.dumps(_plain(data), indent=indent, allow_nan=False)
 
 

@@ -1,8 +1,7 @@
-"""Errors that a person can act on.
+"""Errors caused by user input.
 
-Every error that a user's input can cause derives from :class:`TensorOptError`; the command line prints its
-message (the rule, the values, the remedy) and exits with code 2. Anything else is our own fault and shows a
-traceback.
+They derive from :class:`TensorOptError`; the command line prints the message (rule, values, remedy) and exits
+with code 2. Any other error is a bug and shows a traceback.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 _MOST_NAMES = 100
-"""The most names (operators of a model, for example) that are listed in full."""
+"""Maximum number of names (operators of a model, for example) listed in full."""
 
 
 class TensorOptError(Exception):
-    """The base of all errors caused by input; the message names the culprit and the remedy."""
+    """Base of all errors caused by input; the message names the culprit and the remedy."""
 
 
 class CaptureError(TensorOptError):
@@ -25,7 +24,7 @@ class CaptureError(TensorOptError):
 
 
 class UnsupportedError(TensorOptError):
-    """A part of a model cannot be explored; the message names stage, operator and line."""
+    """A part of a model that cannot be explored; the message names stage, operator and line."""
 
 
 class ClusterError(TensorOptError, ValueError):
@@ -37,15 +36,15 @@ class MeasurementError(TensorOptError):
 
 
 class PlanError(TensorOptError):
-    """A plan is malformed, or does not belong to the model it is given."""
+    """A plan is malformed, or does not belong to the given model."""
 
 
 class InfeasibleError(TensorOptError):
-    """No strategy satisfies the request; the message says which request could be satisfied."""
+    """No strategy satisfies the request; the message names a request that could be satisfied."""
 
 
 class MissingExtraError(TensorOptError, ImportError):
-    """A package that only an extra installs is needed and missing."""
+    """A package of an optional extra is missing."""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
@@ -64,9 +63,9 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
 
 def closest(name: object, valid: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return the valid names that are spelled like ``name``, the most similar first, whatever their case."""
+    """Return valid names spelled like ``name``, the most similar first, ignoring case."""
     lowered = {text.lower(): text for text in valid}
-    # The cutoff is an assumption: below difflib's own 0.6 it finds a hint more often, and a wrong one too.
+    # An assumed cutoff, below difflib's own 0.6: more hints, some of them wrong.
     near = difflib.get_close_matches(str(name).lower(), list(lowered), n=most, cutoff=0.5)
     return tuple(lowered[text] for text in near)
 

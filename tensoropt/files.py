@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all (to a temporary file, flushed, renamed), and content that is
-only data; and functions in people's files, which are code.
+"""Files: written whole or not at all (temporary file, flush, rename), content that is only data, and
+functions in users' Python files, which are code.
 
-The command line imports this module before it knows what is requested, so NumPy is imported where it is used.
+The command line always imports this module, so NumPy is imported on use.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ import yaml
 from tensoropt.errors import TensorOptError
 
 _MOST_BYTES = 2**30
-"""The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
-small file made to unpack into more than a machine's memory must not take the process with it."""
+"""Maximum unpacked size of an exploration's file, about a hundred times our largest: a small file made to
+unpack into more than a machine's memory must not kill the process."""
 DOCUMENT_BYTES = 2**20
-"""The most bytes of a file that a person writes, which is parsed at once."""
+"""Maximum size of a user's text file, which is parsed at once."""
 _MOST_MEMBERS = 64
-"""The most members of a gzip file."""
+"""Maximum number of members of a gzip file."""
 _ARRAY = "ndarray"
 _RENAMES = ".renames"
 SETTINGS_FILE = "exploration.json"
-"""The file of a saved exploration that holds its settings, including the constraints."""
+"""The file of a saved exploration with its settings and constraints."""
 
 
 def unpacked(
     content: bytes, name: object, most_bytes: int = _MOST_BYTES, remedy: str = "explore again"
 ) -> bytes:
-    """Return the content of a gzip'd file; at most ``most_bytes`` are ever unpacked.
+    """Return the content of a gzip'd file, unpacking at most ``most_bytes``.
 
     Args:
-        name: the file's name in errors.
-        remedy: the end of errors.
+        name: the file's name for errors.
+        remedy: the end of error messages.
 
     Raises:
         TensorOptError: the content is larger, or damaged.
@@ -67,14 +67,12 @@ def unpacked(
     except zlib.error as error:
         raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
     if room <= 0:
-        raise TensorOptError(
-            f"'{name}' unpacks into more than {most_bytes // 2**20} MiB; it is not read further; {remedy}"
-        )
+        raise TensorOptError(f"'{name}' unpacks into more than {most_bytes // 2**20} MiB; {remedy}")
     return b"".join(parts)
 
 
 def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
-    """Refuse a file of more than ``most_bytes``, counting what a zip archive unpacks into.
+    """Refuse a file of more than ``most_bytes``, counted unpacked for a zip archive.
 
     Raises:
         TensorOptError: it is larger.
@@ -85,15 +83,17 @@ def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
     if size > most_bytes:
-        raise TensorOptError(f"{path} holds more than {most_bytes // 2**20} MiB; it is not read")
+        raise TensorOptError(
+            f"{path} holds more than {most_bytes // 2**20} MiB, the limit for reading; give a smaller file"
+        )
 
 
 def pack(value: Any) -> bytes:
-    """Return JSON data, in which arrays may occur, as compressed bytes; only data can be read back from them.
+    """Return JSON data, possibly with arrays, as compressed bytes from which only data can be read.
 
     Raises:
-        TypeError, ValueError: a part is neither JSON nor an array of plain numbers.
-        TensorOptError: it is too large to be read back.
+        TypeError, ValueError: a part is neither JSON nor an array of numbers.
+        TensorOptError: the data are too large to be read back.
     """
     import numpy as np
 
@@ -103,10 +103,10 @@ def pack(value: Any) -> bytes:
     def listed(array: Any) -> dict[str, Any]:
         nonlocal size
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-            raise TypeError(f"{type(array).__name__} is not data")
+            raise TypeError(f"{type(array).__name__} is not an array of numbers")
         if size + array.nbytes > _MOST_BYTES:
             mib = (size + array.nbytes) >> 20
-            raise TensorOptError(f"{mib} MiB of arrays are more than can be read back")
+            raise TensorOptError(f"{mib} MiB of arrays exceed the limit for reading them back")
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         described = [array.dtype.str, array.shape, order, size]
         chunks.append(array.tobytes(order))
@@ -115,13 +115,13 @@ def pack(value: Any) -> bytes:
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
     if size + len(text) + 8 > _MOST_BYTES:
-        raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than can be read back")
-    # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
+        raise TensorOptError(f"{(size + len(text)) >> 20} MiB exceed the limit for reading them back")
+    # Costs of equal layers repeat: the fastest level shrinks them to a fortieth, in a second per 500 MB.
     return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)
 
 
 def unpack(content: bytes) -> Any:
-    """Return the value given to :func:`pack`, with lists for tuples.
+    """Return the value given to :func:`pack`, with tuples as lists.
 
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
@@ -136,14 +136,14 @@ def unpack(content: bytes) -> Any:
             return data
         dtype, shape, order, at = data[_ARRAY]
         array = np.frombuffer(raw, np.dtype(dtype), math.prod(shape), first + at)
-        return array.reshape(shape, order=order).copy("K")  # aligned, and may be written to
+        return array.reshape(shape, order=order).copy("K")  # aligned and writable
 
     return json.loads(raw[8:first], object_hook=array_of)
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """Return the fields of a record, a dataclass or a pydantic model, as they stand: the ``default`` with
-    which :func:`json.dumps` writes records in records. A ``TypeAdapter`` of their class reads them back.
+    """Return a dataclass's or pydantic model's fields unchanged: the ``default`` with which
+    :func:`json.dumps` writes nested records. A ``TypeAdapter`` of their class reads them back.
     """
     if is_dataclass(record):
         return {field.name: getattr(record, field.name) for field in fields(record)}
@@ -163,8 +163,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Yield temporary paths, one for each of ``paths``, all in one folder, that replace them if the block
-    succeeds: all of them or none, even if the process is killed meanwhile (see :func:`settled`).
+    """Yield a temporary path in the same folder for each of ``paths``; if the block succeeds they replace all
+    of them or none, even if the process is killed (see :func:`folder_lock`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
@@ -181,12 +181,12 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
         yield temporary
         for written, target in zip(temporary, map(Path, paths), strict=True):  # noqa: B007 (the error names it)
             _flush(written)
-            # mkstemp makes files that only their owner may read.
+            # mkstemp makes files readable only by their owner.
             written.chmod(0o644)
         renames = {written.name: Path(path).name for written, path in zip(temporary, paths, strict=True)}
-        with settled(target.parent, writing=True):
+        with folder_lock(target.parent, writing=True):
             if others:
-                # From its rename on, whoever opens the folder next goes through with the others.
+                # Once it is renamed, whoever opens the folder next completes the other renames.
                 journal = target.parent / f"{temporary[0].name}{_RENAMES}"
                 draft = journal.with_suffix(".draft")
                 temporary.append(draft)
@@ -206,23 +206,23 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
 
 
 def _flush(path: Path) -> None:
-    # Before the rename: a crash between the two may otherwise leave a new name on an empty file.
+    # Before the rename: a crash in between may otherwise leave the new name on an empty file.
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def _finish(journal: Path) -> None:
     for written, target in json.loads(journal.read_text(encoding="utf-8")).items():
-        with contextlib.suppress(FileNotFoundError):  # renamed before its process was killed
+        with contextlib.suppress(FileNotFoundError):  # already renamed when its process was killed
             os.replace(journal.parent / written, journal.parent / target)
     journal.unlink()
 
 
 @contextlib.contextmanager
-def settled(folder: Path, *, writing: bool = False) -> Iterator[None]:
-    """Hold a folder's lock, shared by readers, after finishing what a killed writer of several files began.
+def folder_lock(folder: Path, *, writing: bool = False) -> Iterator[None]:
+    """Hold a folder's lock, shared by readers, after completing the renames of a killed writer.
 
-    Without locks (some network file systems) or rights to rename, files are read as they are.
+    Without locks (some network file systems) or permission to rename, files are read as they are.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -248,16 +248,17 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def parse_typed(text: str) -> Any:
-    """Return the values in YAML or JSON that a person typed.
+    """Return the values in YAML or JSON typed by a user.
 
     Raises:
-        ValueError: it is neither, or small text that stands for much; the message has the line.
+        ValueError: the text is neither, or uses aliases; the message has the line.
     """
     try:
         if text.lstrip().startswith(("{", "[")):
             with contextlib.suppress(ValueError):
                 return json.loads(text)  # YAML reads 5e-06 as a word
-        # Written out, a text says no more than its size; a dozen nested aliases would stand for gigabytes.
+        # Without aliases a text holds no more than its size; a dozen nested aliases could expand to
+        # gigabytes.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise ValueError("aliases (*name) are not accepted here; write the values out")
         return yaml.safe_load(text)
@@ -269,17 +270,17 @@ def parse_typed(text: str) -> Any:
 
 
 def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
-    """Return the values in a file that a person wrote: JSON in ``.json``, otherwise YAML.
+    """Return the values in a user's file: JSON in ``.json``, otherwise YAML.
 
     Args:
-        kind: the kind of file, for errors.
+        kind: the kind of file, for error messages.
 
     Raises:
         refused: the file is missing, cannot be read, or is neither.
     """
     try:
         if path.stat().st_size > DOCUMENT_BYTES and path.name != SETTINGS_FILE:
-            raise refused(f"{kind} file '{path}' is larger than 1 MiB; is it the right one?")
+            raise refused(f"{kind} file '{path}' is larger than 1 MiB; check the path")
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except refused:
@@ -296,19 +297,19 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
 
 
 def named_function(source: str, signature: str) -> Callable[..., Any]:
-    """Return the function that ``package.module:function`` or ``path/file.py:function`` names.
+    """Return the function named by ``package.module:function`` or ``path/file.py:function``.
 
     Args:
         source: the name.
-        signature: what stands behind the function's name where it is missing and has to be defined.
+        signature: the signature that error messages show for a missing function.
 
     Raises:
-        TensorOptError: there is none.
+        TensorOptError: there is no such function.
     """
     place, separator, name = source.rpartition(":")
     if not separator or not place or not name:
         raise TensorOptError(
-            f"'{source}' names no function; write package.module:function or path/file.py:function"
+            f"'{source}' is not a function; write package.module:function or path/file.py:function"
         )
     function = getattr(_module(place, source), name, None)
     if not callable(function):
@@ -323,19 +324,19 @@ def _module(place: str, source: str) -> Any:
             path = Path(place)
             if not path.is_file():
                 raise TensorOptError(f"{source}: there is no file {place}; check the path")
-            # As ``python path/file.py`` does, so that it can import the files beside it.
+            # As ``python path/file.py`` does, for imports from its folder.
             if (folder := str(path.resolve().parent)) not in sys.path[:1]:
                 sys.path.insert(0, folder)
             spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
-            # Before it runs: dataclasses and pickle look up the module of a class by name.
+            # Before it runs: dataclasses and pickle look up a class's module by name.
             sys.modules[spec.name] = module
-            # Not by its loader, which takes kept bytecode for a file of the same second and size.
+            # Not by its loader, which would use cached bytecode for a file of the same second and size.
             exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
             return module
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            # As ``python -m`` does; a console script has its own folder there instead.
+            # As ``python -m`` does; a console script has its own folder there.
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(place)
     except TensorOptError:

@@ -1,4 +1,4 @@
-"""Functions about this machine: its links, what it is as a cluster, and the dashboard that it serves."""
+"""Functions on this machine: measuring its links, detecting it as a cluster, serving the dashboard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
-    """Return the fits of collectives and point-to-point messages of this machine, or of all hosts of a job,
-    by the label of the mesh.
+    """Return fits of collectives and point-to-point messages of this machine, or of a job's hosts, by mesh
+    label.
 
     Args:
         cluster: ``local``, ``local:N`` or ``cpu:N``; in a job, the file that :func:`detect` wrote.
-        refresh: repeat measurements that are already in the store.
-        store: the store for fits; by default the user's own.
+        refresh: repeat measurements already in the store.
+        store: the store for fits; by default the user's.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
@@ -45,20 +45,20 @@ def measure_links(
     where = load_cluster(cluster)
     if (number := detected_hosts(where)) > 1 and job_ranks() is None:
         raise TensorOptError(
-            f"the links between {number} hosts are timed from all of them at once; run on each: torchrun "
+            f"links between {number} hosts are timed by all of them together; run on each: torchrun "
             f"--nnodes {number} --nproc-per-node {where.device_count // number} ... -m tensoropt measure "
             "links --cluster FILE"
         )
     if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(
-            f"{where.name} is neither CPU ranks nor the GPUs of this machine, so its links cannot be timed "
+            f"{where.name} is neither this machine's CPU ranks nor its GPUs, so its links cannot be timed "
             "here; use local, local:N or cpu:N"
         )
     if where.device_count < 2:
         raise TensorOptError("a single device has no links; give at least local:2")
     fits = {}
     with nullcontext(store) if store is not None else ProfileStore() as profile, ranks as pool:
-        # All meshes of up to MAX_AXES axes, also those that an exploration leaves out.
+        # All meshes of up to MAX_AXES axes, even those that an exploration skips.
         for mesh in where.meshes(MAX_AXES):
             fits[mesh.label] = measure_links_of_mesh(
                 where,
@@ -75,19 +75,19 @@ def measure_links(
 def detect(hosts: int | None = None, network: str = "") -> Cluster:
     """Return this host, or all hosts of a job, as a cluster.
 
-    In a job that torchrun started, one process of each host says what its host has. Otherwise all hosts are
-    taken to be like this one, which the cluster's ``source`` says.
+    In a torchrun job, one process per host reports its devices. Otherwise all hosts are assumed to be like
+    this one, which the cluster's ``source`` states.
 
     Args:
-        hosts: how many there are; by default those of the job, or this one.
+        hosts: the number of hosts; by default those of the job, or this one.
         network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``.
 
     Raises:
-        ClusterError: there are no hosts, nothing says how they are linked, or they do not go together.
+        ClusterError: the number of hosts is below 1, their network is unknown, or they differ.
     """
     local = load_cluster("local")
     if hosts is not None and hosts < 1:
-        raise ClusterError(f"{hosts} hosts are none; give at least 1")
+        raise ClusterError(f"the number of hosts is {hosts}; give at least 1")
     if hosts is None and in_job():
         found = gathered_from_hosts(local.to_dict)
         return together([Cluster.from_dict(data) for data in found], network_between(network))
@@ -105,12 +105,12 @@ def dashboard(
 ) -> str:
     """Serve the dashboard until interrupted; return its address.
 
-    The dashboard is above this package in the import order, so it is looked up by name.
+    The dashboard is a layer above this package, so it is imported by name.
 
     Args:
-        folder: the folder of an exploration, or of several; None for the ready-made ones only.
-        port: 0 for any free one.
-        say: called with the address once it is known.
+        folder: the folder of one or several explorations; None for only the ready-made ones.
+        port: 0 for any free port.
+        say: called with the address once known.
 
     Raises:
         MissingExtraError: the extra ``app`` is not installed.

@@ -1,7 +1,7 @@
-"""Work in forks of this process, which start with everything in memory that this process has.
+"""Work in forks of this process, which share everything it has in memory.
 
-Starting Python and loading PyTorch takes seconds, a fork some hundredths of a second. Forking is safe if no
-other thread may hold a lock and CUDA was not initialised.
+Starting Python and loading PyTorch takes seconds, a fork some hundredths. Forking is safe if no other thread
+may hold a lock and CUDA is not initialised.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _LOOK_S = 0.5
-"""The interval at which a process checks whether its parent is still there; an assumption."""
+"""Seconds between a process's checks that its parent is alive; an assumption."""
 _SELDOM_OBJECTS = 100_000
-"""The number of new objects between two collections: some 10 MB of them; an assumption."""
+"""New objects between two garbage collections, some 10 MB; an assumption."""
 _WATCH = "end with parent"
 
 
 def _can_fork() -> bool:
     """Return whether this process can be forked safely, and may have children."""
-    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own; ours takes none.
+    # PyTorch's export leaves a thread of tqdm, which takes only tqdm's own lock; ours takes none.
     harmless = ("tqdm_monitor", _WATCH)
     threads = [thread for thread in threading.enumerate() if thread.name not in harmless]
     torch = sys.modules.get("torch")
     with_cuda = torch is not None and torch.cuda.is_initialized()
-    daemon = multiprocessing.current_process().daemon  # which may have no children
+    daemon = multiprocessing.current_process().daemon  # daemons may have no children
     return threads == [threading.main_thread()] and not with_cuda and not daemon
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, which taskset or a container can restrict."""
+    """Return the number of cores available to this process, as restricted by taskset or a container."""
     return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def not_searched_for_garbage() -> Iterator[None]:
-    """Exclude what is in memory now from garbage collection during the block, also in forks.
+    """Exclude objects now in memory from garbage collection during the block, in forks too.
 
-    Graphs and tables of a big model are millions of objects, which the search neither changes nor releases,
-    and Python would traverse all of them again and again.
+    A big model's graphs and tables are millions of objects that a search neither changes nor releases, and
+    Python would traverse them again and again.
     """
-    if gc.get_freeze_count():  # someone else has frozen it, and decides when that ends
+    if gc.get_freeze_count():  # already frozen elsewhere, which decides when that ends
         yield
         return
     gc.freeze()
@@ -65,13 +65,13 @@ def not_searched_for_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def garbage_sought_seldom() -> Iterator[None]:
-    """Let Python look for cyclic garbage only after many new objects during the block, also in forks.
+    """Make Python search for cyclic garbage only after many new objects during the block, in forks too.
 
-    An exploration makes millions of small objects that live long, hardly any of them in cycles; looking among
-    the newest of them after every 700 took 15 % of GPT-2's.
+    An exploration makes millions of small, long-lived objects, hardly any in cycles; a search after every 700
+    took 15 % of GPT-2's time.
     """
     before = gc.get_threshold()
-    if before[0]:  # 0: collections are off
+    if before[0]:  # 0: collection is off
         gc.set_threshold(max(before[0], _SELDOM_OBJECTS), *before[1:])
     try:
         yield
@@ -81,8 +81,8 @@ def garbage_sought_seldom() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finished_when_interrupted() -> Iterator[list[bool]]:
-    """Let the block finish although a person interrupts it (Ctrl-C), which the list yielded then says; a
-    second interruption ends it. Other threads than the main one are never interrupted."""
+    """Let the block finish despite Ctrl-C, which is recorded in the yielded list; a second Ctrl-C ends it.
+    Only the main thread is ever interrupted."""
     interrupted: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -101,15 +101,15 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Return ``work(item)`` for every item, in the order of the items; see :func:`_as_forks_end`."""
+    """Return ``work(item)`` for every item, in order; see :func:`_as_forks_end`."""
     return [answer for _, answer in sorted(_as_forks_end(work, items), key=itemgetter(0))]
 
 
 def _as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
-    """Yield (number of the item, ``work(item)``) as results arrive from forks, one per core at a time.
+    """Yield (index of the item, ``work(item)``) as results arrive from forks, one per core at a time.
 
-    With one core or one item, or if this process cannot be forked, the work is done in this process. Changes
-    that ``work`` makes in memory may or may not be seen, so it should make none. Its results are pickled.
+    With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
+    change memory, since changes in forks are lost. Results are pickled.
     """
     if min(len(items), cores()) < 2 or not _can_fork():
         yield from enumerate(map(work, items))
@@ -127,8 +127,7 @@ def _as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iter
 def _ended(
     running: dict[Connection, int], work: Callable[[Item], Answer], items: Sequence[Item]
 ) -> Iterator[tuple[int, Answer]]:
-    """Return the answers of the forks that have ended (at least one) by number, and remove these from
-    ``running``."""
+    """Return the results of finished forks (at least one) by index, and remove these from ``running``."""
     for connection in cast("list[Connection]", wait(list(running))):
         number = running.pop(connection)
         try:
@@ -136,21 +135,21 @@ def _ended(
         except (
             EOFError,
             OSError,
-        ):  # it was ended, perhaps in mid-answer, or failed: what is wrong is said here
+        ):  # the fork was killed or failed: doing its work here shows the error
             answer = work(items[number])
         yield number, answer
 
 
 def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Connection:
-    """Start a fork and return the connection on which it sends ``work(item)``.
+    """Start a fork and return the connection that receives ``work(item)``.
 
-    The fork ends with the stack, whatever it is doing, and when its parent ends.
+    The fork ends with the stack, whatever it is doing, or when its parent ends.
     """
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(work, item, receiving, sending, os.getpid()), daemon=True)
     process.start()
-    sending.close()  # so that the answer ends when the fork does
+    sending.close()  # so that the connection closes when the fork ends
     for end in (process.join, process.kill, receiving.close):
         stack.callback(end)
     return receiving
@@ -160,7 +159,7 @@ def _send(
     work: Callable[[Item], Answer], item: Item, receiving: Connection, sending: Connection, parent: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    receiving.close()  # so that nobody reads what is sent when the parent is gone
+    receiving.close()  # so that sending fails once the parent is gone
     end_with(parent)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # threads of PyTorch's operators do not survive a fork
@@ -174,9 +173,9 @@ def end_with(parent: int) -> None:
     """End this process as soon as its parent, given by process id, is gone."""
 
     def watch() -> None:
-        while os.getppid() == parent:  # a process whose parent has died gets another parent
+        while os.getppid() == parent:  # an orphan gets another parent
             time.sleep(_LOOK_S)
-        # Without destructors: they may wait for processes that nobody will end.
+        # Without destructors, which may wait for processes that nobody ends.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name=_WATCH).start()

@@ -1,10 +1,10 @@
-"""Functions of a saved exploration: a plan to run, a point as a launcher is told of it."""
+"""Functions on saved explorations: choosing a plan, writing a point as a launcher's config."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
@@ -14,14 +14,14 @@ from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, loa
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
-from tensoropt.session.launched import job_prices
-from tensoropt.session.told import ToldJob
-from tensoropt.session.told import nearest as nearest_job
 from tensoropt.types import ProgressChoice, heard
 from tensoropt.units import limit_bytes, limit_seconds
 
+if TYPE_CHECKING:
+    from tensoropt.session.told import ToldJob
+
 _Saved = Exploration | str | os.PathLike[str]
-"""An exploration, or the folder that it was saved in."""
+"""An exploration, or its folder."""
 
 
 def choose(
@@ -37,27 +37,26 @@ def choose(
     memory_bytes: float | None = None,
     time_s: float | None = None,
 ) -> Plan:
-    """Return the recommended plan, within a memory budget or what the usual headroom leaves of a device: the
-    simplest within 3 % of the fastest that fits. Or the fastest, the one that needs least within a time, or
+    """Return the recommended plan within a memory budget, or by default within a device less the usual
+    headroom: the simplest within 3 % of the fastest that fits. Or the fastest, the leanest within a time, or
     the knee.
 
     Args:
-        saved: an exploration, its folder, or a folder of explorations on several numbers of devices or at
-            several batches.
+        saved: an exploration, its folder, or a sweep's folder of explorations on several numbers of devices
+            or at several batches.
         memory: the budget per device: ``24GiB``, or bytes.
         time: the longest step: ``300ms``, or seconds.
-        knee: the point from which both directions cost most.
-        point: the point's number, from 1, instead of a limit.
+        knee: the point beyond which both memory and time cost most.
+        point: the point's number, from 1, instead of limits.
         fastest: the fastest plan that fits.
-        devices: the number of devices in such a folder; ``auto`` for the fewest that will do.
-        batch: the batch in a folder of explorations at several batches; ``auto`` for the one with most
-            samples per second.
-        memory_bytes, time_s: the same limits as numbers alone.
+        devices: the number of devices in a sweep's folder; ``auto`` for the fewest that fit.
+        batch: the batch in a sweep's folder; ``auto`` for the most samples per second.
+        memory_bytes, time_s: the same limits, as numbers.
 
     Raises:
-        TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch`` says
-            which; there is no such point; a text is no size or time, or one thing is given twice.
-        InfeasibleError: nothing fits; the message says what would.
+        TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch``
+            selects one; there is no such point; a size or time cannot be read, or a limit is given twice.
+        InfeasibleError: nothing fits; names what would.
     """
     exploration, index = chosen_point(
         saved,
@@ -81,24 +80,24 @@ def chosen_point(
     batch: int | str | None = None,
     **limits: Any,
 ) -> tuple[Exploration, int]:
-    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan.
+    """Return the exploration and the index of the point that :func:`choose` would make a plan of.
 
     Args:
-        baseline: the plan that people make by hand, one of :data:`~tensoropt.exploration.answer.BASELINES`.
-        limits: the others of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+        baseline: a usual strategy, one of :data:`~tensoropt.exploration.answer.BASELINES`.
+        limits: further arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
     """
     if point is not None:
         for name, given in (("devices", devices), ("batch", batch)):
             if given is not None:
                 raise TensorOptError(
-                    f"a point is of one exploration; name its folder instead of giving --{name}"
+                    f"a point belongs to one exploration; give its folder instead of --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
     if baseline is None:
         return exploration, exploration.index(**limits, point=point)
     if point is not None or limits["time_s"] is not None or limits["knee_point"] or limits["fastest"]:
         raise TensorOptError(
-            f"baseline {baseline} is asked for, and a point, a time, the knee or the fastest as well; "
+            f"baseline {baseline} and a point, a time, the knee or the fastest are both given; "
             "give one of them"
         )
     return exploration, baseline_row(exploration, baseline, limits["memory_bytes"], limits["headroom"])
@@ -108,43 +107,46 @@ def chosen_point(
 def export_job(
     saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: ProgressChoice = None
 ) -> ToldJob:
-    """Return a point as a launcher is told of it: its config, with its price.
+    """Return a point as a launcher's config, with its predicted cost.
 
     Args:
         launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``accelerate``.
-        point: its number, from 1.
-        nearest: whether another plan may be written, the nearest that the launcher can be told.
+        point: the point's number, from 1.
+        nearest: whether to write the closest plan that the launcher can express, if it cannot express this
+            one.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
-        JobError: the launcher cannot be told the plan; the message has the nearest that it can, priced.
-        TensorOptError: there is no such point, or the exploration was saved without its operator graph.
+        JobError: the launcher cannot express the plan; names the closest that it can, with its cost.
+        TensorOptError: there is no such point, or the operator graph was not saved.
     """
+    # These load PyTorch, for which nobody who chooses waits.
+    from tensoropt.session.launched import job_prices
+    from tensoropt.session.told import nearest as nearest_job
+
     exploration = opened(saved)
     index = exploration.index(point=point)
     with job_prices(exploration, progress=heard(progress)) as prices:
         told = nearest_job(prices, index, launcher)
         if not told.is_the_point and not nearest:
             raise JobError(
-                f"{exploration.title(index)} ({told.name}) cannot be told to {launcher}: {told.reason}; the "
-                f"nearest that can is {told.sentence()}; --nearest writes it"
+                f"{exploration.title(index)} ({told.name}) cannot be expressed by {launcher}: {told.reason}; "
+                f"the closest that can is {told.sentence()}; --nearest writes it"
             )
         return told
 
 
 def opened(saved: _Saved) -> Exploration:
-    """Return the exploration itself, loaded if a folder is given."""
+    """Return the exploration, loaded if a folder is given."""
     return saved if isinstance(saved, Exploration) else load_exploration(saved)
 
 
 def _exploration_meant(
     saved: _Saved, limits: Mapping[str, Any], devices: int | str | None, batch: int | str | None
 ) -> Exploration:
-    """Return the exploration itself, or the one in a folder of several that has the requested device count or
-    batch.
+    """Return the exploration, or a sweep's exploration with the requested device count or batch.
 
-    Args:
-        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+    limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
     """
     if isinstance(saved, Exploration):
         return saved
@@ -152,8 +154,8 @@ def _exploration_meant(
         inside = list(folders_in(saved))
         if len(inside) > 1:
             raise TensorOptError(
-                f"{saved} holds {len(inside)} explorations; add --devices auto for the fewest devices "
-                "that will do, --devices N, --batch auto for most samples per second, or --batch N"
+                f"{saved} holds {len(inside)} explorations; select one: --devices auto for the fewest "
+                "that fit, --devices N, --batch auto for most samples per second, or --batch N"
             )
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)
@@ -161,11 +163,11 @@ def _exploration_meant(
         if value is not None and value != "auto" and not str(value).isdecimal():
             raise TensorOptError(f"{flag} '{value}' is neither auto nor a number")
     if devices is not None and batch is not None:
-        raise TensorOptError(f"--devices {devices} and --batch {batch} each name an exploration; give one")
+        raise TensorOptError(f"--devices {devices} and --batch {batch} both select an exploration; give one")
     if batch is not None:
         return fastest_batch(sweep, limits) if batch == "auto" else at_batch(sweep, int(batch))
     if devices == "auto":
-        # Every exploration has a knee, so "the fewest devices with one" would mean nothing: the knee of all
-        # devices is meant.
+        # Every exploration has a knee, so "the fewest devices with one" is meaningless: take the knee on all
+        # devices.
         return sweep[-1] if limits["knee_point"] else fewest_devices(sweep, limits)
     return member(sweep, int(str(devices)))

@@ -1,4 +1,4 @@
-"""One model on several clusters, on several numbers of devices of one, or at several global batches."""
+"""Sweeps: one model explored on several clusters, device counts or global batches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from tensoropt.types import Progress
 _logger = logging.getLogger(__name__)
 
 _MOST_BATCHES = 12
-"""The most explorations in search of the largest batch that fits; 11 times doubled is 2,048 times the
-first."""
+"""Maximum number of explorations when searching for the largest batch that fits; 11 doublings are a factor of
+2,048."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Explorations of one model, and the reasons why there is none on other clusters or at other batches, by
-    name."""
+    """Explorations of one model by name, and reasons for the clusters or batches that failed."""
 
     explorations: tuple[Exploration, ...]
     refused: Mapping[str, str]
@@ -50,11 +49,11 @@ def over_clusters(
     """Explore on each cluster in turn.
 
     Args:
-        clusters: by the name that the result and the folder in ``out`` have.
-        explore_on: explores on a cluster, given an earlier exploration whose operators it can reuse, if any.
+        clusters: by name, which the result and the folders in ``out`` use.
+        explore_on: explores on a cluster; may be given an earlier exploration, to reuse its operators.
 
     Raises:
-        InfeasibleError: no exploration succeeded; the message has the reasons.
+        InfeasibleError: no exploration succeeded; gives the reasons.
     """
     sweep = _Running(out)
     for number, (name, cluster) in enumerate(clusters.items()):
@@ -75,15 +74,15 @@ def over_batches(
     out: Path,
     progress: Progress,
 ) -> Sweep:
-    """Explore at each batch in turn, or with ``auto`` at larger and larger ones until none fits, then between
-    the last that fits and the first that does not.
+    """Explore at each batch in turn; ``auto`` doubles the batch until it does not fit, then tries one between
+    the last two.
 
     Args:
-        source: the model's, which says with which batch ``auto`` begins.
-        memory_bytes: what plans may use of a device, if that is less than it has.
+        source: the model's source, whose default batch starts ``auto``.
+        memory_bytes: memory limit per device, if below the device's memory.
 
     Raises:
-        TensorOptError: the model's batch is not a choice, or no exploration succeeded.
+        TensorOptError: the model's batch cannot be chosen, or no exploration succeeded.
     """
     sweep, tried = _Running(out), dict[int, bool]()
     if isinstance(batches, str):
@@ -112,10 +111,10 @@ class _Running:
         self.refused: dict[str, str] = {}
 
     def add(self, name: str, folder: str, explore_one: Callable[[], Exploration]) -> Exploration | None:
-        """Return an exploration, saved in a folder of the sweep's; None if it failed.
+        """Return an exploration, saved in its folder of the sweep; None if it failed.
 
         Raises:
-            CaptureError, ModelSourceError, ConstraintError: nothing else of the sweep would succeed, either.
+            CaptureError, ModelSourceError, ConstraintError: the rest of the sweep would fail, too.
         """
         try:
             exploration = explore_one()
@@ -126,7 +125,7 @@ class _Running:
             raise
         except TensorOptError as error:
             self.refused[name] = " ".join(str(error).split())
-        except Exception as error:  # TensorOpt's own fault must not cost the others' results
+        except Exception as error:  # a bug must not lose the other results
             _logger.debug("exploring %s failed", name, exc_info=True)
             self.refused[name] = (
                 f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
@@ -137,7 +136,7 @@ class _Running:
         return None
 
     def ended(self) -> Sweep:
-        """Return all of it, and save the failures."""
+        """Return the sweep, and save its failures."""
         if not self.explorations:
             raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
         write_text(self.out / REFUSED, json.dumps(self.refused, indent=1) + "\n")

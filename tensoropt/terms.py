@@ -1,12 +1,12 @@
-"""What the words on screens mean, each in one plain sentence: for the dashboard and the command
-line. The words of the code are in the glossary of ``tensoropt/README.md``.
+"""Terms shown on screens, each explained in one plain sentence, for the dashboard and the command line. The
+code's terms are in the glossary of ``tensoropt/README.md``.
 """
 
 from __future__ import annotations
 
 _PROOF = (
-    "That a plan is the best there is, or how much longer its step may take than the best one's, by the sums "
-    "of costs that the search adds up; the simulated figures are not part of it."
+    "That a plan is the best, or how much longer its step may be than the best one's, by the sums "
+    "of costs in the search; it does not cover the simulated figures."
 )
 _RECOMPUTED = (
     "Blocks whose activations are not kept but computed a second time in backward: less memory for more time."
@@ -15,15 +15,15 @@ TERMS = {
     # the frontier
     "frontier": "All plans that no other plan beats in both memory per device and time per step.",
     "budget": "The memory that a plan may need of each device; the fastest plan within it is the answer.",
-    "leanest": "The plan that needs the least of a device.",
+    "leanest": "The plan that needs the least memory of a device.",
     "knee": "The plan where the frontier bends most: leaner plans are much slower, faster ones much larger.",
     "fastest": "The plan with the shortest step.",
-    "headroom": "The share of a device's memory that plans must leave free, for what is not foreseen.",
+    "headroom": "The share of a device's memory that plans must leave free, as a reserve.",
     "proof": _PROOF,
     "proven": _PROOF,
     "certificate": _PROOF,
-    "exact": "No searched plan is better, by the sums of costs that the search adds up.",
-    "baseline": "A plan that people make by hand or by a published method, to compare the answer with.",
+    "exact": "No searched plan is better, by the sums of costs in the search.",
+    "baseline": "A usual strategy, or a published planner's plan, to compare the answer with.",
     "planner": "The method that found a plan: this search, or a published method that ran beside it.",
     # plans
     "DP": "Data parallelism: the devices share the samples of a batch, and add their gradients up.",
@@ -38,7 +38,7 @@ TERMS = {
     "CP": "Context parallelism: the devices share the positions of each sequence, in attention too.",
     "PP": "Pipeline parallelism: each device, or group of devices, computes some of the layers.",
     "EP": "Expert parallelism: the devices share the experts of a mixture of experts.",
-    "placed": "Each operator is computed by one device, as its planner places it.",
+    "placed": "Each operator runs on one device, which a planner chooses.",
     "mesh": "The devices as a grid, such as 2×4; each of its axes splits something, such as the batch.",
     "micro-batches": "The parts of a batch that are computed one after another, which takes less memory.",
     "blocks recomputed": _RECOMPUTED,
@@ -46,11 +46,11 @@ TERMS = {
     "stage": "The layers of a pipeline that one device, or group of devices, computes.",
     "schedule": "The order in which a pipeline's stages compute forward and backward of the micro-batches.",
     # memory
-    "memory per device": "What a plan needs of the fullest device: tensors, process, driver and allocator.",
-    "on a device": "Whether it fits: tight where the error of such predictions decides.",
+    "memory per device": "Memory needed on the fullest device: tensors, process, driver and allocator.",
+    "on a device": "Whether it fits: tight if within the error of such predictions.",
     "optimizer state": "What the optimizer keeps for each parameter, such as Adam's two averages.",
     "kept activations": "Results of forward that are kept until backward reads them.",
-    "buffers in flight": "Memory that is needed for a moment: workspaces, gathered parameters, messages.",
+    "buffers in flight": "Short-lived memory: workspaces, gathered parameters, messages.",
     # time
     "time per step": "How long forward, backward and the optimizer take for one batch, as simulated.",
     "compute": "How long a device computes in a step.",
@@ -65,4 +65,4 @@ TERMS = {
     "figures": "Where the seconds come from: timed on a device, fits of timings, or data sheets.",
     "sent": "The most bytes that a device sends in a step.",
 }  # fmt: skip
-"""The meanings of words, by the words as screens write them."""
+"""Explanations by term, as screens write it."""

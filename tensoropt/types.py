@@ -13,7 +13,7 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SOURCES = MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
-"""The possible sources of seconds, the most trusted first."""
+"""Sources of seconds, the most trusted first."""
 
 
 _Content = TypeVar("_Content")
@@ -21,8 +21,7 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True, eq=False)
 class Itself(Generic[_Content]):
-    """An object, equal to itself alone: a key for a cache where comparing the content takes long or is not
-    possible."""
+    """An object equal only to itself: a cache key where comparing content is slow or impossible."""
 
     content: _Content
 
@@ -34,10 +33,10 @@ class Itself(Generic[_Content]):
 
 
 class Progress(Protocol):
-    """A function that is called during long stages, to report how far they are."""
+    """A callback by which long stages report progress."""
 
     def __call__(self, stage: str, done: int, total: int, what: str, /) -> None:
-        """Note that ``done`` of ``total`` parts of a stage are finished.
+        """Report that ``done`` of ``total`` parts of a stage are finished.
 
         Args:
             stage: the stage's name, the same in all its reports.
@@ -48,14 +47,14 @@ class Progress(Protocol):
 
 
 def silent(stage: str, done: int, total: int, what: str, /) -> None:
-    """Show nothing; a :class:`Progress` for callers without an audience."""
+    """Show nothing; a :class:`Progress` for callers that want none."""
 
 
 ProgressChoice = Progress | bool | None
-"""How a caller of a long function wants to hear of its progress: by a function of its own; True for a bar,
-False for nothing, None for a bar where a person watches (:func:`tensoropt.console.shows_progress`)."""
+"""How to show progress: a callback; True for a bar, False for nothing, None for a bar if a person is watching
+(:func:`tensoropt.console.shows_progress`)."""
 
 
 def heard(progress: ProgressChoice) -> Progress:
-    """Return the function that is called with progress; :func:`silent` if there is none."""
+    """Return the callback for progress; :func:`silent` if there is none."""
     return progress if callable(progress) else silent

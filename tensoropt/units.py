@@ -1,6 +1,6 @@
 """Conversion of units between people and code.
 
-Code uses bytes, seconds, FLOP and bytes per second only; GiB and ms occur only where a person reads or types.
+Code uses only bytes, seconds, FLOP and bytes per second; GiB and ms are for people.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of text: its name for people, an example, its units, and those that messages list.
+    """A kind of quantity in texts: its name, an example, its units, and those that messages list.
 
     Attributes:
-        units: the value of each unit, by its lower-case form, or as written if case matters.
+        units: each unit's value, by its lower-case form, or as written if case matters.
         cased: whether case matters.
     """
 
@@ -91,14 +91,14 @@ _FLOPS = _Kind(
 
 
 def _with_point(text: str) -> str:
-    """Return a text without commas in its number: ``1,024`` groups thousands, ``4,5`` is a decimal."""
+    """Return a text whose number has no commas: ``1,024`` groups thousands, ``4,5`` is a decimal."""
     if re.match(r"\d{1,3}(,\d{3})+(?![\d,])", text):
         return text.replace(",", "")
     return re.sub(r"^(\d+),(\d{1,2})(?![\d,.])", r"\1.\2", text)
 
 
 def _parse(text: str, kind: _Kind) -> float:
-    # The two signs for micro, full-width digits and unbreakable blanks are each one thing to a reader.
+    # Unifies the two micro signs, full-width digits and non-breaking spaces.
     plain = "".join(unicodedata.normalize("NFKC", text).replace("\u03bc", "u").split())
     match = _QUANTITY.match(_with_point(plain))
     unit = "" if match is None else match.group(3)
@@ -122,18 +122,18 @@ def parse_seconds(text: str) -> float:
 
 
 def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit that a caller may give as ``memory_bytes`` or as ``memory``: bytes, or a text such as
-    ``24GiB``; None for no limit.
+    """Return a limit given as ``memory_bytes`` or ``memory``, in bytes or as text such as ``24GiB``; None for
+    no limit.
 
     Raises:
-        TensorOptError: both are given, or the text is no size.
+        TensorOptError: both are given, or the text is not a size.
     """
     return _limit("memory_bytes", exact, "memory", said, parse_bytes)
 
 
 def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``time_s`` or as ``time``, seconds or a text such as ``300ms``, in the same
-    way."""
+    """Return a limit given as ``time_s`` or ``time``, in seconds or as text such as ``300ms``; None for no
+    limit."""
     return _limit("time_s", exact, "time", said, parse_seconds)
 
 
@@ -146,7 +146,7 @@ def _limit(
         )
     if isinstance(said, bool) or isinstance(exact, bool):
         raise TensorOptError(
-            f"{name} is a number or a text with a unit, and not {said if exact is None else exact}"
+            f"{name} must be a number or a text with a unit, not {said if exact is None else exact}"
         )
     return parse(said) if isinstance(said, str) else exact if said is None else float(said)
 
@@ -165,7 +165,7 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
     for unit, factor in units:
         if abs(value) >= factor:
             amount = value / factor
-            # From 999.5 on three significant figures would be written with an exponent.
+            # From 999.5 on, three significant digits would be written with an exponent.
             return f"{amount:.3g} {unit}" if abs(amount) < 999.5 else f"{amount:.0f} {unit}"
     return smallest
 
@@ -176,19 +176,19 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def with_article(name: str) -> str:
-    """Return a device's name behind its article as it is spoken: ``an H100-80GB``, ``a V100``."""
+    """Return a device's name with its indefinite article as spoken: ``an H100-80GB``, ``a V100``."""
     spelled = re.match(r"[A-Z]+(?=[\d-]|$)", name)
     vowel = name[:1] in "AEFHILMNORSX" if spelled else name[:1].lower() in "aeiou"
     return f"{'an' if vowel or name.startswith('8') else 'a'} {name}"
 
 
 def counted_if_any(count: int, noun: str, words: str = "{}") -> tuple[str, ...]:
-    """Return words that have a count as ``{}``, such as ``1 point``; no words for a count of 0."""
+    """Return words that contain a count as ``{}``, such as ``1 point``; none for a count of 0."""
     return (words.format(counted(count, noun)),) if count else ()
 
 
 def format_bytes(value: float) -> str:
-    """Format bytes in binary units with three significant figures, such as ``11.3 GiB``."""
+    """Format bytes in binary units with three significant digits, such as ``11.3 GiB``."""
     if not math.isfinite(value):
         return "∞"
     units = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -196,13 +196,13 @@ def format_bytes(value: float) -> str:
 
 
 def without_zeros(text: str) -> str:
-    """Return a formatted size or time without zeros behind a dot, as people write limits: ``24 GiB``."""
+    """Return a formatted size or time without trailing zeros, as for limits: ``24 GiB``."""
     number, blank, unit = text.partition(" ")
     return (number.rstrip("0").rstrip(".") if "." in number else number) + blank + unit
 
 
 def format_seconds(value: float) -> str:
-    """Format seconds readably with three significant figures, such as ``12.4 ms``."""
+    """Format seconds with three significant digits, such as ``12.4 ms``."""
     if not math.isfinite(value):
         return "∞"
     smallest = f"{value / 1e-9:.3g} ns" if value else "0 s"
@@ -210,10 +210,10 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format three significant figures without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
+    """Format three significant digits without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    # Rounded first: 9.999 has one place less than 9.99.
+    # Rounded first: 9.999 has one decimal place less than 9.99.
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
 
@@ -232,11 +232,11 @@ def parse_count(text: str, name: str = "a count") -> float:
 
 
 LEAST_SHARE = 1e-5
-"""The least share that is distinguished from nothing; smaller ones are all shown alike."""
+"""The least share shown as a figure; smaller ones look alike."""
 
 
 def share_words(share: float) -> str:
-    """Format a share as ``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
+    """Format a share as ``12 %``; small shares keep a digit, so that only zero reads as zero."""
     if share == 0:
         return "0 %"
     if abs(share) < LEAST_SHARE:
@@ -244,18 +244,17 @@ def share_words(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"
 
 
-# -- what people type into flags and forms --------------------------------------------------------------
+# -- what users type into options and forms ---------------------------------------------------------------
 
 _MOST_COUNTS = 16
 _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def read_number(text: str) -> float:
-    """Return the number in a text, in which ``4,5`` is 4.5 and ``5%`` 0.05; anything else is refused, not
-    guessed."""
+    """Return the number in a text: ``4,5`` is 4.5 and ``5%`` is 0.05; anything else is refused."""
     plain = _with_point(text.strip())
     number = plain.removesuffix("%").rstrip()
-    # NaN, infinity and digits of other scripts are floats to Python.
+    # Python's float accepts NaN, infinity and digits of other scripts.
     if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", number, re.ASCII):
         raise TensorOptError(f"'{text[:40]}' is not a number; write for example 8 or 2.5")
     return float(number) / (100 if "%" in plain else 1)
@@ -293,6 +292,6 @@ def read_size(text: str) -> float:
 
 
 def write_size(value: float) -> str:
-    """Return the shortest text that is read as this number of bytes."""
+    """Return the shortest text that reads back as this number of bytes."""
     unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
     return f"{round(value / _SIZES.get(unit, 1))}{unit}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -218,3 +220,63 @@ def dynamic_number(byte):
             size = 10.0 ** (decade - 6) * (0.1 + 0.9 * (i + 0.5) / 2**decade)
             numbers += [size, -size]
     return sorted(numbers)[byte]
+
+
+class Task(NamedTuple):
+    """Work on resources after other tasks; ``ends``: the devices that a message slows down."""
+
+    name: str
+    duration_s: float
+    resources: tuple = ()
+    after: tuple = ()
+    ends: tuple = ()
+
+
+class Schedule(NamedTuple):
+    tasks: list
+    starts: list
+    ends: list
+    order: list
+
+    @property
+    def total_s(self):
+        return max(self.ends, default=0.0)
+
+    def spans(self):
+        return {t.name: span for t, *span in zip(self.tasks, self.starts, self.ends, strict=True)}
+
+
+def schedule(tasks, slower=0.0):
+    """Tasks in time, one after another; those that wait for each other are not in the order."""
+    waiting = [len(task.after) for task in tasks]
+    ready = [(0.0, i) for i, count in enumerate(waiting) if not count]
+    earliest, starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), [0.0] * len(tasks), []
+    free, flying = {}, {}  # until when a resource is taken; a device's seconds of messages, and since when
+
+    def left(device, now):
+        rest, since = flying.get(device, (0.0, 0.0))
+        return max(rest - max(now - since, 0.0), 0.0), max(now, since)
+
+    while ready:
+        start, i = heapq.heappop(ready)
+        task, seconds = tasks[i], tasks[i].duration_s
+        start = max([start, *(free.get(resource, 0.0) for resource in task.resources)])
+        for device in task.ends if slower else ():
+            rest, since = left(device, start)
+            flying[device] = rest + 0.5 * seconds, since
+        if slower and not task.ends and task.resources:
+            rest, _ = left(task.resources[0], start)
+            if seconds > 0.0 and rest > 0.0:
+                lost = slower / (1.0 + slower) if slower < math.inf else 1.0
+                seconds += min(rest * lost, seconds * slower)
+            flying[task.resources[0]] = max(rest - seconds, 0.0), start + seconds
+        starts[i], ends[i] = start, start + seconds
+        order.append(i)
+        free |= dict.fromkeys(task.resources, ends[i])
+        for j, other in enumerate(tasks):
+            if i in other.after:
+                earliest[j] = max(earliest[j], ends[i])
+                waiting[j] -= other.after.count(i)
+                if not waiting[j]:
+                    heapq.heappush(ready, (earliest[j], j))
+    return Schedule(tasks, starts, ends, order)

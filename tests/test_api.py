@@ -81,8 +81,8 @@ def figures(exploration):
         ({"loss": nn.MSELoss()}, r"MSELoss\(\) was given, which cannot be called with one argument"),
         ({"micro_batches": 2}, r"micro_batches is 'auto' or a tuple of counts, such as \(1, 2\), not 2"),
         ({"cluster": 2}, "a cluster is a text such as.*this is 2"),
-        ({"optimizer": torch.optim.AdamW}, "optimizer is a text, such as 'adam'"),
-        ({"memory": True}, "memory is a number or a text with a unit"),
+        ({"optimizer": torch.optim.AdamW}, "optimizer must be a text, such as 'adam'"),
+        ({"memory": True}, "memory must be a number or a text with a unit"),
     ],
     ids=["args", "number-as-loss", "loss-of-two", "micro-batches", "cluster", "optimizer", "memory"],
 )
@@ -96,11 +96,13 @@ def test_choices_that_exclude_each_other_are_refused(exploration: Any) -> None:
     for words in ({"fastest": True}, {"time": "1s"}):
         with pytest.raises(tensoropt.TensorOptError, match="give one of them"):
             exploration.choose(knee=True, **words)
-    with pytest.raises(tensoropt.TensorOptError, match="point is a whole number, and '1' was given"):
+    with pytest.raises(tensoropt.TensorOptError, match="point must be a whole number; got '1'"):
         exploration.choose(point="1")
-    with pytest.raises(tensoropt.TensorOptError, match="the folder to write"):
+    with pytest.raises(tensoropt.TensorOptError, match="takes a folder's path"):
         exploration.save(None)
-    with pytest.raises(tensoropt.TensorOptError, match="plan is a plan, its file or a strategy, not a dict"):
+    with pytest.raises(
+        tensoropt.TensorOptError, match="plan must be a plan, its file or a strategy, not a dict"
+    ):
         tensoropt.parallelize(nn.Linear(8, 4), {})
 
 

@@ -1,1 +1,1 @@
-"""Drawings of the view models: plain Plotly dictionaries, so that they are tested without a browser."""
+"""Views drawn as plain Plotly dictionaries, so that tests need no browser."""

@@ -1,4 +1,4 @@
-"""The plot of memory against time. Traces, shapes and annotations keep their places, by which the browser
+"""The plot of memory against time. Traces, shapes and annotations have fixed indices, by which the browser
 moves the budget and the selection (``assets/result.js``)."""
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .palette import Palette, layout, palette
 from .traces import LEGEND_ABOVE, Json, across, axis, font, scatter, short
 
 LINE, DOTS, BASELINES, SELECTED = range(4)
-"""The places of the traces."""
+"""Indices of the traces."""
 VEIL, DEVICE, GRIP = range(3)
-"""The places of the shapes: what the budget rules out, a device's memory, the budget's line."""
+"""Indices of the shapes: the area beyond the budget, a device's memory, the budget's line."""
 BUDGET, WORDS = 0, 1
-"""The places of the annotations: the budget, by which it is dragged, and from there on the plans' names."""
+"""Indices of the annotations: the budget's handle, then the plans' names."""
 _MOST_LINE = 400
 _GRIP_PX = 9
-"""The width in which the budget's line can be taken hold of."""
+"""Width in which the budget's line can be grabbed."""
 _LETTER_PX, _LINE_PX, _DOT_PX = 7.0, 18.0, 4.0
 _WIDE_PX, _NARROW_PX, _HIGH_PX = 560.0, 250.0, 270.0
-"""About the sides of the plot, within which names are placed."""
+"""Approximate sides of the plot for placing names."""
 _FAR = 1.5
-"""From how many times the slowest point a plan made by hand is named at the plot's edge, not drawn."""
+"""A usual strategy this many times slower than the slowest point is named at the plot's edge, not drawn."""
 _SHIFTS = (
     (0, -26), (0, 28), (70, -30), (-70, -30), (70, 32), (-70, 32), (110, -60), (-110, -60), (0, -62), (0, 52),
     (110, 60), (-110, 60), (0, -92), (150, -92), (-150, -92),
 )  # fmt: skip
-"""Where a name may stand beside its point, in pixels."""
+"""Positions of a name relative to its point, in pixels."""
 
 
 def frontier_figure(
@@ -47,8 +47,8 @@ def frontier_figure(
 
     Args:
         data: the frontier.
-        view: what is chosen of it.
-        found: the answer to the view.
+        view: the selection in it.
+        found: the view's answer.
         scheme: the colour scheme.
         narrow: whether the plot is on a phone.
     """
@@ -61,7 +61,7 @@ def frontier_figure(
     far, hands = hands[data.time[hands] > most], hands[data.time[hands] <= most]
     inside = data.line[(data.needs[data.line] >= low) & (data.needs[data.line] <= high)]
     line = data.line
-    if len(inside):  # it goes on to both sides of what is shown
+    if len(inside):  # continued beyond both sides of the visible range
         first, last = np.searchsorted(line, inside[[0, -1]])
         line = line[max(first - 1, 0) : last + 2]
     if len(line) > _MOST_LINE:
@@ -82,13 +82,13 @@ def _xy(data: FrontierData, rows: np.ndarray) -> tuple[list[float], list[float]]
 
 
 def _second(data: FrontierData) -> Unit:
-    """Return the unit of time in the plot."""
+    """Return the plot's unit of time."""
     fastest = float(data.time[data.line].min(initial=1.0))
     return Unit("s", 1.0) if fastest >= 0.5 else Unit("ms", 1e-3) if fastest >= 5e-4 else Unit("µs", 1e-6)
 
 
 def _above(data: FrontierData, found: Budgeted, far: np.ndarray, colours: Palette) -> Iterator[Json]:
-    """Yield the names of plans made by hand that lie far above, at the plot's edge."""
+    """Yield labels of much slower usual strategies, at the plot's edge."""
     titles = {base.row: base.short for base in found.baselines}
     for number, row in enumerate(far.tolist()[:3]):
         yield {
@@ -102,8 +102,7 @@ def _marks(
     data: FrontierData, view: View, rows: np.ndarray, name: str, colour: str, symbol: str, size: int,
     colours: Palette,
 ) -> Json:  # fmt: skip
-    """Return rows as marks with tooltips, which the browser knows by their numbers; grey if they do not
-    fit."""
+    """Return rows as marks with tooltips, which the browser identifies by number; grey if they do not fit."""
     over = data.needs[rows] > data.room_bytes(view)
     rated, words = rates_of(data, view), []
     for row in rows.tolist():
@@ -121,7 +120,7 @@ def _marks(
 
 
 def _selected(data: FrontierData, row: int, colours: Palette) -> Json:
-    """Return the ring around the chosen point, with the range of its time as a band through it."""
+    """Return the ring around the selected point, with its time range as a band."""
     spread, second = range_of(data.exploration, row), _second(data).factor
     band: Json = {"visible": False}
     if spread is not None:
@@ -173,7 +172,7 @@ def _frame(
             *_above(data, found, far, colours),
             *_names(data, view, found, (x, y), seen, colours, _NARROW_PX if narrow else _WIDE_PX),
         ],
-        # What is dragged is written in these units, and held to what a device has.
+        # A dragged budget is written in these units, and limited to the device's memory.
         meta={"unit": unit, "most": device},
         legend=LEGEND_ABOVE | {"font": {"size": 12}, "itemclick": False, "itemdoubleclick": False, "y": 1.1},
         margin={"l": 56, "r": 16, "t": 62, "b": 44},
@@ -181,7 +180,8 @@ def _frame(
 
 
 def _budget(data: FrontierData, view: View, limit: float, ends: list[float], colours: Palette) -> Json:
-    """Return the budget over its line, by which it is dragged; at the plot's edge if it lies beyond."""
+    """Return the budget's label over its line, which is its handle; at the plot's edge if the line is
+    outside."""
     text, place = data.limit_words(view), {"x": limit, "xref": "x", "xanchor": "center"}
     whole = unit_for(data.capacity_bytes).limit(data.capacity_bytes)
     if data.limit_bytes(view) == data.capacity_bytes:
@@ -203,8 +203,8 @@ def _names(
     data: FrontierData, view: View, found: Budgeted, ends: tuple[list[float], list[float]], seen: np.ndarray,
     colours: Palette, wide: float,
 ) -> Iterator[Json]:  # fmt: skip
-    """Yield the names of the chosen, the fastest and the leanest plan; none is printed over another, over a
-    point, or beyond the plot."""
+    """Yield the names of the selected, the fastest and the leanest plan, without overlapping each other, a
+    point, or the plot's edge."""
     titles: dict[int, list[str]] = {data.chosen(view, found): ["chosen"]}
     if found.chosen is not None:
         titles.setdefault(found.chosen.fastest, []).append("fastest that fits")
@@ -250,7 +250,7 @@ def compared_figure(frontiers: list[tuple[str, FrontierData]], scheme: str, *, p
 
     Args:
         frontiers: (title, frontier), in order.
-        per_sample: whether steps are of different batches: then times are those of a sample.
+        per_sample: whether times are per sample, as batches differ.
     """
     colours, traces = palette(scheme), list[Any]()
     tints = (*colours.series[:5], colours.ink)

@@ -1,7 +1,7 @@
-"""Colours, light and dark: text at 4.5:1 or better, marks at 3:1, distinguishable for colour-blind readers.
+"""Colours, light and dark: text contrast at least 4.5:1, marks 3:1, distinguishable for colour-blind readers.
 
-``tests/app/figures/test_palette.py`` computes both from the values below. The hues follow Okabe and Ito,
-"Color Universal Design" (2008), darkened or lightened until the contrast holds on the surface they lie on.
+``tests/app/figures/test_palette.py`` computes both. The hues follow Okabe and Ito, "Color Universal Design"
+(2008), darkened or lightened to keep the contrast on their surface.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one scheme; ``series`` for several frontiers."""
+    """The colours of a scheme; ``series`` for several frontiers."""
 
     surface: str
     ink: str
@@ -47,7 +47,7 @@ def palette(scheme: str) -> Palette:
 
 
 def layout(colours: Palette, **more: Any) -> dict[str, Any]:
-    """Return the common beginning of every plot's layout."""
+    """Return the layout that all plots start from."""
     axis = {
         "gridcolor": colours.grid, "linecolor": colours.grid, "zeroline": False, "automargin": True,
         "tickfont": {"color": colours.muted, "size": 12},
@@ -64,7 +64,7 @@ def layout(colours: Palette, **more: Any) -> dict[str, Any]:
         },
         "xaxis": dict(axis),
         "yaxis": dict(axis),
-        # Its buttons lie over what is written at the plot's corner.
+        # The buttons would cover text at the plot's corner.
         "modebar": {"bgcolor": colours.surface, "color": colours.muted, "activecolor": colours.accent},
     }  # fmt: skip
     for name, value in more.items():
@@ -78,4 +78,4 @@ GRAPH_CONFIG: dict[str, Any] = {
     "modeBarButtonsToRemove": ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "svg", "filename": "tensoropt"},
 }
-"""The settings shared by every plot: nothing leaves the machine, no logo."""
+"""Settings of all plots: no data leaves the machine, no logo."""

@@ -1,4 +1,4 @@
-"""The parts that plots share: lines and marks, rings around a point, axes, and lines across the plot."""
+"""Common parts of plots: lines and marks, axes, and lines across the plot."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ LEGEND_ABOVE: Json = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
 
 
 def short(values: np.ndarray) -> list[float]:
-    """Return values with seven figures: enough for any screen, half the bytes on the way to it."""
+    """Return values with seven digits: enough for any screen, at half the bytes."""
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 
 def scatter(mode: str, x: Iterable[Any], y: Iterable[Any], *, hover: str = "", **more: Any) -> Json:
-    """Return lines, marks or both; without a tooltip they do not react to the pointer."""
+    """Return lines, marks or both; without a tooltip they ignore the pointer."""
     pointed = {"hovertemplate": hover} if hover else {"hoverinfo": "skip"}
     return {"type": "scatter", "mode": mode, "x": x, "y": y, "showlegend": False, **pointed, **more}
 
 
 def font(colour: str) -> Json:
-    """Return the font of words in a plot."""
+    """Return the font of a plot's text."""
     return {"color": colour, "size": 12}
 
 
 def axis(colours: Palette, text: str, *, log: bool) -> Json:
-    """Return an axis of figures, with a title, linear or logarithmic."""
-    # With a format, Plotly writes ticks between powers of ten as 20 and 30; without one, as a small 2 and 3.
+    """Return a titled axis for figures, linear or logarithmic."""
+    # Without a format, Plotly labels ticks between powers of ten with a small 2 and 3 instead of 20 and 30.
     scale = {"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}
     own = layout(colours)["xaxis"]
     return {**own, "title": {**own["title"], "text": text}, "exponentformat": "none", "nticks": 8, **scale}

@@ -1,1 +1,1 @@
-"""Explorations in the background, each in a separate process with a folder that outlives the server."""
+"""Background explorations, each in its own process, with a folder that outlives the server."""

@@ -1,8 +1,7 @@
-"""Estimates of an exploration's duration before it starts, from jobs that finished on this machine.
+"""Estimates of an exploration's duration, from jobs finished on this machine.
 
-Nothing is extrapolated: seconds depend on the model's operators, on the number of meshes, and on what has
-already been timed, so a figure for something that has never run would be a guess. In that case there is no
-estimate.
+Nothing is extrapolated: seconds depend on the model's operators, the number of meshes, and what has been
+timed before. Without a similar run there is no estimate.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 REPEATED = 12
-"""The number of newest similar runs whose range is shown; older ones may be of another version."""
+"""Number of newest similar runs whose range is shown; older ones may be of another version."""
 
 
 @dataclass(frozen=True)
 class RequestKey:
-    """The request of a job; ``core``: the model, the cluster and the planners; ``whole``: everything."""
+    """A job's request. ``core``: model, cluster and planners; ``whole``: everything."""
 
     core: str
     whole: str
@@ -26,7 +25,7 @@ class RequestKey:
 
 @dataclass(frozen=True)
 class CompletedJob:
-    """A finished job, and its seconds."""
+    """A finished job's request and seconds."""
 
     request: RequestKey
     seconds: float
@@ -37,10 +36,10 @@ class Estimate:
     """The seconds of similar runs.
 
     Attributes:
-        last_s: those of the newest run.
+        last_s: seconds of the newest run.
         low_s, high_s: the range.
         runs: the number of runs.
-        same: whether they had exactly this request, rather than the same with other search settings.
+        same: whether the runs had exactly this request, not only the same model, cluster and planners.
     """
 
     last_s: float
@@ -51,11 +50,10 @@ class Estimate:
 
 
 def request_key(question: Mapping[str, Any]) -> RequestKey:
-    """Return the request in a question; all settings except the mode only affect how thoroughly it is
-    searched.
+    """Return a question's request; settings other than the mode only affect how thorough its search is.
 
     Args:
-        question: its data, as jobs keep it (:meth:`tensoropt.question.question.Question.data`).
+        question: the question as jobs store it (:meth:`tensoropt.question.question.Question.data`).
     """
     whole = {**question, "constraints_file": ""}
     core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}
@@ -63,7 +61,7 @@ def request_key(question: Mapping[str, Any]) -> RequestKey:
 
 
 def key_of_words(words: Sequence[str], folder: str) -> RequestKey:
-    """Return the request in the command line of any other job, whatever the folder of its result."""
+    """Return the request of another job's command line, without its result's folder."""
     text = _text([word for word in words if word != folder])
     return RequestKey(text, text)
 
@@ -73,11 +71,10 @@ def _text(data: object) -> str:
 
 
 def estimate(wanted: RequestKey, runs: Sequence[CompletedJob]) -> Estimate | None:
-    """Return the duration of similar runs: those with the same request, otherwise those with other search
-    settings.
+    """Return the duration of runs with the same request, else of runs with other search settings.
 
     Args:
-        runs: newest first.
+        runs: finished runs, newest first.
     """
     for same in (True, False):
         alike = [r.seconds for r in runs if (r.request == wanted if same else r.request.core == wanted.core)]

@@ -1,4 +1,4 @@
-"""Jobs: started in spawned processes, watched, cancelled with all their children, kept in folders."""
+"""Jobs: started in spawned processes, watched, cancelled with all their children, stored in folders."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .worker import data_folder, run
 
 _SAVE_EVERY_S = 1.0
 KEPT_S = 600.0
-"""How long a forgotten job can be restored."""
+"""Seconds for which a deleted job can be restored."""
 _MOST_RUNNING = 2
-"""The most jobs at a time; one that measures this machine's ranks runs alone, or its figures would be
-wrong."""
+"""Maximum number of concurrent jobs; a job that measures this machine's ranks runs alone, so that its figures
+are right."""
 
 
 Growing = tuple[Sequence[float], Sequence[float], int]
-"""The memory and the time of some points that a job knows so far, and the number of all."""
+"""Memory and time of some points that a running job knows, and the number of all."""
 
 
 @dataclass
@@ -52,11 +52,11 @@ class _Running:
 
 
 class JobManager:
-    """The jobs kept in one folder.
+    """The jobs stored in one folder.
 
     Args:
         root: a private folder for jobs and uploads; by default next to the profile store.
-        target: the function that runs in the child, for tests.
+        target: the function that the child runs, for tests.
         own: the folder whose Python files may be named as models; None for none.
     """
 
@@ -67,7 +67,7 @@ class JobManager:
         self.root.chmod(0o700)
         self.uploads = Uploads(self.root / "uploads", own)
         self.target = target
-        # Not fork: the server has threads, whose locks a forked child would inherit as they are.
+        # Not fork: a forked child would inherit locks of the server's threads.
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.RLock()
         self._server = this_server()
@@ -77,7 +77,7 @@ class JobManager:
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
-        # Left by a dashboard that was killed: nobody can bring it back any more.
+        # Left by a killed dashboard; nobody can restore them.
         for child in self.forgotten_folder.glob("*"):
             if time.time() - child.stat().st_ctime > KEPT_S:
                 shutil.rmtree(child, ignore_errors=True)
@@ -87,34 +87,33 @@ class JobManager:
                 self._jobs[job.id] = self._ended_if_lost(job)
 
     def _ended_if_lost(self, job: Job) -> Job:
-        """Return the job, marked as interrupted if it was running on a server that has died."""
+        """Return the job, marked as interrupted if its server died while it ran."""
         if not job.active or is_alive(job.server):
             return job
-        job = replace(job, state="interrupted", error="the dashboard ended while this ran", ended=time.time())
+        job = replace(job, state="interrupted", error="the dashboard ended meanwhile", ended=time.time())
         self._save(job)
         return job
 
-    # -- what pages ask -----------------------------------------------------------------------------
+    # -- queries of pages -------------------------------------------------------------------------------
 
     def jobs(self) -> list[Job]:
         """Return all jobs, newest first."""
         with self._lock:
             for id, job in self._jobs.items():
-                if job.active and job.server != self._server:  # another dashboard's: its file knows better
+                if job.active and job.server != self._server:  # another dashboard's: its file is more recent
                     self._jobs[id] = self._ended_if_lost(read_job(self.folder / id) or job)
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def sign(self) -> str:
-        """Return a text that changes when a job may have something new to show: every second while
-        one runs."""
+        """Return a text that changes whenever jobs may have news: every second while one runs."""
         jobs = self.jobs()
         shown = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
         moment = int(time.time()) if any(job.active for job in jobs) else 0
         return f"{zlib.crc32(repr(shown).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
-        """Return (key, folder) of jobs' results, newest first; several if a job explored parts of a
-        cluster."""
+        """Return (key, folder) of all results, newest first; a job that explored parts of a cluster has
+        several."""
         folders = []
         for job in self.jobs():
             for folder in folders_in(self.folder / job.id) if job.state == "done" else ():
@@ -127,12 +126,12 @@ class JobManager:
         return tail(self.folder / id) if id in self._jobs else ""
 
     def first(self, id: str) -> str:
-        """Return the answer that a job at work gave before its search; "" if there is none."""
+        """Return a running job's answer before its search; "" if there is none."""
         running = self._running.get(id)
         return "" if running is None else running.first
 
     def growing(self, id: str) -> Growing | None:
-        """Return the points that a job at work knows so far; None if there are none."""
+        """Return the points that a running job knows so far; None if there are none."""
         running = self._running.get(id)
         return None if running is None else running.points
 
@@ -151,8 +150,7 @@ class JobManager:
     def _queue(
         self, title: str, measures: bool, question: Question | None, words: Callable[[Path], list[str]]
     ) -> Job:
-        """Queue a job; ``words`` returns the arguments of its command line, given the folder of its
-        result."""
+        """Queue a job; ``words`` returns its command line's arguments, given the result's folder."""
         id = secrets.token_hex(6)
         folder = self.folder / id
         folder.mkdir(mode=0o700)
@@ -180,26 +178,26 @@ class JobManager:
         return self._jobs[id]
 
     def again(self, id: str) -> Job | None:
-        """Queue the same job once more and keep the old result; None for a job that runs or is unknown.
+        """Queue a finished job again and keep its old result; None if the job is running or unknown.
 
         Raises:
-            TensorOptError: it cannot be written to disk.
+            TensorOptError: the job cannot be written to disk.
         """
         job = self._jobs.get(id)
         if job is None or job.active:
             return None
         try:
             question = Question.of(job.question)
-        except TensorOptError:  # it asks in words that only its own version knew
+        except TensorOptError:  # only its own version understands its words
             return self._queue(job.title, job.measures, None, partial(_moved, job, self.folder / id))
         return self._queue(job.title, job.measures, question, partial(written, question))
 
     def job(self, id: str) -> Job | None:
-        """Return the job called ``id``; None if it is unknown."""
+        """Return the job with this id; None if unknown."""
         return next((job for job in self.jobs() if job.id == id), None)
 
     def took(self, job: Job) -> float | None:
-        """Return the seconds of the last finished job with the same request; None without one."""
+        """Return the seconds of the last finished job with the same request; None if there is none."""
         alike = estimate(self._key_of(job), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
@@ -208,7 +206,7 @@ class JobManager:
         return estimate(request_key(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[CompletedJob]:
-        """Return the requests and seconds of finished jobs, newest first."""
+        """Return requests and seconds of finished jobs, newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
@@ -217,17 +215,16 @@ class JobManager:
         return runs
 
     def _key_of(self, job: Job) -> RequestKey:
-        """Return a job's request, which never changes; remembered, because it is needed at every key
-        press."""
+        """Return a job's request, cached, since it never changes and every key press needs it."""
         if job.id not in self._keys:
             try:
                 self._keys[job.id] = request_key(Question.of(job.question).data())
-            except (TensorOptError, KeyError, TypeError):  # another version's
+            except (TensorOptError, KeyError, TypeError):  # another version's job
                 self._keys[job.id] = key_of_words(job.arguments, str(self.folder / job.id))
         return self._keys[job.id]
 
     def cancel(self, id: str) -> None:
-        """End a job and every process that it started; do nothing for one that has ended or is unknown."""
+        """End a job and every process it started; do nothing if it has ended or is unknown."""
         with self._lock:
             job, running = self._jobs.get(id), self._running.get(id)
             if job is not None and job.state == "queued" and job.server == self._server:
@@ -235,11 +232,11 @@ class JobManager:
             if running is None:
                 return
             running.cancelled = True
-        # Outside the lock: waiting for processes to end must not stop the pages.
+        # Outside the lock: waiting for processes to end must not block pages.
         _kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
-        """Remove a finished job from the list; :meth:`restore` can bring it back for a while."""
+        """Delete a finished job from the list; :meth:`restore` can undo it for a while."""
         with self._lock:
             job = self._jobs.get(id)
             if job is None or job.active:
@@ -249,21 +246,21 @@ class JobManager:
                 (self.folder / id).rename(self.forgotten_folder / id)
             except OSError as error:
                 raise TensorOptError(
-                    f"'{job.title}' is not forgotten: {self.folder / id} cannot be moved ({error.strerror})"
+                    f"could not delete '{job.title}': {self.folder / id} cannot be moved ({error.strerror})"
                 ) from error
             del self._jobs[id]
             self._forgotten[id] = (job, time.time())
         self._delete_forgotten(KEPT_S)
 
     def forgotten(self) -> list[Job]:
-        """Return the jobs that :meth:`restore` can bring back, the last one first."""
+        """Return the jobs that :meth:`restore` can restore, the last deleted first."""
         self._delete_forgotten(KEPT_S)
         with self._lock:
             latest = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
             return [job for job, _ in latest]
 
     def restore(self, id: str) -> None:
-        """Bring a forgotten job back, with its folder; do nothing for an unknown one."""
+        """Restore a deleted job with its folder; do nothing if it is unknown."""
         with self._lock:
             job, _ = self._forgotten.pop(id, (None, 0.0))
             if job is None:
@@ -272,7 +269,7 @@ class JobManager:
             self._jobs[id] = job
 
     def _delete_forgotten(self, kept_s: float) -> None:
-        """Delete jobs that were forgotten longer than ``kept_s`` ago."""
+        """Remove jobs that were deleted longer than ``kept_s`` ago."""
         with self._lock:
             old = [id for id, (_, since) in self._forgotten.items() if time.time() - since >= kept_s]
             for id in old:
@@ -281,7 +278,7 @@ class JobManager:
             shutil.rmtree(self.forgotten_folder / id, ignore_errors=True)
 
     def close(self) -> None:
-        """End everything that runs, and delete forgotten jobs; called when the server ends."""
+        """End everything that runs, and remove deleted jobs; called when the server ends."""
         self._delete_forgotten(0.0)
         with self._lock:
             self._closed = True
@@ -291,18 +288,18 @@ class JobManager:
         for worker in running:
             worker.process.join(timeout=10)
 
-    # -- what runs ----------------------------------------------------------------------------------
+    # -- running --------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        """Start queued jobs, oldest first, as far as there is room for them."""
+        """Start queued jobs, oldest first, up to the limit."""
         mine = sorted((j for j in self._jobs.values() if j.server == self._server), key=lambda j: j.created)
         for job in mine:
             active = [self._jobs[id] for id in self._running]
             alone = any(j.measures for j in active) or (job.measures and active)
             if job.state != "queued":
                 continue
-            # `return`, not `continue`: a job that has to run alone is not passed by later ones, or it would
-            # wait for ever.
+            # `return`, not `continue`: later jobs may not overtake one that must run alone, or it would never
+            # start.
             if alone or len(active) >= _MOST_RUNNING or self._closed:
                 return
             self._start(job)
@@ -316,13 +313,13 @@ class JobManager:
             name=f"tensoropt-job-{job.id}",
         )
         process.start()
-        writer.close()  # the child's copy is the only one: its end is the end of the messages
+        writer.close()  # only the child's copy stays open, so its end closes the connection
         self._running[job.id] = _Running(process, reader)
         self._update(replace(job, state="running", started=time.time()))
         threading.Thread(target=self._watch, args=(job.id,), daemon=True).start()
 
     def _watch(self, id: str) -> None:
-        """Read a job's messages until it ends, then record how it ended."""
+        """Read a job's messages until it ends, then record its outcome."""
         running = self._running[id]
         outcome: tuple[str, str] | None = None
         with contextlib.suppress(EOFError, OSError):
@@ -347,7 +344,7 @@ class JobManager:
         with self._lock:
             job = self._jobs[id].progressed(stage, done, total, what[:200])
             self._jobs[id] = job
-            # Reports come by the thousand; the file is for a server that takes over, not for the page.
+            # Reports come by the thousand; the file is for a successor server, not for the page.
             if (now := time.time()) - running.saved >= _SAVE_EVERY_S:
                 running.saved = now
                 self._save(job)
@@ -356,13 +353,13 @@ class JobManager:
         state, error = outcome or ("failed", "")
         if outcome is None:
             error = f"its process ended without a result (exit code {running.process.exitcode}); " + (
-                "its log may say why" if (running.process.exitcode or 0) > 0 else "the memory may be used up"
+                "see its log" if (running.process.exitcode or 0) > 0 else "out of memory, possibly"
             )
         if running.cancelled:
             state, error = "cancelled", ""
         elif self._closed and outcome is None:
-            state, error = "interrupted", "the dashboard ended while this ran"
-        # People know an upload by its own name, not by the generated path in the message.
+            state, error = "interrupted", "the dashboard ended meanwhile"
+        # Show an upload's own name, not the generated path in the message.
         for path, label in self.uploads.known().values():
             error = error.replace(str(path), label)
         self._update(replace(job, state=state, error=error, ended=time.time()))
@@ -375,11 +372,11 @@ class JobManager:
         try:
             job.save(self.folder / job.id)
         except TensorOptError as error:
-            LOGGER.warning("the state of job %s is not saved: %s", job.id, error)
+            LOGGER.warning("cannot save the state of job %s: %s", job.id, error)
 
 
 def _moved(job: Job, old: Path, new: Path) -> list[str]:
-    """Return a job's command line with another folder in place of its own."""
+    """Return a job's command line with another result folder."""
     return [
         f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
         for word in job.arguments
@@ -387,11 +384,11 @@ def _moved(job: Job, old: Path, new: Path) -> list[str]:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a child of this process and everything it started; do nothing if it has already ended."""
+    """Kill a child of this process and everything it started; do nothing if it has ended."""
     processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         child = psutil.Process(pid)
-        if child.ppid() == psutil.Process().pid:  # else the id is another process's by now
+        if child.ppid() == psutil.Process().pid:  # otherwise the id now belongs to another process
             processes = [child, *child.children(recursive=True)]
     for process in processes:
         with contextlib.suppress(psutil.Error):

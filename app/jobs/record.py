@@ -1,4 +1,4 @@
-"""The record of a job in its folder: a small JSON file that is written whole or not at all."""
+"""A job's record: a small JSON file in its folder, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LOG = "job.log"
 _ACTIVE = ("queued", "running")
 _STATES = (*_ACTIVE, "done", "failed", "cancelled", "interrupted")
 _LOG_TAIL = 20_000
-"""The number of characters of a log that a page shows."""
+"""Maximum number of log characters on a page."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The latest report of one stage of the work."""
+    """The latest report of one stage."""
 
     name: str
     done: int
@@ -34,15 +34,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Job:
-    """One job.
+    """A job's record.
 
     Attributes:
         id: the generated name of its folder.
-        arguments: the arguments of ``tensoropt`` that do the same.
-        question: what is explored (:meth:`tensoropt.question.question.Question.data`); None if the job does
-            something else, or is from an earlier version.
+        arguments: the arguments of the equivalent ``tensoropt`` command.
+        question: the question (:meth:`tensoropt.question.question.Question.data`); None for other commands,
+            and for jobs of an earlier version.
         state: one of :data:`_STATES`.
-        error: why it failed, in a sentence.
+        error: the reason of a failure, in a sentence.
         created, started, ended: seconds since the epoch.
         server: (process id, start time) of the dashboard that runs it.
     """
@@ -62,26 +62,26 @@ class Job:
 
     @property
     def line(self) -> str:
-        """The command line that does the same, to copy."""
+        """The equivalent command line, for copying."""
         return shlex.join(["tensoropt", *self.arguments])
 
     @property
     def active(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the job is waiting or running."""
         return self.state in _ACTIVE
 
     def progressed(self, stage: str, done: int, total: int, what: str) -> Job:
-        """Return the job after a progress report."""
+        """Return the job with a progress report added."""
         others = (s for s in self.stages if s.name != stage)
         return replace(self, stages=(*others, Stage(stage, done, total, what)))
 
     def save(self, folder: Path) -> None:
-        """Write it into its folder. Raises :class:`~tensoropt.errors.TensorOptError`."""
+        """Write the record into its folder. Raises :class:`~tensoropt.errors.TensorOptError`."""
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 
 def read_job(folder: Path) -> Job | None:
-    """Return the job in a folder; None if the folder has no readable one."""
+    """Return the job in a folder; None if it has no readable record."""
     try:
         data = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return _job(data) if isinstance(data, Mapping) and data.get("id") == folder.name else None
@@ -103,15 +103,15 @@ def _job(data: Mapping[str, Any]) -> Job:
 
 
 def this_server() -> tuple[int, float]:
-    """Return (process id, start time) of this process: a pair that no later process has."""
+    """Return (process id, start time) of this process, which no later process shares."""
     return os.getpid(), psutil.Process().create_time()
 
 
 def is_alive(server: tuple[int, float]) -> bool:
     """Return whether the dashboard that wrote a job still runs."""
     try:
-        # Process ids are used again; the start time tells another process apart. The tolerance is an
-        # assumption: an id comes round later than that.
+        # Process ids are reused; the start time distinguishes processes. The tolerance is an assumption: ids
+        # are not reused that soon.
         return abs(psutil.Process(server[0]).create_time() - server[1]) < 1.0
     except (psutil.Error, ValueError, OverflowError):
         return False

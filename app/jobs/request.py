@@ -1,8 +1,8 @@
-"""A page's form, checked, as a question; and the form filled from a question.
+"""Converting a page's form to a checked question, and a question to a form.
 
-The form has few fields and one for more options, in the command line's own syntax. What is typed there never
-names a file of this machine, and options that do are refused; but a model may be a function of a Python file
-below the folder in which the dashboard was started, while it answers this machine only.
+The form has few fields, and one for more options in the command line's syntax. Options may not name files of
+this machine; but a model may be a function of a Python file below the dashboard's start folder, while the
+dashboard answers only this machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tensoropt.zoo import list_models, read_name
 from .uploads import Uploads
 
 FIELDS = ("model", "devices", "batch", "sequence", "dtype", "more")
-"""The fields of the form."""
+"""The form's fields."""
 DTYPES = ("auto", "bfloat16", "float32")
 MOST_DEVICES = 1024
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
-"""The files in a job's folder with a cluster and constraints that have no name, for its command line."""
+"""Files in a job's folder for an unnamed cluster and constraints, for its command line."""
 _LONGEST = 2000
 _OWN_FIELDS = ("dtype", "constraints")
 OPTIONS = (
@@ -42,18 +42,18 @@ OPTIONS = (
     *(f"no-{setting.flag}" for setting in settings_fields() if isinstance(setting.default, bool)),
     *("seed", "planners", "devices", "also-on", "dim", "output", "loss", "headroom", "lora", "anew"),
 )  # fmt: skip
-"""The options of ``explore`` that the field for more takes."""
+"""Options of ``explore`` that the field "more options" accepts."""
 _PYTHON = (
-    "a dashboard that others can reach runs no Python files; name the function on the command line: "
+    "with --host a dashboard runs no Python files; explore the function on the command line: "
     "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 )
 
 
 class RequestError(TensorOptError):
-    """The form cannot be started.
+    """A form that cannot be submitted.
 
     Attributes:
-        field: the field that is wrong.
+        field: the invalid field.
     """
 
     def __init__(self, field: str, words: str):
@@ -66,9 +66,9 @@ class Request:
     """One exploration to run.
 
     Attributes:
-        label: people's name for the model.
-        place: people's name for the devices.
-        measures: whether this machine's own ranks are timed, so that nothing else should run meanwhile.
+        label: the display name of the model.
+        place: the display name of the devices.
+        measures: whether this machine's own ranks are timed, so that nothing else should run.
     """
 
     question: Question
@@ -78,7 +78,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """The job's title: the model, the devices, and every setting that is not at its default."""
+        """The job's title: the model, the devices, and every setting that differs from its default."""
         question = self.question
         parts = [f"{self.label} on {self.place}"]
         if question.devices:
@@ -99,14 +99,13 @@ class Request:
         return " · ".join(parts)
 
     def arguments(self, folder: Path) -> list[str]:
-        """Return the arguments of the command line that does the same; the result is written to
-        ``folder``."""
+        """Return the equivalent command line's arguments; the result goes to ``folder``."""
         return written(self.question, folder)
 
 
 def written(question: Question, folder: Path) -> list[str]:
-    """Return the arguments of a question's command line; parts without a name are written to ``folder``,
-    where the result is written too."""
+    """Return a question's command-line arguments; unnamed parts are written to ``folder``, where the result
+    goes, too."""
     cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
@@ -117,24 +116,24 @@ def written(question: Question, folder: Path) -> list[str]:
 
 
 def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
-    """Return the request in the form's fields.
+    """Return the request of a form.
 
     Raises:
-        RequestError: a field is missing or impossible; it says which.
+        RequestError: a field is missing or invalid; names it.
     """
     text = {name: str(form.get(name) or "").strip() for name in FIELDS}
     source, label = model_source(text["model"], uploads)
     place = text["devices"]
     cluster = cluster_of(place, uploads)
     more = _options(text["more"])
-    words = ["explore", source, "--cluster", "cpu:1", "--out", "out"]  # which the form's own replace
+    words = ["explore", source, "--cluster", "cpu:1", "--out", "out"]  # the form's own values replace these
     words += [w for name in ("batch", "sequence") if text[name] for w in (f"--{name}", text[name])]
     words += ["--dtype", text["dtype"]] if text["dtype"] not in ("", "auto") else []
     for name in ("batch", "sequence"):
         if text[name].startswith("-"):
             raise RequestError(name, f"the {name}: give a whole number")
         if text[name] and source.endswith(".onnx"):
-            raise RequestError(name, "a file has its sizes in more options (--dim batch=8); leave this empty")
+            raise RequestError(name, "give a file's sizes in more options (--dim batch=8); leave this empty")
     try:
         question: Question = question_option(parser().parse_args([*words, *more]))
     except TensorOptError as error:
@@ -149,18 +148,18 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
 
 
 def _field(fault: str) -> str:
-    """Return the field that a fault of the command line is about."""
+    """Return the field that a command-line error is about."""
     return next(
         (name for name in ("batch", "sequence") if f"--{name} " in fault or f"--{name}:" in fault), "more"
     )
 
 
 def _check_planners(question: Question) -> None:
-    from tensoropt.planners.registry import ENTRIES  # here, as it opens all of them
+    from tensoropt.planners.registry import ENTRIES  # imported on use, as it imports all planners
 
     for name in question.planners:
         if name != "all" and name not in ENTRIES:
-            raise RequestError("more", f"no planner is called '{name[:40]}'; there are {', '.join(ENTRIES)}")
+            raise RequestError("more", f"unknown planner '{name[:40]}'; use one of {', '.join(ENTRIES)}")
 
 
 def _check_divides(question: Question, source: str) -> None:
@@ -176,10 +175,10 @@ def _check_divides(question: Question, source: str) -> None:
 
 
 def model_source(text: str, uploads: Uploads) -> tuple[str, str]:
-    """Return a model's source for ``explore``, and what people call it.
+    """Return a model's source for ``explore``, and its display name.
 
     Raises:
-        RequestError: nothing here has that name.
+        RequestError: no model has that name.
     """
     for path, label in reversed(list(uploads.known().values())):
         if label == text:
@@ -199,32 +198,32 @@ def model_source(text: str, uploads: Uploads) -> tuple[str, str]:
         return _own_function(text, uploads.own)
     raise RequestError(
         "model",
-        "choose a model of the list, hf:MODEL or ORGANISATION/MODEL of the Hugging Face Hub, or drop a file",
+        "choose a listed model, hf:MODEL or ORGANISATION/MODEL from the Hugging Face Hub, or drop a file",
     )
 
 
 def _own_function(text: str, folder: Path | None) -> tuple[str, str]:
-    """Return a Python function of this machine as a source, and what people call it. It is run: so only files
-    below the folder in which the dashboard was started, and that nobody else can change."""
+    """Return a Python function of this machine as a source, and its display name. It will be run, so its file
+    must be below the dashboard's start folder, and nobody else may be able to change it."""
     match = re.fullmatch(r"([^:?]+\.py):(\w+(?:\?.*)?)", text)
     if match is None or folder is None:
         raise RequestError("model", _PYTHON if folder is None else "write file.py:function")
     path = (folder / match.group(1)).resolve()
     if not path.is_relative_to(folder):
-        raise RequestError("model", f"only files below {folder}, where the dashboard was started, are run")
+        raise RequestError("model", f"only files below {folder}, the dashboard's start folder, may be run")
     if not path.is_file():
-        raise RequestError("model", f"there is no file {path} on the machine of the dashboard")
+        raise RequestError("model", f"there is no file {path} on the dashboard's machine")
     state = path.stat()
     if state.st_mode & stat.S_IWOTH or state.st_uid != os.geteuid():
-        raise RequestError("model", f"{path} is not run: others than you can change it")
+        raise RequestError("model", f"other users can change {path}; give a file that only you can write")
     return f"{path}:{match.group(2)}", f"{path.relative_to(folder)}:{match.group(2)}"
 
 
 def cluster_of(text: str, uploads: Uploads, field: str = "devices") -> str | dict[str, Any]:
-    """Return the cluster of a question: a name, or the content of a file that was uploaded.
+    """Return a question's cluster: a name, or an uploaded file's content.
 
     Raises:
-        RequestError: nothing has that name, or it has too many devices.
+        RequestError: no cluster has that name, or it has too many devices.
     """
     for file in reversed(list(uploads.clusters().values())):
         if file.label == text:
@@ -235,24 +234,24 @@ def cluster_of(text: str, uploads: Uploads, field: str = "devices") -> str | dic
         if not name:
             raise RequestError(
                 field,
-                f"'{match.group(2)}' is no kind of device whose speed is known here; the search needs one, "
-                "as in 8xRTX-4090, or a file that describes the devices",
+                f"'{match.group(2)}' is not a known kind of device; choose one, "
+                "as in 8xRTX-4090, or upload a file that describes the devices",
             )
     base = re.sub(r"(x\d{1,4})?(\[\d{1,4}\])?$", "", name)
-    # What is typed must never become the path of a file.
+    # Typed text must never become a file's path.
     if base not in list_clusters() and not re.fullmatch(r"(local|cpu)(:\d{1,3})?", name):
-        raise RequestError(field, "choose devices of the list, such as dgx-h100x2, 8xRTX-4090 or cpu:2")
+        raise RequestError(field, "choose devices from the list, such as dgx-h100x2, 8xRTX-4090 or cpu:2")
     try:
         count = load_cluster(name).device_count
     except TensorOptError as error:
         raise RequestError(field, str(error)) from None
     if count > MOST_DEVICES:
-        raise RequestError(field, f"{count:,} devices; at most {MOST_DEVICES:,} are taken here")
+        raise RequestError(field, f"{count:,} devices; the limit here is {MOST_DEVICES:,}")
     return name
 
 
 def devices_text(count: int, kind: str) -> str:
-    """Return the preset with so many devices of a kind: ``rtx-4090x2``, ``dgx-h100[4]``; "" if none has."""
+    """Return the preset with this many devices of a kind: ``rtx-4090x2``, ``dgx-h100[4]``; "" if none has."""
     for name in list_clusters():
         if name.endswith("xN") or (cluster := load_cluster(name)).device.name.lower() != kind.lower():
             continue
@@ -265,10 +264,10 @@ def devices_text(count: int, kind: str) -> str:
 
 
 def _options(text: str) -> list[str]:
-    """Return the words of the field for more options.
+    """Return the words of the field "more options".
 
     Raises:
-        RequestError: they are none, or not for a page.
+        RequestError: they cannot be parsed, or are not allowed on a page.
     """
     if len(text) > _LONGEST or not text.isprintable():
         raise RequestError(
@@ -285,7 +284,7 @@ def _options(text: str) -> list[str]:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in OPTIONS:
             raise RequestError(
-                "more", f"'{word[:40]}' is not taken here; there are {', '.join(OPTIONS[:8])} ..."
+                "more", f"'{word[:40]}' is not an option here; use {', '.join(OPTIONS[:8])} ..."
             )
         if name in choices and (value if equals else after) not in choices[name]:
             raise RequestError("more", f"--{name} is one of {', '.join(choices[name])}")
@@ -293,14 +292,13 @@ def _options(text: str) -> list[str]:
 
 
 def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the form's fields for a question, as a person would have typed them, and the options that the
-    form does not take.
+    """Return a question as a form's fields, as a user would type them, and the options that the form lacks.
 
     Args:
-        named: the name of its cluster, if that alone gives it once more.
+        named: the name of its cluster, if that alone reproduces it.
 
     Raises:
-        RequestError: the form cannot express it; the message says why.
+        RequestError: the form cannot express the question; gives the reason.
     """
     model = question.model.removeprefix("zoo:")
     for path, label in uploads.known().values():
@@ -315,7 +313,7 @@ def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict
         label = re.sub(r"[^\w.\- ]", "_", str(described.get("name", "")))[:60] or "cluster"
         kept = uploads.keep_description(described, f"{label}.json")
         named = uploads.clusters()[kept].label
-    # A length that is the last option has a field of its own.
+    # A sequence length as the last option has its own field.
     name, sequence = model, ""
     if match := re.fullmatch(r"(.+)[?&](?:sequence|steps)=(\d+)", model):
         name, sequence = match.groups()

@@ -1,7 +1,7 @@
-"""Uploaded files: limited in size and kept under generated names.
+"""Uploaded files: limited in size, stored under generated names.
 
-The server itself never opens model files: what one leaves open is read in another process. Cluster files are
-small text: they are read as data and checked once, at the upload, and kept as the plain values in them.
+The server never opens model files; another process reads their open dims. Cluster files are small text,
+parsed as data and checked at the upload, and stored as plain values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..safety import MAX_UPLOAD_BYTES
 
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_BYTES = 64 * 2**10
-"""The most bytes of a cluster file; a larger one is named on the command line."""
+"""Maximum size of a cluster file; use the command line for larger ones."""
 
 
 _MOST_DEVICES = 1024
 
 
 class UploadError(TensorOptError):
-    """A file is not accepted; the message says why."""
+    """A file is refused; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ClusterFile:
     """A cluster from a file.
 
     Attributes:
-        label: its owner's name for the file.
+        label: the user's name for the file.
         description: the content of the file.
     """
 
@@ -53,7 +53,7 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
     """Return the values in a cluster file.
 
     Raises:
-        UploadError: it is neither YAML nor JSON, or uses features that could make a small file large.
+        UploadError: it is neither YAML nor JSON, or uses features that could make a small file expand.
     """
     try:
         content = parse_typed(data.decode("utf-8-sig"))
@@ -62,33 +62,31 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
         raise UploadError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
     if not isinstance(content, dict):
         raise UploadError(
-            f"'{label}' describes no cluster; write for example devices: [{{kind: H100-80GB, count: 8}}]"
+            f"'{label}' is not a cluster file; write for example devices: [{{kind: H100-80GB, count: 8}}]"
         )
     return content
 
 
 def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
-    """Return the cluster that the content of a file describes.
+    """Return the cluster that a file's content describes.
 
     Raises:
-        UploadError: it describes none; the message says what is wrong.
+        UploadError: it describes no valid cluster; gives the fault.
     """
     if any(number > _MOST_DEVICES for number in _counts(description)):
-        raise UploadError(f"'{label}' has more than {_MOST_DEVICES:,} devices; take fewer")
+        raise UploadError(f"'{label}' has more than {_MOST_DEVICES:,} devices; use fewer")
     content = dict(description)
     try:
-        # In its own folder every job's file has the same name; people know the cluster by theirs.
+        # Every job's copy has the same file name; users know the cluster by theirs.
         content.setdefault("name", label.rpartition(".")[0] or label)
         cluster = load_cluster(content)
     except TensorOptError as error:
         raise UploadError(f"'{label}': {str(error)[:400]}") from None
-    # A nesting that none of the checks above foresees is still only a wrong file.
+    # Nesting that no check above foresees is still only an invalid file.
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise UploadError(f"'{label}' describes no cluster ({type(error).__name__})") from None
+        raise UploadError(f"'{label}' is not a cluster file ({type(error).__name__})") from None
     if cluster.device_count > _MOST_DEVICES:
-        raise UploadError(
-            f"'{label}' has {cluster.device_count:,} devices; at most {_MOST_DEVICES:,} are taken"
-        )
+        raise UploadError(f"'{label}' has {cluster.device_count:,} devices; the limit is {_MOST_DEVICES:,}")
     return ClusterFile(label, content)
 
 
@@ -120,7 +118,7 @@ class Uploads:
         folder.chmod(0o700)
 
     def known(self) -> dict[str, tuple[Path, str]]:
-        """Return token -> (file, its owner's name for it), newest last."""
+        """Return (file, the user's name for it) by token, newest last."""
         files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
@@ -134,7 +132,7 @@ class Uploads:
         return files
 
     def names(self) -> dict[str, str]:
-        """Return file -> its owner's name for it."""
+        """Return the user's name of each file."""
         return {str(path): label for path, label in self.known().values()}
 
     def keep(self, contents: object, name: object) -> str:
@@ -146,7 +144,7 @@ class Uploads:
         """
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
-            raise UploadError(f"'{label}' is not taken: only files that end in .onnx are")
+            raise UploadError(f"'{label}' cannot be uploaded; choose a file that ends in .onnx")
         data = decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
         self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
@@ -161,8 +159,8 @@ class Uploads:
         return token
 
     def keep_any(self, contents: object, name: object) -> tuple[str, str]:
-        """Store an ONNX file, a model's ``config.json`` or a cluster file; return which of the form's fields
-        it is for, and what people call it.
+        """Store an ONNX file, a model's ``config.json`` or a cluster file; return the form's field for it,
+        and the user's name for it.
 
         Raises:
             TensorOptError: it is none of these, or empty, too large, or damaged.
@@ -187,7 +185,7 @@ class Uploads:
         return label
 
     def open_dims(self, token: str) -> list[str]:
-        """Return the names of the dims that an uploaded model leaves open; none for an unknown one."""
+        """Return the names of an uploaded model's open dims; none for an unknown one."""
         if token not in self.known():
             return []
         note = json.loads((self.folder / f"{token}.json").read_text(encoding="utf-8"))
@@ -203,7 +201,7 @@ class Uploads:
                 try:
                     kept = json.loads(file.read_text(encoding="utf-8"))
                     clusters[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
-                # A file of another version, or damaged: the rest of the list is still good.
+                # A file of another version, or damaged: keep the rest of the list.
                 except (OSError, ValueError, KeyError, TypeError, TensorOptError):
                     continue
         return clusters
@@ -217,16 +215,17 @@ class Uploads:
         """
         label = label_of(name)
         if not label.lower().endswith(ENDINGS):
-            raise UploadError(f"'{label}' is not taken: only files that end in {', '.join(ENDINGS)} are")
+            raise UploadError(
+                f"'{label}' cannot be uploaded; choose a file that ends in {' or '.join(ENDINGS)}"
+            )
         data = decoded(contents, label, MOST_BYTES, "write the cluster into it")
         return self.keep_description(read_description(data, label), label)
 
     def keep_description(self, description: Mapping[str, Any], label: str) -> str:
-        """Store the content of a cluster file and return its token; equal content with an equal name is
-        stored once.
+        """Store a cluster file's content and return its token; equal content and name is stored once.
 
         Raises:
-            TensorOptError: it describes no cluster.
+            TensorOptError: it is not a valid cluster.
         """
         wanted = cluster_file(description, label)
         for token, earlier in self.clusters().items():
@@ -241,26 +240,26 @@ class Uploads:
     def _check_room(self, more_bytes: int) -> None:
         total = sum(f.stat().st_size for f in self.folder.iterdir())
         if total + more_bytes > MOST_TOGETHER_BYTES:
-            raise UploadError(f"{total / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+            raise UploadError(
+                f"{total / 2**30:.1f} GiB of uploads are stored, the limit; delete some in {self.folder}"
+            )
 
 
 def decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
-    """Return the content of a ``data:`` URL; ``remedy``: the end of the error if there is none."""
+    """Return a ``data:`` URL's content; ``remedy`` ends the error if it is empty."""
     if not isinstance(contents, str) or "," not in contents[:200]:
-        raise UploadError(f"'{label}' did not arrive whole; upload it again")
+        raise UploadError(f"'{label}' arrived incomplete; upload it again")
     try:
-        # Strict: what was damaged on the way must not become another file.
+        # Strict: damaged data must not become another file.
         data = base64.b64decode(contents.partition(",")[2], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UploadError(f"'{label}' did not arrive whole; upload it again") from error
+        raise UploadError(f"'{label}' arrived incomplete; upload it again") from error
     if not data:
         raise UploadError(f"'{label}' is empty; {remedy}")
     if len(data) > most_bytes:
         size, most = (f"{n / 2**20:.0f} MiB" if most_bytes >= 2**20 else f"{n / 2**10:.0f} KiB"
                       for n in (len(data), most_bytes))  # fmt: skip
-        raise UploadError(
-            f"'{label}' has {size}; at most {most} are taken. Use the command line for larger files"
-        )
+        raise UploadError(f"'{label}' has {size}; the limit is {most}. Use the command line for larger files")
     return data
 
 
@@ -271,8 +270,7 @@ def label_of(name: object) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    # Made with its permissions rather than given them afterwards, and never through a link that is there
-    # already.
+    # Created with its permissions, and never through an existing link.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

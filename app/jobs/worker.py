@@ -1,5 +1,4 @@
-"""The function that runs in a job's own process: an exploration or another verb, with progress sent to the
-server."""
+"""The process of a job: an exploration or another command, with progress sent to the server."""
 
 from __future__ import annotations
 
@@ -13,21 +12,21 @@ from typing import Any
 from tensoropt.processes import end_with
 
 _DRAWN = 60
-"""The number of points of a job at work that are drawn."""
+"""Maximum number of a running job's points in its plot."""
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
     """Answer the job's question, or run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or
     ``failed``.
 
-    Everything printed goes to the file ``log``. The process leads its own session, so that Ctrl-C in the
-    server's terminal does not reach it, and it ends when the server is gone.
+    All output goes to the file ``log``. The process leads its own session, so that Ctrl-C in the server's
+    terminal does not reach it, and it ends with the server.
     """
     if hasattr(os, "setsid"):
         os.setsid()
     end_with(parent)
     with open(log, "a", buffering=1, encoding="utf-8", errors="replace") as file:
-        # The descriptors too: ranks and compiled code write past `sys.stdout`.
+        # File descriptors too: ranks and compiled code bypass `sys.stdout`.
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
@@ -41,21 +40,21 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
     from tensoropt.errors import TensorOptError
 
     class Sent(ProgressDisplay):
-        """Lines for the log, and every step for the page."""
+        """Writes the log, and sends every report to the page."""
 
         def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
             super().__call__(stage, done, total, what)
-            with contextlib.suppress(OSError):  # the server is gone; so will this process be
+            with contextlib.suppress(OSError):  # the server is gone, and this process soon will be
                 messages.send(("progress", (stage, int(done), int(total), str(what))))
 
         def first(self, text: str) -> None:
-            """Send the answer of usual strategies."""
+            """Send the answer of the usual strategies."""
             super().first(text)
             with contextlib.suppress(OSError):
                 messages.send(("first", text))
 
         def points(self, memory: Any, time_s: Any) -> None:
-            """Send the points that are known so far, as many as a small plot can show."""
+            """Send the points known so far, thinned for a small plot."""
             count = len(memory)
             drawn = sorted({round(i * (count - 1) / (_DRAWN - 1)) for i in range(_DRAWN)}) if count else []
             with contextlib.suppress(OSError):
@@ -80,8 +79,7 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
 
 
 def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int]:
-    """Return (text, exit code) of what a job does: the question in its folder, or the command
-    line of an earlier version's job."""
+    """Return (text, exit code) of a job: its folder's question, or the command line of an older job."""
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
     from tensoropt.question.question import Question
@@ -99,7 +97,7 @@ def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int
 
 
 def data_folder() -> Path:
-    """Return the folder of jobs and uploads: next to the profile store, in the user's cache directory."""
+    """Return the folder of jobs and uploads, beside the profile store in the user's cache directory."""
     from tensoropt.profiling.store import default_path
 
     return Path(default_path()).parent / "dashboard"

@@ -1,1 +1,1 @@
-"""The pages: their layouts, and the callbacks that connect controls with view models."""
+"""The pages: layouts, and callbacks that connect controls with views."""

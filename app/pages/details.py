@@ -1,5 +1,5 @@
-"""The page *Details*: what one step of the chosen plan is spent on, and whose its memory is. What is saved
-comes first; what is simulated again follows."""
+"""The page *Details*: the selected plan's step time by part and memory by owner. Saved data come first,
+simulated data follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
 )
-"""Three figures; values close to zero are not written out to their eighth digit."""
+"""Format with three digits; tiny values appear as "< 0.001"."""
 _COMING = "Simulated again, operator by operator: seconds, up to half a minute for a large model."
 
 
@@ -57,7 +57,7 @@ def layout() -> Any:
     at_start=True,
 )
 def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> Any:
-    """Show what is saved about the chosen plan."""
+    """Show the saved data of the selected plan."""
     if page != "details" or "details" not in (made or []) or shown == search:
         return (no_update,) * 7
     view = context.view_from(search)
@@ -89,7 +89,7 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
 
 @CALLBACKS.answer(sets="+details-more.children", when="details-shown.data gridded.data", given="url.search")
 def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
-    """Show what takes the step to be simulated again."""
+    """Show data for which the step is simulated again."""
     view = context.view_from(search)
     data = context.frontier(view)
     if data is None or shown is None or not gridded:
@@ -98,7 +98,7 @@ def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
     try:
         detail: Any = context.detail(data, row)
     except TensorOptError as error:
-        words = f"What the step goes into, and what single operators cost, is not shown: {error}"
+        words = f"The parts of the step and the costs of operators cannot be shown: {error}"
         return [parts.note(words, "warn"), _operators(data, row, None)]
     trace = html.A(
         "The timeline of the step, for ui.perfetto.dev",
@@ -132,7 +132,7 @@ def _owners(data: FrontierData, row: int) -> list[Any]:
 
 
 def _bar(bar: Bar) -> list[Any]:
-    """Return a stacked bar with its figures below it."""
+    """Return a stacked bar with its figures below."""
     cells = [
         html.Span(
             className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
@@ -152,7 +152,7 @@ def _bar(bar: Bar) -> list[Any]:
 
 
 def _devices(data: FrontierData, row: int) -> list[Any]:
-    """Return the most that each device holds, if they differ."""
+    """Return the peak memory of each device, if they differ."""
     rows = [[s.title, s.size] for s in device_bars(data, row)]
     table = parts.plain_table(["", ""], rows, numbers=(1,))
     return [html.H3("Most that a device holds, without driver and allocator"), table] if rows else []
@@ -162,8 +162,8 @@ def _operators(data: FrontierData, row: int, detail: Any) -> Any:
     def number(field: str, name: str, width: int, tip: str) -> dict[str, Any]:
         return parts.numbers(field, name, width, _FIGURE, headerTooltip=tip)
 
-    # No column grows with the window: the grid (35.3) then never shows its rows where there is no room to
-    # grow into, as on every window below 1,200 px.
+    # Fixed widths: a growing column makes the grid (35.3) never show its rows where there is no room to grow,
+    # as in windows below 1,200 px.
     columns = [
         {"field": "group", "headerName": "operator", "width": 190, "pinned": "left", "filter": True},
         {"field": "module", "headerName": "module", "width": 240, "tooltipField": "module", "filter": True},
@@ -171,7 +171,7 @@ def _operators(data: FrontierData, row: int, detail: Any) -> Any:
         {"field": "options", "headerName": "stored in shards", "width": 150, "tooltipField": "options"},
         number("memory", "memory", 112, "parameters, gradients, optimizer state"),
         number("compute", "compute", 112, "forward and backward, without recomputation and copies"),
-        number("copies", "copies", 112, "copies and additions that bring something to where it is used"),
+        number("copies", "copies", 112, "copies and additions that redistribute tensors"),
         number("communication", "communication", 156, "waited for or hidden"),
         number("kept", "keeps", 108, "for backward, of one micro-batch"),
         {"field": "source", "headerName": "figures", "width": 110},

@@ -1,4 +1,4 @@
-"""The drawer *Export*: launchers' configs, files to take along, and commands to copy."""
+"""The drawer *Export*: launcher configs, files to download, and commands to copy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _open(context: Context, clicks: Any, search: Any) -> Any:
 
 
 def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]:
-    """Return the chosen plan's configs, files and commands."""
+    """Return the selected plan's configs, files and commands."""
     entry = context.library.entry(view.exploration)
     links = [
         html.Li(
@@ -70,9 +70,9 @@ def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]
     ]  # fmt: skip
     says = a_config_says(data.exploration.names[row])
     words = (
-        "A launcher's config can say this plan."
+        "A launcher's config can express this plan."
         if says
-        else "No launcher's config can say this plan: the nearest that it can is written, with its price."
+        else "No launcher's config can express this plan: the closest one is written, with its cost."
     )
     return [
         html.P(data.exploration.names[row], className="plan-name"),
@@ -80,7 +80,7 @@ def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]
         html.H2("Files"),
         html.Ul(links, className="files"),
         html.H2("A launcher's config"),
-        html.P(f"{words} It is priced first, which takes seconds to two minutes."),
+        html.P(f"{words} Its cost is simulated first, in seconds to two minutes."),
         *told,
         html.H2("Commands"),
         *lines,
@@ -91,7 +91,7 @@ def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]
     sets="told-last.data", when=[({"launcher": ALL}, "n_clicks")], given="url.search"
 )  # fmt: skip
 def _tell(context: Context, _: Any, search: Any) -> Any:
-    """Write a launcher's config of the chosen plan, or of the nearest that it can be told."""
+    """Write a launcher's config of the selected plan, or of the closest one that it can express."""
     asked = ctx.triggered_id
     view = context.view_from(search)
     data = context.frontier(view)
@@ -105,11 +105,11 @@ def _tell(context: Context, _: Any, search: Any) -> Any:
     else:
         name = data.exploration.names[data.chosen(view)]
         said = (
-            "✓ It can be told this plan"
+            "✓ It can express this plan"
             if told.is_the_point
-            else f"✕ It cannot be told {name}: {told.reason}"
+            else f"✕ It cannot express {name}: {told.reason}"
         )
-        nearest = "" if told.is_the_point else " The nearest that it can is below."
+        nearest = "" if told.is_the_point else " The closest that it can express is below."
         words = [
             note(f"{said}.{nearest} {told.sentence()}.", "info" if told.is_the_point else "warn"),
             copyable(told.text.rstrip("\n"), f"{launcher}'s config", f"told-{launcher}"),

@@ -1,7 +1,7 @@
-"""The part of the page *Plan it* with the jobs: what they do, and what can be done with them.
+"""The jobs on the page *Plan it*: their progress and actions.
 
-A card is made once. Afterwards only those of its parts that say something new are sent, so that what a person
-opened, selected or reached with the keyboard stays as it is while the job continues.
+A card is made once. Afterwards only its changed parts are sent, so that what is open, selected or focused
+stays so while the job continues.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ _SHOWN_JOBS = 30
 
 
 def layout() -> Any:
-    """Return the place of the cards, and what the page knows about them."""
+    """Return the container of the cards, and the page's stores for them."""
     kept = stores("acted", "shown-jobs", "shown-forgotten")
     return html.Div([spoken("forgotten"), html.Div(id="jobs"), *kept])
 
 
 @CALLBACKS.answer(sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
-    """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
-    answer."""
+    """Handle a card's button. A separate callback, so that the browser drops no other answer."""
     trigger = ctx.triggered_id
-    # A button that has just been made fires as well, without a click.
+    # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)
     if context.jobs is None or not clicked or str(trigger.get("do")) not in _ACTIONS:
         return no_update
@@ -45,7 +44,7 @@ def _act(context: Context, _: Any) -> Any:
 
 @CALLBACKS.answer(sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True)
 def _tell(context: Context, done_before: Any, finished: Any) -> Any:
-    """Report news of jobs: which are done, so that the list of explorations follows."""
+    """Report finished jobs, so that the list of explorations follows."""
     jobs = context.jobs.jobs() if context.jobs is not None else []
     done = [job.id for job in jobs if job.state == "done"]
     return no_update if done == finished else done, done_before
@@ -55,7 +54,7 @@ def _tell(context: Context, done_before: Any, finished: Any) -> Any:
     sets="notice.children active-jobs.data", when="told.data", given="active-jobs.data", at_start=True
 )
 def _notice(context: Context, _: Any, watched: Any) -> Any:
-    """Report on every page that a job which this page saw at work has ended."""
+    """Report on every page that a job which this page saw running has ended."""
     jobs = context.jobs.jobs() if context.jobs is not None else []
     active = [job.id for job in jobs if job.active]
     before = watched if isinstance(watched, list) else []
@@ -78,14 +77,14 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
     at_start=True,
 )
 def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
-    """Offer to bring back the job that was forgotten last."""
+    """Offer to restore the job that was deleted last."""
     gone = context.jobs.forgotten() if context.jobs is not None and page == "new" else []
     now = [job.id for job in gone]
     if now == (shown or []):
         return no_update, no_update
     if not gone:
         return None, now
-    words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
+    words = f"Deleted: {gone[0].title}. It can be restored for ten minutes, or until the dashboard ends."
     offer = row(html.Span(words), _button("restore", gone[0].id, "Undo"), names="tight")
     return html.Div(offer, className="note note-info"), now
 
@@ -97,7 +96,7 @@ def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     at_start=True,
 )
 def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
-    """Show the cards, or what is new in them."""
+    """Show the cards, or their changes."""
     if page != "new":
         return no_update, no_update
     if context.jobs is None or not (cards := _cards(context.jobs, context)):
@@ -115,8 +114,8 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
 
 
 def _relisted(earlier: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
-    """Return the change of a list of cards: those that stay keep their place in the document, and what is
-    open."""
+    """Return the changes of the list of cards; remaining cards keep their place in the document, and their
+    state."""
     if earlier == now:
         return no_update
     stay = [id for id in earlier if id in now]
@@ -138,22 +137,22 @@ _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "again": lambda jobs, id: jobs.again(id),
     "restore": lambda jobs, id: jobs.restore(id),
 }
-"""The actions by the button that asks for them."""
+"""Actions by button."""
 
 
 def _left(context: Context) -> list[str]:
-    """Return the keys of what jobs left, newest first."""
+    """Return the keys of all jobs' results, newest first."""
     results = context.jobs.results() if context.jobs is not None else []
     return [key for key, _ in results]
 
 
 def _keys_of(id: str, context: Context) -> tuple[str, ...]:
-    """Return the keys by which what a job left is shown."""
+    """Return the keys of a job's results."""
     return tuple(key for key in _left(context) if key.startswith(f"job-{id}"))
 
 
 def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
-    """Return (card, end of its log), newest first."""
+    """Return (card, end of its log) of all jobs, newest first."""
     now, left = time.time(), _left(context)
     cards = []
     for job in manager.jobs()[:_SHOWN_JOBS]:
@@ -168,13 +167,13 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
 
 
 def _signs(card: JobCard, log: str) -> dict[str, str]:
-    """Return, for each part of a card, a sign that changes when the part says something new."""
+    """Return a sign for each part of a card, which changes with the part's content."""
     return {
         "state": f"{card.state} {card.words}",
         "buttons": f"{card.active} {' '.join(card.results)}",
         "fault": card.error,
         "progress": f"{card.at_work} {card.share:.3f} {card.growing} {card.first}",
-        # Its end identifies it, as logs only grow.
+        # Its end identifies a log, as logs only grow.
         "log": f"{len(log)} {log[-40:]}",
     }
 
@@ -202,7 +201,7 @@ def _fault(card: JobCard, _: str) -> Any:
 
 
 def _progress(card: JobCard, _: str) -> Any:
-    """Draw how much of a job is done, its answer before the search, and the points that it knows so far."""
+    """Draw a job's progress, its answer before the search, and the points found so far."""
     if not card.at_work:
         return None
     bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.title}: {card.at_work}"))
@@ -229,7 +228,7 @@ PARTS: dict[str, Callable[[JobCard, str], Any]] = {
     "progress": _progress,
     "log": _log,
 }
-"""The parts of a card that change while its job continues, with the functions that draw them."""
+"""The parts of a card that change during a job, with their drawing functions."""
 
 
 def _card(card: JobCard, log: str) -> Any:

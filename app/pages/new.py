@@ -1,4 +1,4 @@
-"""The page *Plan it*: a model, devices, and the searches that were started."""
+"""The page *Plan it*: a form for model and devices, and the list of searches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks(job_list.CALLBACKS)
 _FIRST = {"model": "llama3-8b", "devices": "rtx-4090x2", "batch": "16", "sequence": "2048"}
-"""What the form begins with."""
+"""The form's initial values."""
 
 
 def layout(context: Context) -> Any:
@@ -49,7 +49,7 @@ def _form(context: Context) -> Any:
         parts.spoken("filled-said"),
         dmc.Autocomplete(
             id="model", label="Model", value=_FIRST["model"], data=models(uploads.known()),
-            description="of the list, ORGANISATION/MODEL of the Hugging Face Hub, or a file"
+            description="from the list, ORGANISATION/MODEL from the Hugging Face Hub, or a file"
             + (f"; or file.py:function below {uploads.own} here" if uploads.own else ""),
         ),
         parts.hint(id="model-said"),
@@ -104,7 +104,7 @@ _OTHERS = ("seed", "planners", "devices", "also-on", "dim", "output", "loss", "h
     at_start=True,
 )
 def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
-    """Fill the form from the search or the exploration that the address names; nothing is started."""
+    """Fill the form from the job or exploration of the address, without starting anything."""
     asked = dict(parse_qsl(str(search or "").lstrip("?"))) if page == "new" else {}
     origin, uploads = asked.get("from", ""), context.manager.uploads
     none = (no_update,) * (len(FIELDS) + 2)
@@ -115,16 +115,16 @@ def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
     except TensorOptError as error:
         return *none, note(str(error), "error")
     fields |= {name: asked[name] for name in ("batch", "devices") if name in asked}
-    words = f"Filled from {title}. Change what should be different, then press Plan it."
+    words = f"Filled from {title}. Change it as needed, then press Plan it."
     if left_out:
-        words += f" {', '.join(left_out)}: left out, for the command line only."
+        words += f" {', '.join(left_out)}: left out, as only the command line has them."
     said = note(words, "warn" if left_out else "info")
     values = (fields[name] for name in FIELDS)
     return *values, models(uploads.known()), clusters(uploads.clusters()), said
 
 
 def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Return (what it is called, the form's fields, what is left out) of a job or an exploration.
+    """Return (title, the form's fields, left-out options) of a job or an exploration.
 
     Raises:
         TensorOptError: there is none, or the form cannot express it.
@@ -157,8 +157,8 @@ CALLBACKS.in_browser(
 
 @CALLBACKS.answer(jobs=True, sets=_SAID, when="typed.data")
 def _look(context: Context, values: Any) -> Any:
-    """Say beside each field what is wrong with it, and how long the search takes, when a person rests from
-    typing. The fields themselves have each letter at once, for a click that follows."""
+    """Show each field's fault, and the expected duration, when typing pauses. Fields hold every letter at
+    once, for a following click."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""
@@ -167,7 +167,7 @@ def _look(context: Context, values: Any) -> Any:
         estimate = estimate_words(context.manager.estimate(request))
     except RequestError as error:
         errors[error.field] = str(error)
-    with suppress(RequestError):  # said beside its field
+    with suppress(RequestError):  # shown at its field
         cluster = load_cluster(cluster_of(str(form["devices"] or "").strip(), uploads))
         devices = f"{cluster.counts}, {format_bytes(cluster.memory_bytes)} each."
     words = model_words(str(form["model"] or "").removeprefix("zoo:").partition("?")[0])
@@ -186,7 +186,7 @@ def _look(context: Context, values: Any) -> Any:
     given="upload.filename",
 )
 def _upload(context: Context, contents: Any, name: Any) -> Any:
-    """Keep a file, and fill the field that it is for."""
+    """Store an uploaded file, and fill its field."""
     if contents is None:
         return (no_update,) * 5
     uploads = context.manager.uploads
@@ -195,7 +195,7 @@ def _upload(context: Context, contents: Any, name: Any) -> Any:
     except TensorOptError as error:
         return *(no_update,) * 4, note(str(error), "error")
     values = (label if field == wanted else no_update for wanted in ("model", "devices"))
-    return models(uploads.known()), clusters(uploads.clusters()), *values, note(f"{label} is here.")
+    return models(uploads.known()), clusters(uploads.clusters()), *values, note(f"{label} is uploaded.")
 
 
 @CALLBACKS.answer(
@@ -216,13 +216,13 @@ def _start(context: Context, clicks: Any, *values: Any) -> Any:
         job = context.manager.submit(request)
     except TensorOptError as error:
         return note(f"Not started: {error}", "error")
-    # On a narrow screen the list stands below the form.
+    # On a narrow screen the list is below the form.
     return started(context, job, html.A("Show it", href=f"#job-{job.id}"))
 
 
 def started(context: Context, job: Job, link: Any) -> Any:
-    """Return the words that a job was started, or waits, before a link to it."""
+    """Return a sentence that a job started or waits, with a link to it."""
     words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
     if (took := context.manager.took(job)) is not None:
-        words += f"The same took {duration(took)} last time; what was kept of it is not done again. "
+        words += f"The same took {duration(took)} last time; saved results are reused. "
     return html.Div([words, link], className="note note-info", role="status")

@@ -1,5 +1,4 @@
-"""Building blocks of several pages: small elements, the display of one or two points, the view in a page's
-store."""
+"""Building blocks of pages: small elements, fields, tables and panels."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from tensoropt.terms import TERMS
 
 from ..figures.palette import GRAPH_CONFIG
 
-# A quarter of what a first page would load: it comes with the first table (``assets/tensoropt.js``).
+# A quarter of a first page's bytes, so it comes with the first table (``assets/tensoropt.js``).
 dag._js_dist[0]["dynamic"] = True
 
 
 def aria(**attributes: str) -> dict[str, Any]:
-    """Return ARIA attributes under the hyphenated names that Dash takes, which Python does not allow."""
+    """Return ARIA attributes under Dash's hyphenated names, which Python does not allow."""
     return {f"aria-{name}": value for name, value in attributes.items()}
 
 
 def stores(*names: str) -> list[Any]:
-    """Return places where a page keeps data in the browser, by their ids."""
+    """Return stores for data in the browser, by id."""
     return [dcc.Store(id=name) for name in names]
 
 
@@ -40,12 +39,12 @@ def stack(*children: Any, names: str = "", **more: Any) -> html.Div:
 
 
 def halves(*children: Any) -> html.Div:
-    """Return two elements of the same width beside each other."""
+    """Return two elements of equal width side by side."""
     return html.Div(list(children), className="halves")
 
 
 def grow() -> html.Span:
-    """Return what takes the room that a row has left."""
+    """Return an element that fills a row's remaining space."""
     return html.Span(className="grow")
 
 
@@ -55,11 +54,11 @@ def hint(*content: Any, **more: Any) -> html.P:
 
 
 def what(name: str, sentence: str = "") -> Any:
-    """Return a ``?`` that says what a term means when the pointer, a finger or the keyboard is on it.
+    """Return a ``?`` that explains a term on hover, touch or keyboard focus.
 
     Args:
         name: its name in :data:`tensoropt.terms.TERMS`.
-        sentence: what is said instead of its meaning there.
+        sentence: the explanation in place of its meaning there.
     """
     said = sentence or TERMS[name]
     named = {**aria(label=f"What is {name}? {said}"), "data-said": said}
@@ -67,35 +66,34 @@ def what(name: str, sentence: str = "") -> Any:
 
 
 def term(name: str, words: str = "", sentence: str = "") -> html.Span:
-    """Return a word with its :func:`what`; ``words`` is how the page writes it, if not by its name."""
+    """Return a term with its :func:`what`; ``words`` is its spelling on the page, if not its name."""
     return html.Span([words or name, what(name, sentence)], className="term")
 
 
 def explained(words: str) -> Any:
-    """Return a name as a :func:`term` if its meaning, or that of its first words, is known, otherwise as it
-    is."""
+    """Return a name as a :func:`term` if it, or its first words, has an explanation, else unchanged."""
     name = words if words in TERMS else words.partition(" (")[0]
     return term(name, words) if name in TERMS else words
 
 
 def small(id: str, **more: Any) -> html.Span:
-    """Return the place of a few words in small print."""
+    """Return an element for a few words in small print."""
     return html.Span(id=id, className="muted small", **more)
 
 
 def spoken(id: str, **more: Any) -> html.Div:
-    """Return the place of words that a screen reader says when they change."""
+    """Return an element whose changes a screen reader announces."""
     return html.Div(id=id, **aria(live="polite"), **more)
 
 
 def button(text: str, id: Any, label: str = "") -> Any:
-    """Return a small button; ``label`` says what it does where its text does not."""
+    """Return a small button; ``label`` describes it if its text does not."""
     named = aria(label=label) if label else {}
     return dmc.Button(text, id=id, size="compact-xs", variant="default", **named)
 
 
 def plot(id: str, height: int, **config: Any) -> dcc.Graph:
-    """Return the place of a plot, empty."""
+    """Return an empty plot."""
     clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, **clear}}
     return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
@@ -113,17 +111,17 @@ def upload(
     larger: str = "Use the command line",
     accept: str = "",
 ) -> html.Div:
-    """Return a place to drop a file; the browser says why one is not accepted (``assets/upload.js``).
+    """Return a drop zone for a file; the browser explains refusals (``assets/upload.js``).
 
     Args:
-        place: the id of the element around it.
-        prompt: what may be dropped here.
-        endings: the endings of accepted files' names.
-        most: the most bytes of a file.
-        said: the id of the place where a refusal is shown.
+        place: the id of its container.
+        prompt: the accepted kinds, in words.
+        endings: accepted file endings.
+        most: maximum file size in bytes.
+        said: the id of the element for refusals.
         remedy: what to do about an empty file.
-        larger: what to do with larger ones.
-        accept: what the browser offers, if not only these endings.
+        larger: what to do with larger files.
+        accept: the endings that the browser offers, if they differ.
     """
     rule: Any = {
         "data-said": said,
@@ -156,8 +154,8 @@ def grid(
     """Return a table that the browser sorts and filters.
 
     Args:
-        key: the field that tells its rows apart.
-        column: what all columns have.
+        key: the field that identifies a row.
+        column: settings of all columns.
     """
     return dag.AgGrid(
         id=id,
@@ -169,7 +167,7 @@ def grid(
             **options,
             "animateRows": False,
             "suppressNoRowsOverlay": "localeText" not in options,
-            # Tab leaves the table instead of walking through its cells; arrow keys do that.
+            # Tab leaves the table; arrow keys move between its cells.
             "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
         },
         className="grid",
@@ -179,7 +177,7 @@ def grid(
 
 
 def numbers(field: str, name: str, width: int, function: str, **more: Any) -> dict[str, Any]:
-    """Return a column of figures that a function of the browser writes."""
+    """Return a column of figures, formatted by a browser function."""
     return {
         "field": field, "headerName": name, "type": "rightAligned", "width": width,
         "valueFormatter": {"function": function}, **more,
@@ -187,16 +185,16 @@ def numbers(field: str, name: str, width: int, function: str, **more: Any) -> di
 
 
 ONE_ROW = {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}
-"""The selection of a table in which a click selects a row."""
+"""Row selection by clicking."""
 D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
-"""The function that writes a figure in a format of d3; blank if there is none."""
+"""The function that formats a figure by d3; blank if there is none."""
 
 
 def number_field(id: Any, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
-    """Return a field for a number, which keeps what was typed.
+    """Return a field for a number that keeps the typed text.
 
-    It is not Mantine's NumberInput, which drops letters as they are typed, so that 1e9 becomes 19, and moves
-    what is out of bounds to the nearest bound; here the rule is shown instead.
+    Mantine's NumberInput drops letters while typing, so that 1e9 becomes 19, and moves values to the nearest
+    bound; here the rule is shown instead.
     """
     return dmc.TextInput(id=id, label=label, value=value, placeholder=placeholder, **more)
 
@@ -210,13 +208,13 @@ def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> htm
 
 
 def visible(yes: bool) -> dict[str, str]:
-    """Return the style of something that is only sometimes there."""
+    """Return the style of an element that is shown or hidden."""
     return {} if yes else {"display": "none"}
 
 
 def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.Div:
-    """Return a frame for content that may be wider or taller than its place: it has a name, and is reached by
-    Tab, to be scrolled by keys."""
+    """Return a scrollable frame for content that may exceed its place, with a name and a tab stop, for
+    scrolling by keyboard."""
     attributes = {**aria(label=label), **more}
     return html.Div(
         list(children), className=f"scroll {names}".strip(), tabIndex=0, role="region", **attributes
@@ -224,21 +222,21 @@ def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.D
 
 
 def facts(rows: Iterable[Fact]) -> html.Dl:
-    """Return facts as names, explained where that is known, and words, aligned."""
+    """Return facts as aligned names (explained if possible) and words."""
     cells = [cell for fact in rows for cell in (html.Dt(explained(fact.name)), html.Dd(fact.words))]
-    # Where a whole card is spoken when it changes, its explanations are not.
+    # When a whole card is announced, its explanations are not.
     return html.Dl(cells, className="facts", **aria(live="off"))
 
 
 def facts_of(pairs: Iterable[tuple[str, str]]) -> html.Dl:
-    """Return names and words, aligned."""
+    """Return aligned names and words."""
     return html.Dl(
         [cell for name, words in pairs for cell in (html.Dt(name), html.Dd(words))], className="facts"
     )
 
 
 def empty(title: str, *sentences: Any) -> html.Div:
-    """Return the words for where there is nothing to show, with what to do about it."""
+    """Return a message for an empty place, with a remedy."""
     return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
 
 
@@ -251,7 +249,7 @@ def note(text: str, kind: str = "info") -> Any:
 
 
 def copyable(text: str, label: str, id: str) -> html.Div:
-    """Return code, found by ``id``, with a button that copies it."""
+    """Return code with a copy button, by ``id``."""
     return html.Div(
         [
             html.Pre(html.Code(text, id=id), tabIndex=0),
@@ -267,7 +265,7 @@ def copyable(text: str, label: str, id: str) -> html.Div:
 def plain_table(
     head: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Sequence[int] = ()
 ) -> html.Table:
-    """Return a small table; columns in ``numbers`` are aligned to the right."""
+    """Return a small table; columns ``numbers`` are aligned to the right."""
     right = dict.fromkeys(numbers, "num")
     titles = [html.Th(h, className=right.get(i, ""), scope="col") for i, h in enumerate(head)]
     return html.Table(

@@ -1,4 +1,4 @@
-"""The page *Result*: the answer, the plot, the choices and what if, on one screen; the way out in a
+"""The page *Result*: the answer, the plot, the choices and what-if questions on one screen; exports in a
 drawer."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks(export.CALLBACKS)
 _MOST_ROWS = 2000
-"""The most points in the table; the CSV has all."""
+"""Maximum number of points in the table; the CSV has all."""
 
 
 def layout(context: Context) -> Any:
@@ -99,7 +99,7 @@ def layout(context: Context) -> Any:
 
 
 def _below(context: Context) -> list[Any]:
-    """Return what is below the fold, closed."""
+    """Return the sections below the answer, closed."""
     money = parts.row(
         dmc.TextInput(id="headroom", label="Memory kept free, %", value="", debounce=True, size="xs", w=150),
         dmc.TextInput(
@@ -134,7 +134,7 @@ _BLANK: dict[str, dict[str, Any]] = {
     "bar-devices": {"value": "", "error": False}, "limits": {"style": {}}, "plot-hint": {"style": {}},
     "drawn": {"data": None},
 }  # fmt: skip
-"""What follows the address, as it is where there is nothing to show."""
+"""Properties that depend on the address, at their values for an empty page."""
 _SHOWN = tuple((name, title) for name, properties in _BLANK.items() for title in properties)
 
 
@@ -143,7 +143,7 @@ def _hidden(*names: str) -> dict[str, dict[str, Any]]:
 
 
 def content(context: Context, search: Any, scheme: str, *, narrow: bool) -> dict[str, dict[str, Any]]:
-    """Return component -> its properties: the page at an address."""
+    """Return the page at an address, as properties by component."""
     view = context.view_from(search)
     shown = {**_BLANK, "drawn": {"data": [str(search or ""), scheme]}}
     empty = _empty(context, view)
@@ -174,7 +174,7 @@ def content(context: Context, search: Any, scheme: str, *, narrow: bool) -> dict
 
 
 _FIELDS = ("budget", "longest", "bar-devices", "bar-said")
-"""What another callback sets, too."""
+"""Properties that another callback sets, too."""
 
 
 @CALLBACKS.answer(
@@ -184,7 +184,7 @@ _FIELDS = ("budget", "longest", "bar-devices", "bar-said")
     at_start=True,
 )
 def _show(context: Context, search: Any, page: Any, scheme: Any, made: Any, narrow: Any, drawn: Any) -> Any:
-    """Follow the address; nothing if it is shown already, as with the layout."""
+    """Show the page of an address; nothing if it is already shown, as with the layout."""
     if page != "result" or "result" not in (made or []) or not scheme:
         return (no_update,) * len(_SHOWN)
     if drawn == [str(search or "").lstrip("?"), scheme] and "made" not in str(ctx.triggered_id):
@@ -207,20 +207,20 @@ def _empty(context: Context, view: View) -> Any:
 
 
 def _bar(data: FrontierData, view: View) -> Any:
-    """Return what was asked: the model, with the way to change it."""
+    """Return the question: the model, with a link to change it."""
     batch = f", batch {data.exploration.model.batch}" if data.exploration.model.batch else ""
     change = dcc.Link("change", href=f"/new?from={view.exploration}", className="small")
     return [html.Strong(named(data.model)), f"{batch} ", change]
 
 
 def _devices_words(data: FrontierData) -> str:
-    """Return the devices as the field has them: ``8 × H100-80GB``; of several kinds the cluster's name."""
+    """Return the text of the device field: ``8 × H100-80GB``; for several kinds the cluster's name."""
     several = len(data.exploration.cluster["kinds"]) > 1
     return str(data.exploration.cluster["name"]) if several else f"{data.count} × {data.device}"
 
 
 def answer(line: AnswerLine, view: View) -> Any:
-    """Return the answer: the verdict and the figures in large type, then sentences."""
+    """Return the answer: verdict and figures in large type, then sentences."""
     figures: list[Any] = [
         html.Span(line.verdict, className=f"verdict-big {line.mark}"),
         html.Span(f"needs {line.needs}"),
@@ -239,7 +239,7 @@ def _choices(data: FrontierData, view: View, found: Any, row: int) -> Any:
     rows, unit = [], ""
     for choice in choices(data, view, found, row):
         speed, _, unit = choice.pace.partition(" ")
-        # One element in both cases, which keeps the focus.
+        # One element in both cases, to keep the focus.
         words, name = ("chosen", "chosen") if choice.chosen else ("Use", "use")
         use = dcc.Link(words, href=choice.link, className=name)
         mark = html.Span(className=f"verdict {choice.mark}", title=choice.mark)
@@ -264,7 +264,7 @@ def _compared(context: Context, view: View, scheme: str) -> dict[str, dict[str, 
         "answer": {
             "children": html.P(
                 [
-                    "The recommended plan of each, within the budget that it was made for. ",
+                    "The recommended plan of each, within its own budget. ",
                     html.A(
                         "CSV of all their points", href=f"/download/several/{names}", download="frontiers.csv"
                     ),
@@ -286,7 +286,7 @@ def _compared(context: Context, view: View, scheme: str) -> dict[str, dict[str, 
     at_start=True,
 )
 def _list(context: Context, _: Any, search: Any, listed: Any) -> Any:
-    """Fill what stands below the answer, once the answer is seen."""
+    """Fill the sections below the answer, once the answer is shown."""
     view = context.view_from(search)
     about = [view.exploration, view.budget_bytes, view.headroom, view.price, view.amount, *view.beside]
     data = context.frontier(view)
@@ -314,7 +314,7 @@ def _money_words(headroom: float, price: float | None, amount: str) -> tuple[str
 
 
 def _assumed(said: tuple[Fact, ...]) -> list[Any]:
-    """Return settings beside their labels; below them the notes, which are sentences."""
+    """Return settings with labels, then notes, which are sentences."""
     notes = [fact.words for fact in said if fact.name in (NOTE, ORIGIN)]
     return [
         parts.facts(fact for fact in said if fact.name not in (NOTE, ORIGIN)),
@@ -328,8 +328,8 @@ def _assumed(said: tuple[Fact, ...]) -> list[Any]:
     given="url.search drawn.data",
 )
 def _typed(context: Context, budget: Any, longest: Any, search: Any, drawn: Any) -> Any:
-    """Set the budget, or in its place the longest step, that was typed; an empty budget means what the
-    exploration was made for. What the page itself wrote into the fields was not typed."""
+    """Set the budget, or else the longest step, that was typed; an empty budget means the exploration's own.
+    Values that the page itself wrote are ignored."""
     view = wanted = context.view_from(search)
     data = context.frontier(view)
     if data is None or view.beside or not isinstance(drawn, list):
@@ -359,7 +359,7 @@ def _typed(context: Context, budget: Any, longest: Any, search: Any, drawn: Any)
     given="url.search",
 )
 def _elsewhere(context: Context, _: Any, typed: Any, search: Any) -> Any:
-    """Plan the same on other devices: show what is known of them, else start a job."""
+    """Plan the same on other devices: show a known exploration, else start a job."""
     view, text = context.view_from(search), str(typed or "").strip()
     data = context.frontier(view)
     if data is None or view.beside or text in ("", _devices_words(data)):
@@ -382,7 +382,7 @@ def _elsewhere(context: Context, _: Any, typed: Any, search: Any) -> Any:
 
 
 def _budget(data: FrontierData, text: str) -> float | None:
-    """Return the bytes of a typed budget; a bare number is in the unit shown."""
+    """Return the bytes of a typed budget; a bare number is in the displayed unit."""
     if not text:
         return None
     try:
@@ -393,7 +393,7 @@ def _budget(data: FrontierData, text: str) -> float | None:
         except TensorOptError as error:
             raise TensorOptError("write a size, such as 24GiB") from error
     if not 0 < budget < float("inf"):
-        raise TensorOptError("a budget is above 0")
+        raise TensorOptError("the budget must be above 0")
     if fault := budget_fault(data, budget):
         raise TensorOptError(fault)
     return budget
@@ -406,7 +406,7 @@ def _longest_words(view: View) -> str:
 def _longest(text: str) -> float | None:
     limit = parse_seconds(text) if text else None
     if limit is not None and not 0 < limit < float("inf"):
-        raise TensorOptError("a step takes more than 0 s")
+        raise TensorOptError("the longest step must be above 0 s")
     return limit
 
 
@@ -419,7 +419,7 @@ _MONEY = ("headroom", "price", "amount")
     given="url.search listed.data",
 )
 def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: Any, listed: Any) -> Any:
-    """Follow the fields among the assumptions."""
+    """Apply the fields among the assumptions."""
     if not isinstance(listed, list) or (headroom, price, amount) == _money_words(*listed[2:5]):
         return no_update, None, None, None  # the page itself wrote them
     view, errors = context.view_from(search), dict.fromkeys(_MONEY, "")
@@ -446,7 +446,7 @@ def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: An
 
 @CALLBACKS.answer(sets="faster.children", when="faster-show.n_clicks drawn.data", given="url.search")
 def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
-    """Show what the chosen plan's step would take at other prices, while that is open."""
+    """Show the selected plan's step time at other costs, while that section is open."""
     data = context.frontier(view := context.view_from(search))
     if data is None or view.beside or not clicks or clicks % 2 == 0:
         return None
@@ -472,7 +472,7 @@ CALLBACKS.in_browser("tensoropt.grid", sets="+gridded.data", when="points-show.n
     sets="points-place.children", when="points-show.n_clicks listed.data gridded.data", given="url.search"
 )
 def _points(context: Context, clicks: Any, _: Any, gridded: Any, search: Any) -> Any:
-    """Make the table of points where it is asked for; gone with another frontier or budget."""
+    """Make the table of points when requested; remove it with another frontier or budget."""
     data = context.frontier(context.view_from(search))
     if data is None or ctx.triggered_id == "listed" or not clicks or not gridded:
         return None
@@ -480,7 +480,7 @@ def _points(context: Context, clicks: Any, _: Any, gridded: Any, search: Any) ->
 
 
 def points_table(data: FrontierData, view: View) -> Any:
-    """Return the points in a table that sorts and filters; of many evenly spread ones."""
+    """Return the points in a table that sorts and filters; evenly thinned if there are many."""
     size, second = data.units.memory, data.units.time
     step = -(-len(data) // _MOST_ROWS)
     rows = [
@@ -510,7 +510,7 @@ def points_table(data: FrontierData, view: View) -> Any:
         column={"filter": True}, rowData=rows,
     )  # fmt: skip
     said = f"Every {step}th of {len(data):,}; the CSV has all." if step > 1 else ""
-    return [table, parts.hint(f"{said} A click on a row chooses it.")]
+    return [table, parts.hint(f"{said} Click a row to select it.")]
 
 
 CALLBACKS.in_browser("result.clicked", sets="clicked.data", when="graph.clickData")

@@ -1,5 +1,5 @@
-"""The frame of every page: the header, the choice of explorations, the theme. The address is the state: what
-a person does writes it, and pages follow it."""
+"""The frame of every page: header, list of explorations, theme. The address is the state: controls write it,
+and pages follow it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
     "#11171d",
 )  # fmt: skip
-"""The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
+"""Greys of the controls in the dark scheme, from text to page, in the page's hue."""
 _TITLES = {"result": "Result", "new": "Plan it", "details": "Details"}
 _STORES = (
     "page", "narrow", "scheme", "titled", "goto", "gone", "made", "finished", "told", "heard", "waited",
     "active-jobs", "written", "shown", "gridded",
 )  # fmt: skip
-"""The data that every page keeps in the browser."""
+"""Stores of every page in the browser."""
 SCHEME_COOKIE, NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
-"""What ``assets/scheme.js`` says before the layout is asked for."""
+"""The keys that ``assets/scheme.js`` stores before the layout is requested."""
 
 
 def layout(context: Context) -> Any:
-    """Return the document with the first page's content, so that the first picture waits for no callback.
+    """Return the document with the first page's content, so that it needs no callback.
 
-    The address is the one from which the layout was requested; other pages are made when they are opened.
+    The page is that of the requested address; other pages are made when opened.
     """
     page, search, scheme, narrow = _asked()
     made = {name: _body(name, context) if name == page else None for name in PAGES}
@@ -81,8 +81,8 @@ def layout(context: Context) -> Any:
 
 
 def _asked() -> tuple[str, str, str, bool]:
-    """Return the page, the query, the scheme and whether the window is narrow, where a browser asks for the
-    layout; else nothing."""
+    """Return page, query, scheme and whether the window is narrow, when a browser requests the layout; else
+    empty values."""
     if not has_request_context() or not request.referrer:
         return "result", "", "", False
     address = urlsplit(request.referrer)
@@ -102,7 +102,7 @@ def _body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Return the notice that the server is gone, with the state of the jobs when the page was made."""
+    """Return the notice that the server is gone, with the jobs' sign at the page's creation."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs
@@ -173,7 +173,7 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
 def _shown(context: Context, search: Any, _: Any) -> Any:
-    """Show in the header which explorations an address names."""
+    """Show an address's explorations in the header."""
     view = context.view_from(search)
     return view.exploration or None, list(view.beside), [view.exploration, view.beside]
 
@@ -185,7 +185,7 @@ def _shown(context: Context, search: Any, _: Any) -> Any:
     at_start=True,
 )
 def _make(context: Context, page: Any, made: Any) -> Any:
-    """Make a page when it is opened first."""
+    """Make a page when it is first opened."""
     kept = made if isinstance(made, list) else []
     if page not in PAGES or page in kept:
         return (no_update,) * 4
@@ -193,6 +193,6 @@ def _make(context: Context, page: Any, made: Any) -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    """Register the callbacks of all pages; those that run in the browser come first."""
+    """Register all pages' callbacks, browser ones first."""
     for callbacks in (CALLBACKS, *(page.CALLBACKS for page in (result, new, details))):
         callbacks.register(app, context)

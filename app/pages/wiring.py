@@ -1,7 +1,7 @@
-"""Callbacks by the names of what they set and follow: ``graph.figure`` is a component and its property.
+"""Callbacks declared by component and property, such as ``graph.figure``.
 
-A page declares its callbacks as functions of the context and of the values they follow; they are registered
-with each application that is made.
+Pages declare callbacks as functions of the context and the properties that trigger them; each application
+registers them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..context import Context
 _Ports = str | Sequence[str | tuple[Any, str]]
 """``id.property`` of components, separated by blanks or as a sequence; (id, property) for a pattern of ids.
 
-A ``+`` before an output says that other callbacks set it too."""
+A ``+`` before an output means that other callbacks set it, too."""
 
 
 class Callbacks:
-    """The callbacks of a page, beside those of its ``parts``.
+    """The callbacks of a page, without those of its ``parts``.
 
-    Of each it is said what its answer ``sets``, in order; ``when`` it runs: when one of these changes; what
-    it is ``given`` besides; whether it also runs ``at_start``, when the page has just been made; and whether
-    it is registered only in dashboards with (True) or without (False) ``jobs``. A function receives the
-    context, the values of ``when``, then those ``given``.
+    For each: the properties that it ``sets``, in order; ``when`` it runs: when one of these properties
+    changes; the properties it is ``given`` besides; ``at_start``: whether it also runs once the page is made;
+    ``jobs``: registered only in dashboards with (True) or without (False) jobs. Its function receives the
+    context, the values of ``when``, then those of ``given``.
     """
 
     def __init__(self, *parts: Callbacks) -> None:
@@ -43,7 +43,7 @@ class Callbacks:
         at_start: bool = False,
         jobs: bool | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator for the function that answers."""
+        """Return a decorator that declares a function as a callback."""
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
@@ -61,11 +61,11 @@ class Callbacks:
         at_start: bool = False,
         jobs: bool | None = None,
     ) -> None:
-        """Let a function of the browser answer: ``namespace.name`` in ``assets/``."""
+        """Declare a browser function, ``namespace.name`` in ``assets/``, as a callback."""
         self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
 
     def register(self, app: Dash, context: Context) -> None:
-        """Register the callbacks with an application, in the order in which they are declared."""
+        """Register the callbacks with an application, in order of declaration."""
         for function, signature, early, jobs in self._declared:
             if jobs is not None and jobs != (context.jobs is not None):
                 continue
@@ -83,7 +83,7 @@ def _signature(sets: _Ports, when: _Ports, given: _Ports, at_start: bool) -> tup
         shared |= also
         outputs.append(Output(name[1:] if also else name, property, allow_duplicate=also))
     inputs = [Input(*port) for port in _ports(when)]
-    # Dash wants to be told that all of several callbacks with one output may run at the start.
+    # Dash requires a flag if several callbacks with one output may run at the start.
     early = ("initial_duplicate" if shared else False) if at_start else True
     return [*outputs, *inputs, *(State(*port) for port in _ports(given))], early
 

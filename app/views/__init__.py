@@ -1,2 +1,1 @@
-"""The content of each page, as plain data made from an exploration. Nothing here knows about Dash or a
-plot."""
+"""The content of each page as plain data made from an exploration, independent of Dash and plots."""

@@ -1,4 +1,4 @@
-"""All explorations as options of a list, from the index, and some of them side by side."""
+"""Explorations as options of a list, and several side by side."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def named(model: str) -> str:
 
 
 def titles_of(library: Library) -> dict[Entry, str]:
-    """Return the title of every exploration; equal titles are distinguished by what differs, otherwise by
-    their key."""
+    """Return the title of every exploration; equal titles get the differing settings, or else their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
     alike: dict[str, list[Entry]] = {}
@@ -45,8 +44,7 @@ def titles_of(library: Library) -> dict[Entry, str]:
 
 
 def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
-    """Return what is added to the common title of these explorations: settings that differ, or the key if
-    none does."""
+    """Return additions to these explorations' common title: differing settings, or else the key."""
     if len(entries) < 2:
         return {}
     settings = {e: library.head_of(e).settings for e in entries}
@@ -72,7 +70,7 @@ def choices(library: Library) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The recommended plan of one of several explorations, in words."""
+    """One exploration's recommended plan, in words."""
 
     title: str
     plan: str
@@ -90,8 +88,8 @@ class Compared:
     Attributes:
         frontiers: (title, frontier), in order.
         rows: the recommended plan of each.
-        said: what keeps them from being compared by the step; faults of those that cannot be opened.
-        per_sample: whether times are those of a sample.
+        said: what makes their steps incomparable; errors of those that cannot be opened.
+        per_sample: whether times are per sample.
     """
 
     frontiers: list[tuple[str, FrontierData]]
@@ -101,7 +99,7 @@ class Compared:
 
 
 def compared(library: Library, view: View) -> Compared:
-    """Return the view's explorations side by side, each within the budget that it was made for."""
+    """Return a view's explorations side by side, each within its own budget."""
     titles = {entry.key: title for entry, title in titles_of(library).items()}
     frontiers, rows, said, steps = [], [], list[str](), []
     for key in dict.fromkeys((view.exploration, *view.beside)):
@@ -128,5 +126,5 @@ def compared(library: Library, view: View) -> Compared:
         said.append("The models differ: a step is not the same work.")
     per_sample = len({head.batch for head in steps}) > 1 and all(head.batch for head in steps)
     if per_sample:
-        said.append("Batches differ: the plot has the time of a sample.")
+        said.append("Batches differ: the plot shows the time per sample.")
     return Compared(frontiers, rows, said, per_sample)

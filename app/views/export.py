@@ -1,4 +1,4 @@
-"""The things to take along: files, and the exact commands that make and run the plan."""
+"""Downloads, and the commands that make and run a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FILES", "Command", "File", "commands", "explore_line", "files"]
 
 @dataclass(frozen=True)
 class File:
-    """A download: its name on disk, its contents, and the last part of its address."""
+    """A download: file name, description, and the last part of its address."""
 
     name: str
     text: str
@@ -31,7 +31,7 @@ FILES = (
 
 
 def files(data: FrontierData) -> tuple[File, ...]:
-    """Return what can be downloaded from this exploration."""
+    """Return an exploration's downloads."""
     more = []
     if not cluster_is_named(data.exploration):
         more.append(File("cluster.json", "the cluster, for --cluster", "cluster.json"))
@@ -43,14 +43,14 @@ def files(data: FrontierData) -> tuple[File, ...]:
 
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
-    """Return the commands that explore again, choose this point, run it, check it and keep what the check
-    found."""
+    """Return the commands that explore again, choose this point, run it, check it and save the check's
+    results."""
     folder = command_folder(entry)
     rerun = folder if entry.origin == "opened" else f"out/{entry.key}"
     return commands_for(data.exploration, folder, rerun, row)
 
 
 def command_folder(entry: Entry) -> str:
-    """Return what commands call an exploration's folder."""
-    # The package's own folder is not a place to write to.
+    """Return the name of an exploration's folder in commands."""
+    # The package's own folder is not for writing.
     return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder.resolve())

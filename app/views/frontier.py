@@ -1,4 +1,4 @@
-"""A frontier in readable units, with the one budget by which all verdicts of the page are given."""
+"""A frontier in readable units, with the one limit behind all of a page's verdicts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from ..state import View, not_understood
 from .units import Units, plural, unit_for
 
 MARKS: Mapping[Verdict, str] = {FITS: "fits", TIGHT: "tight"}
-"""The verdicts as classes of the style sheet; any other is ``over``."""
+"""CSS classes of verdicts; any other is ``over``."""
 
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """The points of one exploration in the order of ``all_points``; behind the frontier's points stand those
-    of other planners.
+    """The points of one exploration in the order of ``all_points``: the frontier's, then other planners'.
 
     Attributes:
-        model: people's name for the model.
+        model: the model's display name.
     """
 
     exploration: Exploration
@@ -49,14 +48,14 @@ class FrontierData:
         return len(self.exploration.all_points)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return the facts about a row, in the units of the page."""
+        """Return the facts of a row, in the page's units."""
         return facts(
             FigureRow.of(self.exploration, row), memory=self.units.memory.text, time=self.units.time.text
         )
 
     @property
     def needs(self) -> np.ndarray:
-        """The bytes that every row needs of a device."""
+        """The memory that every row needs on a device, in bytes."""
         return self.exploration.needs
 
     @property
@@ -71,20 +70,20 @@ class FrontierData:
 
     @cached_property
     def line(self) -> np.ndarray:
-        """The rows of the frontier, without those that need more of a device than a faster one."""
+        """The rows of the frontier, without those that need more memory than a faster one."""
         rows = np.arange(len(self.exploration.points))
-        # Points ascend in their tensors, and descend in time.
+        # Points ascend in tensor memory, and descend in time.
         least = np.minimum.accumulate(self.needs[rows][::-1])[::-1]
         kept: np.ndarray = rows[self.needs[rows] <= least]
         return kept
 
     @cached_property
     def notable(self) -> dict[int, list[str]]:
-        """The few points that a short table has, with what each is."""
+        """The notable points of a short table, with remarks."""
         return notable(self.exploration)
 
     def title(self, row: int) -> str:
-        """Return ``Point 17 of 201``; for a planner's plan its name, and which of its plans."""
+        """Return ``Point 17 of 201``; for another planner's plan its planner and number."""
         words = self.exploration.title(row)
         if row < len(self.exploration.points):
             return words.capitalize()
@@ -97,7 +96,7 @@ class FrontierData:
 
     @property
     def device(self) -> str:
-        """The kind of the device with the least memory."""
+        """The kind of the smallest device."""
         return str(min(self.exploration.cluster["kinds"], key=lambda kind: kind["memory_bytes"])["name"])
 
     @property
@@ -106,22 +105,22 @@ class FrontierData:
         return len(self.exploration.cluster["devices"])
 
     def budget_bytes(self, view: View) -> float | None:
-        """Return the budget of a view: its own, or the one that the exploration was made for."""
+        """Return a view's budget, or else the exploration's."""
         asked = self.exploration.settings.get("memory_bytes")
         return view.budget_bytes if view.budget_bytes is not None else float(asked) if asked else None
 
     def limit_bytes(self, view: View) -> float:
-        """Return the bytes that a plan may need of a device, by budget and headroom
+        """Return the memory limit in bytes, from budget and headroom
         (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         return self.exploration.usable_bytes(self.budget_bytes(view), view.asked_headroom)
 
     def limit_words(self, view: View) -> str:
-        """Return the limit as people write it: ``24 GiB``."""
+        """Return the limit in words: ``24 GiB``."""
         limit = self.limit_bytes(view)
         return unit_for(limit).limit(limit).replace(",", "")
 
     def room_bytes(self, view: View) -> float:
-        """Return the bytes that verdicts are about: the limit, or without a budget the whole device."""
+        """Return the bytes that verdicts refer to: the limit, or without a budget the whole device."""
         free = self.budget_bytes(view) is None and view.asked_headroom is None
         return self.capacity_bytes if free else self.limit_bytes(view)
 
@@ -130,7 +129,7 @@ class FrontierData:
         return self.exploration.verdict(row, self.room_bytes(view))
 
     def mark(self, view: View, row: int) -> str:
-        """Return the same as a class of the style sheet: ``fits``, ``tight`` or ``over``."""
+        """Return the verdict as a CSS class: ``fits``, ``tight`` or ``over``."""
         return MARKS.get(self.verdict(view, row), "over")
 
     def answer(self, view: View) -> Budgeted:
@@ -138,7 +137,8 @@ class FrontierData:
         return answer(self.exploration, self.budget_bytes(view), view.asked_headroom)
 
     def within_time(self, view: View) -> tuple[int | None, str]:
-        """Return (the row that needs least within the view's time limit, "") or (None, why there is none)."""
+        """Return (the leanest row within the view's time limit, "") or (None, the reason why there is
+        none)."""
         if view.time_s is None:
             return None, ""
         try:
@@ -147,8 +147,8 @@ class FrontierData:
             return None, str(error)
 
     def chosen(self, view: View, found: Budgeted | None = None) -> int:
-        """Return the row that the page is about: the view's, else the leanest within its time limit, else the
-        recommended one, else the one that needs least; ``found``: the view's answer, if it is known."""
+        """Return the selected row: the view's, else the leanest within its time limit, else the recommended
+        one, else the leanest; ``found``: the view's answer, if known."""
         if view.point is not None and view.point < len(self):
             return view.point
         if view.point is None and (row := self.within_time(view)[0]) is not None:
@@ -158,12 +158,12 @@ class FrontierData:
 
 
 def tariff_of(view: View) -> Tariff:
-    """Return the device prices of a view."""
+    """Return a view's device prices."""
     return Tariff(view.price)
 
 
 def address_sentences(data: FrontierData, search: str) -> list[str]:
-    """Say which parts of an address are not followed."""
+    """Return sentences on the invalid parts of an address."""
     said, view = not_understood(search), View.from_query(search)
     if view.point is not None and view.point >= len(data):
         text = dict(parse_qsl(search.lstrip("?"))).get("point", "")
@@ -176,7 +176,7 @@ def address_sentences(data: FrontierData, search: str) -> list[str]:
 
 
 def budget_fault(data: FrontierData, budget_bytes: float) -> str:
-    """Return why a budget is none on these devices; "" if it is one."""
+    """Return why a budget is invalid on these devices; "" if it is valid."""
     if budget_bytes <= data.capacity_bytes:
         return ""
     has = unit_for(data.capacity_bytes).limit(data.capacity_bytes)
@@ -191,5 +191,5 @@ def count_words(data: FrontierData) -> str:
 
 
 def without_point(view: View, budget_bytes: float | None) -> View:
-    """Return the view with another budget, whose recommended plan is chosen."""
+    """Return the view with another budget and no selected point, so that the recommended plan is shown."""
     return replace(view, budget_bytes=budget_bytes, point=None, time_s=None)

@@ -1,4 +1,4 @@
-"""Jobs in words for people."""
+"""Jobs in words."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ STATE_WORDS = {
 
 @dataclass(frozen=True)
 class JobCard:
-    """A job with its progress.
+    """A job's card with its progress.
 
     Attributes:
-        share: how much of its present stage is done, 0 to 1.
-        at_work: what it does now and how long all of it still takes; "" unless it runs.
-        growing: the points that it knows so far.
+        share: the finished share of its current stage, 0 to 1.
+        at_work: its current work and remaining time; "" unless it runs.
+        growing: the points found so far.
         first: its answer before the search.
-        command: the line that does the same without the dashboard; "" where there is none.
-        results: the keys of its explorations, none while it runs.
+        command: the equivalent command line; "" if there is none.
+        results: the keys of its explorations; empty while it runs.
         can_refill: whether the form can be filled from it.
     """
 
@@ -56,8 +56,8 @@ def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) ->
     """Return ``300 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms``; "" for none.
 
     Args:
-        memory, time_s: of some plans, by memory, the leanest and the fastest among them.
-        count: of all.
+        memory, time_s: of some plans, including the leanest and the fastest, by memory.
+        count: the number of all plans.
     """
     if not count:
         return ""
@@ -72,8 +72,7 @@ def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) ->
 
 
 def sketch(memory: Sequence[float], time_s: Sequence[float]) -> str:
-    """Return a small picture of points as a ``data:`` URL: memory to the right, time upwards, logarithms of
-    both."""
+    """Return a small plot of points as a ``data:`` URL: log memory to the right, log time upwards."""
     dots = []
     for x, y in zip(_places(memory, 4, 156), _places(time_s, 76, 4), strict=True):
         dots.append(f"%3Ccircle cx='{x:.0f}' cy='{y:.0f}' r='2.5'/%3E")
@@ -88,7 +87,7 @@ def _places(values: Sequence[float], low: float, high: float) -> list[float]:
 
 
 _SWEEPS = ("clusters", "batches")
-"""The stages of which each part is an exploration with all its stages."""
+"""Stages whose parts are whole explorations."""
 
 
 def job_card(
@@ -99,12 +98,12 @@ def job_card(
     growing: Growing | None = None,
     first: str = "",
 ) -> JobCard:
-    """Return the card of a job at the moment ``now`` (seconds since the epoch).
+    """Return a job's card at time ``now`` (seconds since the epoch).
 
     Args:
-        results: the keys of what it left.
-        found: that in words, if it is one frontier.
-        growing, first: the points that it knows so far, and its answer before the search, if it is at work.
+        results: the keys of its explorations.
+        found: a summary of its frontier, if it has a single one.
+        growing, first: the points found so far and the answer before the search, while it runs.
     """
     stage = job.stages[-1] if job.stages else None
     spent = (job.ended or now) - (job.started or job.ended or now)
@@ -130,7 +129,7 @@ def job_card(
 
 
 def _at_work(job: Job) -> str:
-    """Return what a job does, and in which stage; in a sweep, of which part that is."""
+    """Return a job's current work and stage; in a sweep, also the part."""
     if not job.stages:
         return "opening PyTorch"
     stage = job.stages[-1]
@@ -151,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
-    """Return uploads and the zoo by size, as grouped options of a field."""
+    """Return uploaded models and the zoo by size, as a field's grouped options."""
     from tensoropt.zoo import list_models
 
     groups: dict[str, list[str]] = {"Uploaded": list(dict.fromkeys(label for _, label in uploads.values()))}
@@ -162,7 +161,7 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
 
 
 def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return uploaded cluster files, this machine, and the presets, as grouped options of a field."""
+    """Return uploaded cluster files, this machine and the presets, as a field's grouped options."""
     from tensoropt.cluster import list_clusters
 
     groups = (
@@ -174,7 +173,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def estimate_words(estimated: Estimate | None) -> str:
-    """Say how long it will take, and from what that is known."""
+    """Return the expected duration in words, with its basis."""
     if estimated is None:
         return "No estimate yet: no similar run has finished."
     span = duration(estimated.low_s)
@@ -182,15 +181,15 @@ def estimate_words(estimated: Estimate | None) -> str:
         span += f" to {duration(estimated.high_s)}"
     if estimated.same:
         times = "" if estimated.runs == 1 else f" in {plural(estimated.runs, 'run')}"
-        return f"The same took {span}{times}; what was kept of it is not done again."
-    request = "this model there, with other settings,"
+        return f"The same took {span}{times}; saved results are reused."
+    request = "this model on these devices, with other settings,"
     if estimated.runs == 1:
         return f"About {duration(estimated.last_s)}: {request} took that last time."
     return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."
 
 
 def model_words(name: str) -> str:
-    """Describe a model of the zoo in a sentence; "" for one that is not of the zoo."""
+    """Return a sentence on a zoo model; "" for other models."""
     from tensoropt.zoo import list_models
     from tensoropt.zoo.figures import figures
 

@@ -1,4 +1,4 @@
-"""The operators of a plan as data: how each is split, and what it takes; heads, rows, and rows below them."""
+"""The operators of a plan as data: header, one row each with its split and costs, and rows below them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .units import Units
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """An operator group of a plan; sizes in bytes and seconds, None if not known.
+    """An operator group of a plan; sizes in bytes and seconds, None if unknown.
 
     Attributes:
-        memory_bytes: parameters, gradients and optimizer state, which last through the step.
-        kept_bytes: bytes kept for backward, of one micro-batch.
-        compute_s, communication_s: seconds without recomputation; ``copies_s``: those of copies beside
+        memory_bytes: parameters, gradients and optimizer state, allocated for the whole step.
+        kept_bytes: bytes saved for backward, of one micro-batch.
+        compute_s, communication_s: seconds without recomputation; ``copies_s``: seconds of copies beside
             computing.
     """
 
@@ -50,17 +50,16 @@ _LOOP_WORDS = {
     "partial": "partial sums",
     "partial_grad": "partial gradients",
 }
-"""People's words for dims; others appear by their own name."""
+"""Display names of dims; others appear under their own name."""
 
 
 def axes_words(
     configuration: Mapping[str, str], batch: str = "", sizes: Mapping[str, int] | None = None
 ) -> str:
-    """Return ``batch ×2, output features ×4``: what is split into how many parts, whatever the axes are
-    called.
+    """Return ``batch ×2, output features ×4``: the split dims with their numbers of parts, whatever the axes'
+    names.
 
-    Axes that split the same thing are combined, so that two meshes can be compared; a placed operator has its
-    device.
+    Axes that split the same dim are combined, so that two meshes compare; a placed operator shows its device.
 
     Args:
         batch: the operator's label on the micro-batch axis.
@@ -90,10 +89,10 @@ def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
 
 
 def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
-    """Return the operators in the model's order.
+    """Return the operators' rows in the model's order.
 
     Args:
-        detail: the point's detail; without it rows have only what the plan itself says.
+        detail: the point's detail; without it, rows show only what the plan contains.
     """
     plan = exploration.plan(row)
     if detail is None:
@@ -135,8 +134,8 @@ TOTAL = "total"
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
-    """Return what the operators' rows leave of memory, compute and communication, and the total, which is the
-    headline's.
+    """Return rows for the memory, compute and communication outside of operators, and the total, equal to the
+    headline.
 
     Empty without details. Devices with different loads, in placed plans and pipelines, have a row each: the
     headline has the fullest one's memory and the busiest one's seconds.
@@ -152,7 +151,7 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     rows = [
         share
         for share in (*others, *further)
-        # A rounding of what adds up to nothing is no row.
+        # Rounding residues do not make a row.
         if share.compute_s or share.communication_s or abs(share.memory_bytes) > 0.5
     ]
     columns = zip(
@@ -178,7 +177,7 @@ def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, s
 
 
 _STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
-"""Names of shards that are not part of a split use, by what a stored layout says beside its axes."""
+"""Display names of sharded storage (not of split uses), by a stored layout's micro-batch entry."""
 
 
 def option_words(
@@ -188,11 +187,11 @@ def option_words(
     sizes: Mapping[str, int],
     keys: Mapping[str, str],
 ) -> str:
-    """Return ``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although they are used whole.
+    """Return ``weight, bias: ZeRO-1 ×8``: parameters stored in shards although used whole.
 
     Args:
         options: ``parameter: placement, ...`` for each parameter, as in details.
-        keys: a parameter's name in the graph -> the model's own.
+        keys: the model's own parameter name by graph name.
     """
     by_words: dict[str, list[str]] = {}
     for option in options:
@@ -217,7 +216,7 @@ _Json = dict[str, Any]
 
 
 def table_rows(rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
-    """Return a row per operator, with figures in the page's units."""
+    """Return a row per operator, in the page's units."""
     unit, time = units.memory, units.time
     return [
         {
@@ -237,13 +236,13 @@ def table_rows(rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
 
 
 def _known(of: Callable[[float], float], figure: float | None) -> float | None:
-    """Return a cell, blank if there is no figure; it is rounded here, as on the rest of the page."""
+    """Return a cell's value, rounded as on the rest of the page; blank without a figure."""
     return None if figure is None else float(f"{of(figure):.3g}")
 
 
 def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
-    """Return the columns with units in their heads, without modules if none is known, as in ONNX files, and
-    without copies if there are none."""
+    """Return the columns with units in their headers; without modules if unknown (ONNX files), without copies
+    if none."""
     unit, time = units.memory.name, units.time.name
     heads = {
         "memory": f"memory, {unit}",
@@ -258,7 +257,7 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Uni
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
-    """Return the rows below the operators, with blanks instead of zeros."""
+    """Return the rows below the operators; blank instead of zero."""
     unit, time = units.memory, units.time
     return [
         {

@@ -1,4 +1,4 @@
-"""A plan's name as a sentence for people who have not learned the names."""
+"""A plan's name in plain words."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WORDS = (
     (r"(.+) recomputed in part", r"\1 partly computed again in backward"),
     (r"(.+) recomputed", r"\1 computed again in backward"),
 )
-"""Parts of a name, and what they mean; pipelines come first."""
+"""Parts of a name as regular expressions, with their meanings; pipelines come first."""
 
 
 def plain(name: str) -> str:
-    """Return what a plan does, in a sentence: ``A pipeline of 4 stages (1F1B), layers split over 2 devices,
-    17 blocks computed again in backward.``; a part that has no words of its own stays as it is."""
+    """Return a plan in a sentence: ``A pipeline of 4 stages (1F1B), layers split over 2 devices, 17 blocks
+    computed again in backward.``; unknown parts are kept as they are."""
     said = sorted(map(_part, name.split(JOIN)), key=lambda words: not words.startswith("a pipeline"))
     sentence = ", ".join(said)
     return f"{sentence[:1].upper()}{sentence[1:]}."
@@ -49,7 +49,7 @@ def _part(part: str) -> str:
 
 
 def _stored(stage: str) -> str:
-    """Return the words for ``ZeRO-2``, or for ``ZeRO-2 13 %`` with the share of the parameters."""
+    """Return the words for ``ZeRO-2``, or for ``ZeRO-2 13 %`` with its share of the parameters."""
     name, _, share = stage.partition(" ")
     words = _ZERO.get(name.removeprefix("ZeRO-"), name)
     return f"{words} ({share})" if share else words

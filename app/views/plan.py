@@ -1,4 +1,4 @@
-"""The page *Details* as data: memory by kind and by owner at the peak, what the step goes into."""
+"""The page *Details* as data: memory by kind and by owner at the peak, and the parts of the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_OWNERS = 15
 
 
 def owner_rows(owners: PointOwners) -> list[list[str]]:
-    """Return (operator, size, share, what it is) of the largest owners of the memory at the peak."""
+    """Return (operator, size, share, kind) of the largest owners of memory at the peak."""
     at = owners.at()
     whole = at.at.total or 1.0
     return [
@@ -47,7 +47,7 @@ def owners_words(owners: PointOwners, units: Units) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a bar: its share of the whole bar, its size in words and its share of the total in words."""
+    """A bar's segment: share of the bar, size and share of the total in words."""
 
     kind: str
     title: str
@@ -58,29 +58,27 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stacked bar with the sentence that sums it up."""
+    """A stacked bar with a summarising sentence."""
 
     segments: tuple[Segment, ...]
     summary: str
 
 
 def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
-    """Return one device's memory by kind, what a process takes beside tensors, what is free, and the
-    headroom.
+    """Return one device's memory by kind, process memory, free memory and headroom.
 
-    The bar is as long as the device's memory, unless the plan is far smaller or larger: then it is as long as
-    the plan.
+    The bar is as long as the device's memory, or as the plan's if that is far smaller or larger.
     """
     point, fit = data.exploration.all_points[row], data.exploration.fit(row)
     unit = data.units.memory
     used, capacity, usable = fit.needed_bytes, data.capacity_bytes, data.limit_bytes(view)
     process = {} if not fit.process else {PROCESS: sum(fit.process.values())}
-    # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
+    # Below a twentieth of the device its segments would be too thin to read; an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
     where = point.kind.memory_of
     segments = [
-        # In the page's unit, a few bytes would be 7.6e-06 GiB.
+        # A few bytes would be 7.6e-06 GiB in the page's unit.
         Segment(
             kind,
             KIND_TITLES[kind],
@@ -105,8 +103,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """Return the most that each device of a placed plan, or of each stage of a pipeline, holds, as a share of
-    the fullest; empty for a sharded plan."""
+    """Return the peak memory of each device of a placed plan, or of each pipeline stage, as a share of the
+    fullest; empty for a sharded plan."""
     point = data.exploration.all_points[row]
     peaks = point.stages.peak_bytes
     devices = math.prod(data.exploration.spaces[point.space].mesh.shape)
@@ -122,8 +120,8 @@ _STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
-    """Return one step of one device: compute, communication that is waited for, idle time; it says what is
-    hidden."""
+    """Return one device's step: compute, communication waited for, idle time; the sentence has the hidden
+    communication."""
     point = data.exploration.all_points[row]
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
@@ -133,7 +131,7 @@ def step_bar(data: FrontierData, row: int) -> Bar:
         for kind, value in parts.items()
     )
     words = f"{two_digits(total)} per step"
-    words += f"; {two_digits(hidden)} of communication hide behind compute" if hides(point) else ""
+    words += f"; {two_digits(hidden)} of communication overlaps compute" if hides(point) else ""
     if point.host_s:
         bound = " (host-bound)" if point.host_bound else ""
         words += f"; issuing it takes the host {two_digits(point.host_s)}{bound}"
@@ -142,5 +140,5 @@ def step_bar(data: FrontierData, row: int) -> Bar:
 
 
 def step_rows(detail: Any) -> list[list[str]]:
-    """Return (title, time, share) of the parts of the step, with the links that are waited for."""
+    """Return (title, time, share) of the parts of the step, with the links waited for."""
     return [[title, two_digits(s), percent(share)] for title, s, share in part_rows(detail.parts)]

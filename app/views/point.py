@@ -1,7 +1,7 @@
 """A point in words and figures.
 
-Points whose plans were run have predictions next to measurements. The basis of the figures is shown too:
-settings, defaults, sources, and what was left out.
+Plans that were run show measurements beside predictions. The basis of figures is shown, too: settings,
+defaults, sources, and what was left out.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .result import amount_in
 from .units import digits, percent, unit_for
 
 _MOST_LISTED = 4
-NOT_YET = "not verified yet; the last command of Export does it"
+NOT_YET = "not verified yet; run the last command of Export"
 
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
-    """Return what is known about one point."""
+    """Return the verification of one point; None if its plan was not run."""
     return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 
 def verified_words(run: Verified, data: FrontierData) -> str:
-    """Return what running a plan showed, in the page's units."""
+    """Return the results of running a plan, in the page's units."""
     return ran_words(run, data.exploration.cluster, data.units.memory.text, data.units.time.text)
 
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
-    """Return a line per point that was run, ascending; :data:`NOT_YET` if none was."""
+    """Return a line per point that was run, in order; :data:`NOT_YET` if there is none."""
     found = [(run.point_of(data.exploration), run) for run in verified]
     runs = sorted(((row, run) for row, run in found if row is not None), key=itemgetter(0))
     lines = [
@@ -61,17 +61,17 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
 
 
 NOTE, ORIGIN = "note", "origin"
-"""The labels of each sentence about what was left out or not timed, and about where figures come from."""
+"""Labels of notes on what was left out or not timed, and on the sources of figures."""
 
 
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Return labels and values: first on what figures rest and what is kept free, then what was asked.
+    """Return labelled values: first the basis of figures and the headroom, then the question.
 
     Args:
-        verified: what is known about plans that were run.
-        fault: why that cannot be read, "" if it can.
+        verified: the verifications of plans.
+        fault: why these cannot be read; "" if they can.
     """
     exploration = data.exploration
     settings = exploration.settings
@@ -103,19 +103,18 @@ def assumptions(
 
 
 def _price(data: FrontierData, view: View) -> float | None:
-    """Return money per device-hour: what the page says, otherwise the cluster's own (the dearest kind),
-    otherwise None."""
+    """Return the price per device-hour: the page's, else the cluster's own (its dearest kind), else None."""
     if view.price is not None:
         return view.price
     prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
-    # A cluster with one price missing has none: a sum of what is known would be too low.
+    # If one price is missing the cluster has none: the sum of the rest would be too low.
     return None if None in prices or not prices else max(map(float, prices))
 
 
 def settings_facts(exploration: Exploration) -> list[Fact]:
-    """Return what was chosen about an exploration, and what its figures are.
+    """Return the settings of an exploration, and the meaning of its figures.
 
-    Of settings that say little at their default there is a row where something else was chosen.
+    Some settings are listed only if they differ from their default.
     """
     chosen = exploration.settings
     rows = []
@@ -131,13 +130,13 @@ def settings_facts(exploration: Exploration) -> list[Fact]:
 
 
 def _batch_words(exploration: Exploration) -> str:
-    """Say the global batch, as far as it is known."""
+    """Return the global batch in words, as far as it is known."""
     model = exploration.model
     return str(model.batch or _first_size(model.call) or "the model's own")
 
 
 def _first_size(call: Any) -> int | None:
-    """Return the first size of the first tensor that the model was called with."""
+    """Return the first size of the model's first tensor input."""
     if not isinstance(call, Mapping):
         return None
     for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
@@ -168,20 +167,20 @@ SHOWN = (
     *("mesh", "micro-batches", FIT, "range", "compute", "communication"), *LISTED_NAMES,
     "figures", PROVEN,
 )  # fmt: skip
-"""The facts on the card, in order."""
+"""The facts of the card, in order."""
 
 
 @dataclass(frozen=True)
 class PointCard:
-    """The card beside the plot, with the facts about a point.
+    """The card of a point, beside the plot.
 
     Attributes:
         title: ``Point 17 of 201``.
-        name: what people call its plan.
-        memory, time: the two figures that matter, what it needs of a device and its step, with units.
+        name: its plan's name.
+        memory, time: the memory it needs on a device and its step time, with units.
         verdict: whether it fits the device, in words.
-        mark: the same as a class of the style sheet: ``fits``, ``tight`` or ``over``.
-        dominant: where most of the memory and of the time goes.
+        mark: the verdict's CSS class: ``fits``, ``tight`` or ``over``.
+        dominant: where most of its memory and time goes.
     """
 
     title: str
@@ -195,7 +194,7 @@ class PointCard:
 
 
 def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Verified] = ()) -> PointCard:
-    """Return the card of one point, with what running its plan showed if it was run."""
+    """Return a point's card, with verification results if any."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     facts = data.facts(row)
@@ -218,7 +217,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
 
 
 def verdict_words(data: FrontierData, view: View, row: int) -> str:
-    """Return whether a plan fits the view's budget, or what the device has, in a sentence."""
+    """Return in a sentence whether a plan fits the view's budget, or the device."""
     unit, room = data.units.memory, data.room_bytes(view)
     needs, verdict = float(data.needs[row]), data.verdict(view, row)
     size = unit_for(room).limit(room)
@@ -229,28 +228,28 @@ def verdict_words(data: FrontierData, view: View, row: int) -> str:
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
-    """Return throughput, MFU, and the time and cost of the training that the view asks about."""
+    """Return throughput, MFU, and the time and cost of the view's training."""
     rated, amount = FigureRow.of(data.exploration, row, tariff_of(view)), amount_in(view)
     try:
         return rate_facts(rated, amount)
     except TensorOptError as error:
-        # Kept from an exploration whose model reads tokens.
+        # Left over from an exploration whose model reads tokens.
         return [*rate_facts(rated), Fact(amount.words, None, note=str(error))]
 
 
 def beside_tensors(point: Point) -> dict[str, float]:
-    """Return the bytes of what is not a tensor of the step, by kind."""
+    """Return the bytes beside the step's tensors, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
     return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
 
 
 def sizes_of(point: Point) -> dict[str, float]:
-    """Return the bytes at the peak by kind: tensors, then what is not a tensor of the step."""
+    """Return the peak's bytes by kind: tensors, then the rest."""
     return {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:
-    """Say where most of the memory and most of the time goes."""
+    """Return a sentence on where most memory and time goes."""
     point = exploration.all_points[row]
     sizes = sizes_of(point)
     total = sum(sizes.values()) or 1.0

@@ -1,4 +1,4 @@
-"""The page *Result* as data: the answer in a line, the few choices beside it, and what if something else."""
+"""The page *Result* as data: the answer in a line, the choices, and what-if questions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .plain import plain
 from .units import unit_for
 
 _CARDS_GIB = (16, 24, 32, 40, 48, 80, 96, 141, 192)
-"""The memory of the cards that people could have instead."""
+"""Memory sizes of other common cards."""
 _ROWS = 4
 VERDICTS = {"fits": "✓ Fits", "tight": "~ Tight", "over": "✕ Does not fit"}
 
 
 def two_digits(seconds: float) -> str:
-    """Return a time with two significant digits: predictions are not known better."""
+    """Return a time with two significant digits, the precision of predictions."""
     if not seconds:
         return "0 s"
     size, unit = (seconds, "s") if seconds >= 0.995 else (seconds * 1e3, "ms")
@@ -43,16 +43,16 @@ def two_digits(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """The answer for one plan.
+    """The answer on one plan.
 
     Attributes:
         mark: ``fits``, ``tight`` or ``over``; verdict: the same in words.
         needs: ``24.5 of 24 GiB``.
         time, pace: ``4.1 s a step (3.5 to 4.9)``, ``7,910 tokens/s``.
-        cost: of the training that is asked about; "" where no price is known.
-        plan: what it does, in a sentence; name: what people call it.
-        runs_in: which launcher can be told it.
-        beside: why it is recommended, that it is not, or what keeps it from fitting.
+        cost: of the training asked about; "" if no price is known.
+        plan: its description in a sentence; name: its name.
+        runs_in: the launchers that can express it.
+        beside: why it is recommended, that it is not, or what makes it not fit.
     """
 
     mark: str
@@ -73,7 +73,7 @@ def rates_of(data: FrontierData, view: View) -> RatesOf:
 
 
 def pace(rates: Rates) -> str:
-    """Return ``7,910 tokens/s``, or samples; "" where neither is known."""
+    """Return ``7,910 tokens/s``, or samples; "" if neither is known."""
     for what, per_s in (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s)):
         if per_s is not None:
             return f"{format_number(per_s)} {what}/s"
@@ -81,12 +81,12 @@ def pace(rates: Rates) -> str:
 
 
 def amount_in(view: View) -> Amount:
-    """Return the training that a view asks about; 1,000 steps if it names none."""
+    """Return the length of a view's training; 1,000 steps if not given."""
     return amount_of(view.amount) or THOUSAND_STEPS
 
 
 def answer_line(data: FrontierData, view: View, found: Budgeted, row: int) -> AnswerLine:
-    """Return the answer for a row."""
+    """Return the answer on a row."""
     rated = rates_of(data, view)
     rates, name, mark = rated.of(row), data.exploration.names[row], data.mark(view, row)
     unit, room = unit_for(data.capacity_bytes), data.room_bytes(view)
@@ -121,8 +121,8 @@ def _runs_in(data: FrontierData, found: Budgeted, row: int) -> str:
         return "Runs in TensorOpt ✓ and by the config of a launcher ✓ (Export)."
     known = [base for base in found.baselines if not base.note]
     nearest = launcher_words(data.exploration, row, known, two_digits)
-    none = ["No plan is known here that one can say and that fits."]
-    return " ".join(["Runs in TensorOpt ✓; a launcher's config cannot say it ✕.", *(nearest or none)])
+    none = ["No known plan fits that one can express."]
+    return " ".join(["Runs in TensorOpt ✓; a launcher's config cannot express it ✕.", *(nearest or none)])
 
 
 def _beside(data: FrontierData, view: View, found: Budgeted, row: int) -> str:
@@ -142,16 +142,16 @@ def _beside(data: FrontierData, view: View, found: Budgeted, row: int) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """A row among the choices.
+    """A row of the choices.
 
     Attributes:
         title: ``recommended``, ``FSDP`` and the like.
-        row: its number among all points.
-        name: what people call its plan, in a few words.
+        row: its index among all points.
+        name: its plan's short name.
         needs, time, pace: with units.
         mark: whether it fits.
-        chosen: whether the page is about it.
-        link: the address at which it is.
+        chosen: whether it is the selected one.
+        link: its address.
     """
 
     title: str
@@ -166,11 +166,11 @@ class Choice:
 
 
 def choices(data: FrontierData, view: View, found: Budgeted, chosen: int) -> list[Choice]:
-    """Return the recommended plan, the safest, the fastest, and what people run today; a plan that is two of
-    these once, and plans made by hand in its place; last, what was chosen otherwise."""
+    """Return the recommended plan, the safest, the fastest, and what users run today, each plan once, usual
+    strategies filling up; last, a plan selected otherwise."""
     titled: dict[int, list[str]] = {}
     for title, row in _titled(data, view, found):
-        # What is two things at once leaves room for another.
+        # A plan with two titles leaves room for another.
         if row in titled or len(titled) < _ROWS:
             titled.setdefault(row, []).append(title)
     if chosen not in titled:
@@ -204,7 +204,7 @@ def _titled(data: FrontierData, view: View, found: Budgeted) -> Iterator[tuple[s
         yield "leanest", leanest
     plans = [base for base in found.baselines if not base.note]
     yours = [base for base in plans if data.planner[base.row].startswith(YOUR_JOB)]
-    # What runs today, or what would: plain copies where they fit, else shards.
+    # The user's job or its stand-in: unsharded copies if they fit, else shards.
     first = [base for base in plans if base.short == "DDP" and base.fits]
     usual = [base for base in plans if base.short == "FSDP"]
     for base in (*yours, *first, *usual, *plans):
@@ -213,7 +213,7 @@ def _titled(data: FrontierData, view: View, found: Budgeted) -> Iterator[tuple[s
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """A baseline in words; figures and the name of the plan are empty if a planner found none."""
+    """A baseline in words; figures and plan name are empty if it has no plan."""
 
     title: str
     plan: str
@@ -223,8 +223,8 @@ class BaselineRow:
 
 
 def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...]:
-    """Return the plans that people make by hand and that published methods find, each in its best form, and
-    why others have none."""
+    """Return the usual strategies and published planners' plans, each in its best variant, and why others
+    have none."""
     memory = data.units.memory.text
 
     def row(base: Baseline) -> BaselineRow:
@@ -246,7 +246,7 @@ def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A question about something else: the answer where it is known, and where it is found."""
+    """A what-if question: its answer if known, and a link that finds it."""
 
     title: str
     words: str
@@ -255,7 +255,7 @@ class WhatIf:
 
 
 def what_if(library: Library, data: FrontierData, view: View, found: Budgeted) -> list[WhatIf]:
-    """Return what more memory, more devices, other devices and another batch would bring."""
+    """Return the effects of more memory, more devices, other devices and another batch."""
     return [
         *_more_memory(data, view, found),
         *_other_devices(library, data, view, found),
@@ -297,7 +297,7 @@ def _again(view: View, **changes: Any) -> str:
 
 
 def _opened(library: Library, entry: Entry) -> Exploration | None:
-    """Return an exploration; None if it cannot be opened, which the list says, or holds nothing."""
+    """Return an exploration; None if it cannot be opened, as the list then shows, or has no points."""
     try:
         found = library.load(entry.key)
     except TensorOptError:
@@ -336,8 +336,8 @@ def _other_batches(library: Library, data: FrontierData, view: View) -> Iterator
 
 
 def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np.ndarray:
-    """Return the rows of the frontier that have a dot: at most ``most``, the notable ones first, of those
-    that lie near the budget, or of all where these are asked for."""
+    """Return the frontier's rows with a dot: at most ``most``, notable ones first, among those near the
+    budget, or among all if requested."""
     low, high = near(data, view, chosen)
     inside = np.flatnonzero((data.needs >= low) & (data.needs <= high))
     line = np.intersect1d(data.line, inside)
@@ -350,15 +350,15 @@ def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np
 
 
 def near(data: FrontierData, view: View, chosen: int) -> tuple[float, float]:
-    """Return the least and the most need of a device that the plot shows: 0.8 to 1.5 of the budget, wider
-    where the chosen plan or most of the frontier lies elsewhere; all of it where that is asked for."""
+    """Return the least and the greatest memory need in the plot: 0.8 to 1.5 of the budget, wider if the
+    selected plan or most of the frontier lies outside; everything if requested."""
     needs, own, limit = data.needs[data.line], float(data.needs[chosen]), data.limit_bytes(view)
     least, most = float(needs.min()), float(needs.max())
     if view.whole:
         return min(least, own), max(most, own)
     low, high = 0.8 * min(limit, own), 1.5 * max(limit, own)
     if np.count_nonzero((needs >= low) & (needs <= high)) < min(5, len(needs)):
-        # A budget far above what any plan needs says nothing about memory.
+        # A budget far above every plan's need says nothing about memory.
         low, high = (least, max(most, own)) if most <= limit else (min(least, low), high)
     seen = 1.1 * limit if limit < 1.6 * most else 0.0
     return max(low, 0.95 * min(least, own)), min(high, max(1.05 * most, seen, own))

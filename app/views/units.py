@@ -1,4 +1,4 @@
-"""Numbers for people: one unit for a whole plot or column, three significant figures."""
+"""Units and numbers for people: one unit per plot or column, three significant digits."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Unit:
     factor: float
 
     def of(self, value: float) -> float:
-        """Return a number of bytes or seconds in this unit."""
+        """Return bytes or seconds in this unit."""
         return value / self.factor
 
     def text(self, value: float) -> str:
-        """Return ``11.3 GiB``, in this unit whatever the size; thousands are grouped."""
+        """Return ``11.3 GiB``, always in this unit; thousands are grouped."""
         return f"{digits(value / self.factor)} {self.name}"
 
     def limit(self, value: float) -> str:
-        """Return ``24 GiB``: what a person wrote, or could write, as a limit."""
+        """Return ``24 GiB``, as users write limits."""
         return without_zeros(self.text(value))
 
 
@@ -42,13 +42,13 @@ class Units:
 
     @classmethod
     def of(cls, exploration: Exploration) -> Units:
-        """Return the units in which all of an exploration is shown."""
+        """Return the units for everything shown of an exploration."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """Return the largest binary unit that a size contains at least once."""
+    """Return the largest binary unit not above a size."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)
@@ -56,13 +56,12 @@ def unit_for(size_bytes: float) -> Unit:
 
 
 def time_unit(seconds: float) -> Unit:
-    """Return the unit in which a time of this size is read."""
+    """Return the unit for times of this size."""
     return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
 
 
 def digits(value: float) -> str:
-    """Format three significant figures without an exponent, with thousands grouped and no trailing zeros
-    lost."""
+    """Format three significant digits without an exponent, thousands grouped, trailing zeros kept."""
     size = abs(value)
     if size >= 99.95 or value == 0:
         return f"{value:,.0f}"

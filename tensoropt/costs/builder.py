@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.edges import EdgeBuilder, TableArrays
-from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
+from tensoropt.costs.effects import NOTHING, Cost, Effects, When, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
+from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction, ahead_options, storage_options, unsharded_options
 from tensoropt.costs.tables import CostTables, Template, leaves_model
@@ -19,9 +20,17 @@ from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.regions import Region, region_of
+from tensoropt.sharding.regions import Neighbours, Region, region_of
 
 _Column = tuple[np.ndarray, ...]
+_Beside = tuple[tuple[bool, bool, float], ...]
+
+
+class _Stored(NamedTuple):
+    """What storing a parameter in one layout for one use costs, and what it sends beside other work."""
+
+    costs: tuple[Cost, ...]
+    beside: _Beside
 
 
 class TableBuilder:
@@ -58,7 +67,9 @@ class TableBuilder:
         self.arrays = TableArrays() if arrays is None else arrays
         self.region_of = region_of(regions)
         self._variable_cache: dict[object, VariableTable] = {}
-        self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}
+        self._uses: dict[tuple[str, Layout, Use], _Stored] = {}
+        self._between_uses: dict[tuple[str, Layout, When], Cost] = {}
+        self._copies: dict[tuple[str, Layout, Layout, Neighbours | None], tuple[Cost, _Beside]] = {}
 
     def build(self) -> CostTables:
         self.configurations = {
@@ -180,8 +191,9 @@ class TableBuilder:
         )
         # The order of the sums is part of the result: floating-point addition is not associative, and tables
         # must be the same to the last bit.
+        computed = effects.computed(choice)
         base = self._sum(effects.kept(choice)).plus(
-            self._sum(effects.computed(choice)),
+            self._sum(computed),
             *(self._sum(part) for part in effects.inside(choice)),
             *(self._sum(Effects(output)) for output in outputs),
         )
@@ -192,25 +204,35 @@ class TableBuilder:
         uses = effects.uses(choice._replace(stored=first))
         for stored in stored_options:
             where = dict(zip(group.parameters, stored, strict=True))
-            parts = (part for name, use in uses.items() for part in self._stored(name, where[name], use))
-            row = base.plus(*parts)
-            hidden_s = effects.hidden_s(choice._replace(stored=where)) if self.prices.beside else 0.0
+            parts = [self._stored(name, where[name], use) for name, use in uses.items()]
+            row = base.plus(*(cost for part in parts for cost in part.costs))
+            hidden_s = effects.hidden_s(computed, (each for part in parts for each in part.beside))
             rows.append(row._replace(communication=row.communication - hidden_s))
         return np.array(rows, dtype=np.float64)
 
-    def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
+    def _stored(self, name: str, stored: Layout, use: Use) -> _Stored:
         key = name, stored, use
-        if key not in self._stored_costs:
+        if key not in self._uses:
             parameters = self.effects.parameters
             there = parameters.stored_use(name, stored, use)
             complete = there.complete(self.mesh[0])
-            self._stored_costs[key] = (
-                self._sum(parameters.stored(name, stored, complete=complete)),
-                self._sum(parameters.used(there)),
-                self._sum(parameters.unsharded(there)),
-                Cost(parameters.ahead_bytes(there), 0.0, 0.0),
-            )
-        return self._stored_costs[key]
+            if (name, stored, complete) not in self._between_uses:
+                found = self._sum(parameters.stored(name, stored, complete=complete))
+                self._between_uses[name, stored, complete] = found
+            # Whatever backward needs of it, and whether it runs again.
+            of_copy = name, stored, use.layout, use.neighbours
+            if of_copy not in self._copies:
+                self._copies[of_copy] = self._sent(there, parameters.unsharded(there))
+            used, beside = self._sent(there, parameters.used(there))
+            copy, copy_beside = self._copies[of_copy]
+            ahead = Cost(parameters.ahead_bytes(there), 0.0, 0.0)
+            costs = self._between_uses[name, stored, complete], used, copy, ahead
+            self._uses[key] = _Stored(costs, (*beside, *copy_beside))
+        return self._uses[key]
+
+    def _sent(self, use: StoredUse, effects: Effects) -> tuple[Cost, _Beside]:
+        beside = self.effects.sent_beside(use, effects) if self.prices.beside else ()
+        return self._sum(effects), beside
 
     def _sum(self, effects: Effects) -> Cost:
         return additive(effects, self.prices)

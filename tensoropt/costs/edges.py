@@ -14,7 +14,7 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import EdgeTable, VariableTable, edge_keys
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
-from tensoropt.costs.group_effects import GroupEffects, parts_of
+from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import Template
@@ -114,6 +114,7 @@ class EdgeBuilder:
         gathered_again: Mapping[str, bool] = MappingProxyType({}),
     ):
         self.graph = effects.graph
+        self.effects = effects
         self.moves, self.parameters, self.prices = effects.moves, effects.parameters, effects.prices
         self.templates = templates
         self.configurations = configurations
@@ -220,7 +221,7 @@ class EdgeBuilder:
 
     def _uses(self, group: Group, name: str) -> list[Use]:
         facts, short = self.templates[group.name].facts, group.short_names[name]
-        neighbours, last = self.parameters.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
+        neighbours, last = self.parameters.blocks.neighbours(group.name), self.effects.last_part(group)
         return [
             Use(c.layout(name), facts[i].parameters_kept.get(short, 0), again, neighbours, last)
             for again in self._passes(group)

@@ -20,7 +20,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.groups import Group, is_one_reduction, reader_product
+from tensoropt.sharding.groups import Group, LinearProduct, is_one_reduction, reader_product
 from tensoropt.sharding.reshard.steps import (
     ReshardingStep,
     edge_steps,
@@ -368,6 +368,7 @@ class MoveEffects:
         self._elements: dict[tuple[str, Layout], int] = {}
         self._steps: dict[object, _Both] = {}
         self._moved: dict[object, Effect] = {}
+        self._products: dict[tuple[str, str], LinearProduct | None] = {}
         self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
@@ -516,7 +517,10 @@ class MoveEffects:
 
     def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
         """Return the product that may overlap with reducing the gradient of a tensor that a group reads."""
-        linear = reader_product(self.graph.atoms.graph, group, name)
+        key = group.name, name
+        if key not in self._products:
+            self._products[key] = reader_product(self.graph.atoms.graph, group, name)
+        linear = self._products[key]
         if linear is None:
             return None
         weight = group.short_names[linear.weight]

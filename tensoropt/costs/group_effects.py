@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -91,13 +91,20 @@ class GroupEffects:
         self.prices, self.graph, self.training = prices, prices.graph, prices.training
         self.moves = MoveEffects(prices)
         self.parameters = ParameterEffects(self.moves)
+        self._last_part: dict[str, int] = {}
+
+    def last_part(self, group: Group) -> int:
+        """Return the number of the last part of a group's forward."""
+        if group.name not in self._last_part:
+            self._last_part[group.name] = len(parts_of(group).starts) - 1
+        return self._last_part[group.name]
 
     def uses(self, choice: Choice) -> dict[str, Use]:
         """Return the uses of the parameters with a chosen storage, in forward's order."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
-        last = len(parts_of(group).starts) - 1
+        last = self.last_part(group)
         return {
             name: Use(
                 configuration.layout(name),
@@ -252,33 +259,41 @@ class GroupEffects:
         saved = (Allocation(_SAVED, "all", kept, kept=True),)
         return Effects((Effect(COMPUTE, begins=saved), Effect(COMPUTE_BACK, after=True, ends=saved)))
 
-    def hidden_s(self, choice: Choice) -> float:
+    @staticmethod
+    def sent_beside(use: StoredUse, effects: Effects) -> tuple[tuple[bool, bool, float], ...]:
+        """Return (in forward, once per step, seconds) of each collective among a parameter's effects that may
+        run beside the work of neighbouring blocks."""
+        # After the first block, backward passes no other one.
+        first = not (use.use.neighbours and use.use.neighbours.before)
+        return tuple(
+            (effect.when.phase in _FORWARD, effect.when.once, sum(one.send.seconds for one in effect.beside))
+            for effect in effects.effects
+            if effect.beside and not effect.when.at_once and not (first and effect.when.what == "next")
+        )
+
+    def hidden_s(self, computed: Effects, sent: Iterable[tuple[bool, bool, float]]) -> float:
         """Return the seconds of collectives that the search assumes hidden behind computation.
 
         A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks, which
         the search takes to equal this one; the slow-down of computing meanwhile is subtracted.
+
+        Args:
+            computed: the group's own work (:meth:`computed`).
+            sent: what its parameters send (:meth:`sent_beside`).
         """
-        forward = ("first", "forward")
-        # (in forward, once per step): seconds.
-        sent: dict[tuple[bool, bool], float] = {}
-        for use in self.stored_uses(choice):
-            # After the first block, backward passes no other one.
-            first = not (use.use.neighbours and use.use.neighbours.before)
-            for effect in (*self.parameters.used(use).effects, *self._copy(use).effects):
-                ends = first and effect.when.what == "next"
-                if effect.beside and not effect.when.at_once and not ends:
-                    key = effect.when.phase in forward, effect.when.once
-                    sent[key] = sent.get(key, 0.0) + sum(one.send.seconds for one in effect.beside)
-        if not sent:
+        sent_s: dict[tuple[bool, bool], float] = {}
+        for forward, once, seconds in sent:
+            sent_s[forward, once] = sent_s.get((forward, once), 0.0) + seconds
+        if not sent_s:
             return 0.0
-        computed = {True: 0.0, False: 0.0}
-        for effect in self.computed(choice).effects:
-            computed[effect.when.phase in forward] += effect.local_s
+        computed_s = {True: 0.0, False: 0.0}
+        for effect in computed.effects:
+            computed_s[effect.when.phase in _FORWARD] += effect.local_s
         hidden_s = 0.0
-        for way, computed_s in computed.items():
-            each_s = min(sent.get((way, False), 0.0), computed_s)
+        for way, most_s in computed_s.items():
+            each_s = min(sent_s.get((way, False), 0.0), most_s)
             # One micro-batch hides what is sent once, in addition to what each of them sends.
-            once_s = min(sent.get((way, True), 0.0), computed_s - each_s)
+            once_s = min(sent_s.get((way, True), 0.0), most_s - each_s)
             hidden_s += each_s * self.moves.mesh[0] + once_s
         return hidden_s / (1.0 + self.prices.slower_beside)
 
@@ -382,6 +397,7 @@ class _ForwardPart(NamedTuple):
     most: int
 
 
+_FORWARD = ("first", "forward")
 _SAVED = "saved inside for backward"
 
 

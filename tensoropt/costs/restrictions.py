@@ -138,6 +138,7 @@ class Restriction:
         together: groups whose labels are equal.
         words: per such group, the name of the common dim, if names differ.
         combined: per group, the axis strategies that its configurations may combine; by default all.
+        outer: per group, those of all axes but the last; by default as ``combined``.
         again: per group of a pinned block, whether it is recomputed.
         gathered_again: per group, whether backward gathers its inputs again.
     """
@@ -147,6 +148,7 @@ class Restriction:
     together: tuple[tuple[str, ...], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    outer: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     again: Mapping[str, bool] = field(default_factory=dict)
     gathered_again: Mapping[str, bool] = field(default_factory=dict)
 
@@ -161,8 +163,8 @@ class Restriction:
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
         about = self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
-        pinned = self.again.get(group.name), self.gathered_again.get(group.name)
-        return about if pinned == (None, None) else (*about, *pinned)
+        pinned = self.again.get(group.name), self.gathered_again.get(group.name), self.outer.get(group.name)
+        return about if pinned == (None, None, None) else (*about, *pinned)
 
 
 FREE = Restriction()

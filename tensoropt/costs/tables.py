@@ -6,7 +6,7 @@ saved and stored; time that of compute and communication over all micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,19 +14,13 @@ from tensoropt.costs.cost_graph import CostGraph, edge_keys
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.variables import Variable
-from tensoropt.graph import Ref
-from tensoropt.ops.calls import LocalCall
-from tensoropt.ops.families.attention import ATTENTION, MATH_FORM
 from tensoropt.ops.layouts import Layout
-from tensoropt.profiling.cuda_kernels import Capability
-from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -203,7 +197,13 @@ def outline_templates(
             # their positions, because groups that look alike have other objects.
             index = {id(s): i for i, s in enumerate(group.strategies)}
             combined = set(restriction.combined.get(group.name, index.values()))
-            left = [c for c in configurations if all(index[id(s)] in combined for s in c.strategies[1:])]
+            outer = set(restriction.outer.get(group.name, combined))
+            left = [
+                c
+                for c in configurations
+                if all(index[id(s)] in combined for s in c.strategies[1:][-1:])
+                and all(index[id(s)] in outer for s in c.strategies[1:-1])
+            ]
             # Sizes that are divisible by the axes of other meshes need not be divisible by this one's.
             configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
@@ -228,54 +228,3 @@ def with_facts(
 def leaves_model(graph: GroupGraph, name: str) -> bool:
     """Return whether a tensor is a result of the model or a buffer's new value."""
     return name in graph.atoms.graph.outputs or name in graph.atoms.graph.mutations.values()
-
-
-def fused(work: Workload) -> Workload | None:
-    """Return the workload with PyTorch's own attention; None if it has no attention with dropout."""
-    if not any(call.function == MATH_FORM for call, _ in work.calls):
-        return None
-    calls = tuple((_fused(work, call) if call.function == MATH_FORM else call, o) for call, o in work.calls)
-    return replace(work, calls=calls)
-
-
-def _fused(work: Workload, call: LocalCall) -> LocalCall:
-    q, k, *_, scale = call.args
-    heads = {name: spec.shape[-3] for name, spec, _ in work.inputs if len(spec.shape) >= 3}
-    names = [one.name for one in (q, k) if isinstance(one, Ref)]
-    # Nothing is known here of tensors that are made inside; PyTorch takes the flag for equal heads as well.
-    grouped = len({heads.get(name) for name in names}) > 1
-    return LocalCall(ATTENTION, call.args[:-1], {"scale": scale, "enable_gqa": grouped}, call.name)
-
-
-def math_form_notes(
-    templates: Iterable[Template], capability: Capability | None, training: bool = True
-) -> tuple[str, ...]:
-    """Return notes on how much more the math form saves for backward than a GPU's own kernels; empty on CPUs.
-
-    Args:
-        templates: the groups, unsplit.
-        training: in inference nothing is saved.
-    """
-    if capability is None or not training:
-        return ()
-    known: dict[str, int] = {}
-    pairs: list[tuple[int, int]] = []
-    for template in templates:
-        work, facts = template.works[0], template.facts[0]
-        own = fused(work)
-        if own is None:
-            continue
-        if work.key not in known:
-            known[work.key] = find_facts(own, True, capability).kept_bytes
-        pairs.append((facts.kept_bytes, known[work.key]))
-    more = sum(kept - least for kept, least in pairs)
-    if more <= 0:
-        return ()
-    kept, least = max(pairs)
-    number = "one operator keeps" if len(pairs) == 1 else f"{len(pairs)} operators keep up to"
-    return (
-        "attention with dropout runs in its math form, whose masks do not depend on how it is split: "
-        f"{number} {format_bytes(kept)}, where a GPU's own kernel keeps {format_bytes(least)}; "
-        f"{format_bytes(more)} more in all, unsplit. A dropout of 0 inside attention saves that, recomputed "
-        "blocks and micro-batches most of it",
-    )

@@ -1,4 +1,4 @@
-"""Notes on what every searched mesh leaves whole: sizes that none divides, and heads in unequal pieces."""
+"""Notes on what every searched mesh leaves whole: sizes that none divides."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from math import prod
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.graph import Operator
-from tensoropt.ops.calls import CostClass
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.index_space import LoopDim
 from tensoropt.ops.layouts import chunk
-from tensoropt.ops.registry import cost_class_of
-from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.groups import Group, GroupGraph, batch_inputs
-from tensoropt.sharding.same_atoms import atoms_of_loops
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
     """Return notes on what every searched mesh leaves whole, with the sizes that would be divided.
 
-    Groups with a rule, the batch, heads of attention, and products that heads cannot split; one sentence per
-    kind of operator and sizes, the longest loop nests first.
+    Groups with a rule, the batch and heads of attention; one sentence per kind of operator and sizes, the
+    longest loop nests first.
 
     Args:
         but: groups that constraints decide about.
@@ -52,7 +47,6 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
     return (
         *_counts_left_whole(graph, split, min(axes), but),
         *(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered),
-        *_heads_in_pieces(graph),
     )
 
 
@@ -127,58 +121,3 @@ def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str],
         f"kept whole, since no searched mesh divides its sizes: {kind} {names[0]} ({shown}){others}; "
         f"an axis of {axis} divides {better}"
     )
-
-
-def _heads_in_pieces(graph: GroupGraph) -> Iterator[str]:
-    found: dict[tuple[int, ...], list[str]] = {}
-    for op in graph.atoms.graph.operators:
-        cut = _cut_of_heads(graph.atoms, op) if op.target == ATTENTION else None
-        made = _product_behind(graph.atoms, cut.inputs()[0]) if cut is not None else None
-        if cut is not None and made is not None:
-            sizes = _pieces(graph.atoms, cut)
-            if len(set(sizes)) > 1:
-                found.setdefault(sizes, []).append(made.module or made.name)
-    for sizes, names in found.items():
-        others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
-        yield (
-            f"{names[0]}{others} cannot be split by the heads of attention: queries, keys and values are "
-            f"pieces of unequal sizes ({', '.join(map(str, sizes))}) of its output, which equal parts would "
-            "mix; its output is gathered before heads are split, which separate products for them avoid"
-        )
-
-
-def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
-    """Return the operator that stops splitting attention by heads, or None."""
-    space = atoms.spaces[attention.name]
-    heads = [i for i, dim in enumerate(space.dims) if _of_heads(dim)]
-    queries = [place for loop in heads for place in atoms_of_loops(space)[loop][:1]]
-    place = queries[0] if queries else None
-    while place is not None and (maker := atoms.graph.producer.get(place[0])) is not None:
-        places = next(
-            places for places in atoms_of_loops(atoms.spaces[maker.name]).values() if place in places
-        )
-        read = [other for other in places if other[0] in maker.inputs()]
-        if not read:
-            return maker
-        if any(atoms.graph.tensors[name].kind == "parameter" for name, _ in read):
-            return None
-        place = read[0]
-    return None
-
-
-def _product_behind(atoms: AtomGraph, tensor: str) -> Operator | None:
-    while (maker := atoms.graph.producer.get(tensor)) is not None:
-        if not atoms.spaces[maker.name].cheap:
-            return maker if cost_class_of(maker.target) is CostClass.MATRIX else None
-        tensor = maker.inputs()[0]
-    return None
-
-
-def _pieces(atoms: AtomGraph, cut: Operator) -> tuple[int, ...]:
-    tensors, whole = atoms.graph.tensors, cut.inputs()[0]
-    makers = [op for op in atoms.graph.operators if op.inputs()[:1] == (whole,)]
-    shapes = [tensors[name].shape for op in makers for name in op.outputs]
-    before = tensors[whole].shape
-    shapes = [shape for shape in shapes if len(shape) == len(before)]
-    dims = {dim for shape in shapes for dim, size in enumerate(shape) if size != before[dim]}
-    return tuple(shape[dim] for shape in shapes for dim in dims) if len(dims) == 1 else ()

@@ -1,8 +1,8 @@
-"""Plans -> running jobs.
+"""Execution: plans -> running jobs.
 
-In: a plan and a model. Out: the model run by the plan on the ranks of a ``torchrun`` job
-(:func:`parallelize`), and checkpoints that outlive their plan. :mod:`tensoropt.verify` runs plans beside the
-unsplit model.
+In: a plan and a model. Out: the model running by the plan on the ranks of a ``torchrun`` job
+(:func:`parallelize`), and checkpoints that move between plans. :mod:`tensoropt.verify` compares plans with
+the unsplit model.
 """
 
 from __future__ import annotations

@@ -9,6 +9,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Gloo's threads may outlive their process group and abort a rank that has finished ("terminate called
-    # without an active exception", seen in 2 of 6 jobs); everything is written, so leave without destructors.
+    # Gloo's threads may outlive their process group and abort a finished rank ("terminate called without an
+    # active exception", seen in 2 of 6 jobs); everything is written, so exit without destructors.
     os._exit(code)

@@ -1,13 +1,10 @@
-"""Checkpoints that outlive their plan: saved under one, loaded under another.
+"""Checkpoints that move between plans: saved under one, loaded under another.
 
-They are built on ``torch.distributed.checkpoint``: parameters and optimizer state are written under the
-model's own names and shapes, whatever plan lays them out, so the point on the frontier can change in
-mid-training.
+They use ``torch.distributed.checkpoint``: parameters and optimizer state are written under the model's own
+names and shapes, whatever the plan's layout, so the plan can change in the middle of training.
 
-Beside the model's tensors, a checkpoint holds the training state of the script.
-
-It holds the settings of an optimizer's groups, by the names of the parameters in them; a scheduler; the
-number of steps made, on which dropout depends; and whatever the script adds.
+A checkpoint also holds the script's training state: settings of optimizer groups by parameter name, a
+scheduler, the number of steps (which dropout depends on), and the script's extras.
 """
 
 from __future__ import annotations
@@ -25,14 +22,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tensoropt.engine.parallel_model import is_state_of, parallel_of
 from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
-"""The file in a checkpoint's folder that holds them."""
+"""The file with the training state in a checkpoint's folder."""
 _KERNEL_SETTINGS = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
-"""Settings of a group that select its kernels: these stay the script's, which may run elsewhere."""
+"""Group settings that select kernels; these stay the script's, which may run on other devices."""
 
 
 def _saved_settings(
@@ -69,7 +67,7 @@ def _written(value: Any) -> bytes:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Return whether a value can be read back without running anybody's code, which only PyTorch can say."""
+    """Return whether PyTorch can read a value back without running code from the file."""
     try:
         torch.load(io.BytesIO(_written(value)), weights_only=True)
     except Exception:
@@ -121,7 +119,7 @@ def _load_groups(
             if key == "names":
                 continue
             current = group.get(key)
-            # A rate that is a tensor stays the one that compiled steps know, on its device.
+            # A learning rate that is a tensor stays the same object on its device, for compiled steps.
             if isinstance(current, torch.Tensor):
                 current.copy_(torch.as_tensor(value))
             else:
@@ -147,7 +145,7 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
-        ``{"KEY.FIELD": value}``, with DTensors if the parameter is one; the settings of groups are separate.
+        ``{"KEY.FIELD": value}``, with DTensors for parameters that are; group settings are separate.
     """
     parallel = parallel_of(model)
     state = {}
@@ -156,8 +154,8 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
             like = is_state_of(parameter, field, value)
-            # State that is not laid out like its parameter (Adam's step count) is the same on every rank and
-            # saved as it is.
+            # State of another layout than its parameter (Adam's step count) is equal on all ranks and saved
+            # as is.
             state[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
     return state
 
@@ -167,7 +165,7 @@ def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, st
     for key, parameter in parallel.parameter_keys().items():
         if not parallel.in_state(key):
             continue
-        # Keys contain dots, names of fields do not.
+        # Keys contain dots, field names do not.
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}
         for field, value in fields.items():
             like = isinstance(value, torch.Tensor) and tuple(value.shape) == parallel.shapes[key]
@@ -188,35 +186,35 @@ def save_checkpoint(
     complete.
 
     Args:
-        optimizer: the optimizer, whose state and groups' settings (learning rates, weight decay) are saved.
-        scheduler: the scheduler of learning rates; anything with ``state_dict()``.
-        extra: what else the script needs to continue (an epoch, a sampler's position): numbers, texts,
-            tensors, and lists and dicts of them. Rank 0's are written.
+        optimizer: its state and its groups' settings (learning rates, weight decay) are saved.
+        scheduler: a learning-rate scheduler; anything with ``state_dict()``.
+        extra: further state for resuming (an epoch, a sampler's position): numbers, texts, tensors, and lists
+            and dicts of them. Rank 0's is written.
 
     Raises:
-        PlanError: the folder cannot be written, or ``extra`` holds something else.
+        PlanError: the folder cannot be written, or ``extra`` holds other types.
     """
     target = Path(path)
-    # Before anything is written, what cannot be saved is refused on all ranks.
+    # All ranks refuse what cannot be saved, before anything is written.
     settings = _saved_settings(model, optimizer, scheduler, extra)
-    # Next to the target, so that the rename at the end stays within one file system.
+    # Next to the target, so that the final rename stays within one file system.
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot write the checkpoint {target}", "; an older one is kept"):
         if _first():
-            # Remains of a save that died: its files would be mixed with those of this one.
+            # Remains of an interrupted save would mix with this one's files.
             shutil.rmtree(partial, ignore_errors=True)
         _wait()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being used without a process group, which is meant
+            warnings.simplefilter("ignore")  # about the missing process group, which is intended
             dcp.save(  # type: ignore[attr-defined]
                 state, checkpoint_id=partial, no_dist=not dist.is_initialized()
             )
         if _first():
             (partial / _SETTINGS).write_bytes(settings)
-            # At any moment one whole checkpoint has a name that load_checkpoint looks for.
+            # At any moment a complete checkpoint has a name that load_checkpoint looks for.
             old = _older(target)
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
@@ -228,11 +226,11 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def _refused(what: str, more: str = "") -> Iterator[None]:
-    """Say in a sentence why a folder cannot be written or read."""
+    """Raise :class:`PlanError` with the reason if a folder cannot be written or read in the block."""
     try:
         yield
-    # PyTorch's is no Exception, and has the failure of each rank.
-    except (OSError, dcp.CheckpointException) as error:
+    # PyTorch's error is not an Exception, and holds each rank's failure.
+    except (OSError, CheckpointException) as error:
         failures = getattr(error, "failures", {0: (error,)})
         reason = next(iter(failures.values()))[0]
         words = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
@@ -248,25 +246,25 @@ def load_checkpoint(
     """Load a checkpoint saved under any plan of the same model; every rank must call it.
 
     Args:
-        optimizer: receives its state, and the settings of its groups, which must hold the same parameters.
-        scheduler: the scheduler of its learning rates; anything with ``load_state_dict()``.
+        optimizer: receives its state and group settings; the groups must hold the same parameters.
+        scheduler: the learning-rate scheduler; anything with ``load_state_dict()``.
 
     Returns:
         The saved ``extra``.
 
     Raises:
-        PlanError: there is no checkpoint, or it was saved from an optimizer with other groups or without a
+        PlanError: there is no checkpoint, or it was saved from an optimizer with other groups, or without a
             scheduler.
     """
     source = Path(path)
     if not source.exists() and _older(source).exists():
-        source = _older(source)  # a save died between taking the old one away and putting the new one there
-    # `torch.distributed.checkpoint` writes it last: a folder without it is none, or not whole.
+        source = _older(source)  # a save was interrupted between its two renames
+    # `torch.distributed.checkpoint` writes this file last: without it a checkpoint is incomplete.
     if not (source / ".metadata").exists():
         raise PlanError(f"there is no checkpoint at {path}; give the folder that save_checkpoint wrote")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
-        # `dcp.load` fills tensors that are there, in place: a fresh optimizer has none yet.
+        # `dcp.load` fills existing tensors in place, and a fresh optimizer has none yet.
         _make_state(model, optimizer)
         state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot read the checkpoint {source}"), warnings.catch_warnings():
@@ -281,19 +279,19 @@ def load_checkpoint(
 
 
 def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Let a fresh optimizer make its state, by a step that changes nothing."""
+    """Create a fresh optimizer's state, by a step that changes no values."""
     if optimizer.state:
         return
     settings = [(group, group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in parameters]
     with torch.no_grad():
-        # A rate of zero is not trusted to change nothing: the values are put back after the step.
+        # A rate of zero might still change values, so they are restored after the step.
         values = [p.detach().clone() for p in parameters]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         for group, _, decay in settings:
-            # A rate that is a tensor stays one, on its device: some optimizers take no number in its place.
+            # A rate that is a tensor stays one: some optimizers need it.
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
             if decay is not None:
                 group["weight_decay"] = 0.0

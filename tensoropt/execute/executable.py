@@ -1,6 +1,6 @@
-"""The kinds of strategies and the engines that run them. This is the only place that distinguishes them.
+"""The kinds of strategies and their engines; only this module distinguishes them.
 
-Plans, in any form in which people pass them, are resolved to what running them requires.
+Plans in any form are resolved to a :class:`ResolvedPlan`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
-ONE_TYPE = "the ranks of a job are on devices of one type; explore without the CPU ranks"
-"""Why a plan for GPUs with CPU ranks beside them does not run on these, with a remedy."""
+ONE_TYPE = "all ranks of a job must be on one type of device; explore without the CPU ranks"
+"""The reason and remedy for a plan that mixes GPUs and CPU ranks."""
 
 
 class _Kind(NamedTuple):
-    """A kind of plans, the class of their strategies, what reads one from a plan, and the module and name of
-    the engine that runs it."""
+    """A kind of plan: its strategy class, its reader from a plan, and its engine's module and name."""
 
     plans: PlanKind
     strategy: type[ParallelStrategy]
@@ -71,13 +70,12 @@ def engine_of(
     """Return the engine that runs a strategy on this rank.
 
     Args:
-        values: the model's parameters and buffers by graph name, whole, on any device.
+        values: whole parameters and buffers by graph name, on any device.
         seed: the seed of dropout.
-        device: the device that this rank computes on; by default that of the values.
+        device: this rank's compute device; by default that of the values.
     """
     module, name = _OF_STRATEGIES[strategy.kind].engine
-    # Imported where it is used: torch.distributed.pipelining is a third of all imports of a rank without a
-    # pipeline.
+    # Imported on use: torch.distributed.pipelining is a third of all imports of a rank without a pipeline.
     engine: Engine = getattr(importlib.import_module(module), name)(
         strategy, values, seed=seed, device=device
     )
@@ -85,22 +83,22 @@ def engine_of(
 
 
 def strategy_class(data: Mapping[str, Any]) -> type[ParallelStrategy]:
-    """Return the class of a strategy in plain data (:meth:`ParallelStrategy.to_data`), which says how
-    many ranks there are, and which of them run one program."""
+    """Return the class of a strategy in plain data (:meth:`ParallelStrategy.to_data`), which knows the number
+    of ranks and which of them run one program."""
     return _OF_STRATEGIES[data.get("kind", Strategy.kind)].strategy
 
 
 def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelStrategy:
-    """Return the strategy of any kind that :meth:`ParallelStrategy.to_data` wrote; its inverse.
+    """Return the strategy, of any kind, that :meth:`ParallelStrategy.to_data` wrote.
 
     Raises:
-        PlanError: the data are for another model.
+        PlanError: the data belong to another model.
     """
     return strategy_class(data).from_data(data, graph)
 
 
 def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
-    """Return the strategy of a plan, for the grouped graph of its model.
+    """Return a plan's strategy for its model's grouped graph.
 
     Raises:
         PlanError: the plan is for another model.
@@ -110,12 +108,12 @@ def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model ready to be run: nothing is on a rank's device yet.
+    """A captured model with a strategy, before anything is on a rank's device.
 
     Attributes:
-        captured: the model.
+        captured: the captured model.
         strategy: the plan's strategy, for the model's graph.
-        values: the values of its parameters and buffers by graph name, read when they are needed.
+        values: parameters and buffers by graph name, read on demand.
     """
 
     captured: Capture
@@ -125,16 +123,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """The requirements for running a plan, in whatever form the plan was passed.
+    """The requirements for running a plan.
 
     Attributes:
-        devices: the number of devices that it takes.
-        mode: the mode that the model has to be captured for.
-        compute_dtype: the precision that it has to be captured in.
+        devices: the number of devices.
+        mode: the mode to capture the model in.
+        compute_dtype: the precision to capture it in.
         bind: returns the strategy for a grouped graph; raises :class:`PlanError` if the plan is for another
             model.
-        plan: the plan that all this comes from; None for a bare strategy, which says neither how the model is
-            called nor what devices it is for.
+        plan: the plan; None for a bare strategy, which has no example call and no cluster.
     """
 
     devices: int
@@ -145,22 +142,22 @@ class ResolvedPlan:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The cluster that the plan was made for; None if it does not say."""
+        """The plan's cluster; None if unknown."""
         return None if self.plan is None else made_for(self.plan.cluster)
 
     def example_call(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return (args, kwargs) of a call of the model at the global batch size.
+        """Return an example call (args, kwargs) at the global batch size.
 
         Raises:
-            PlanError: the plan does not say.
+            PlanError: the plan has none.
         """
         if self.plan is None:
-            raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
-        # Try the recorded call first: building the model once more only for its inputs takes time and memory.
+            raise PlanError("a strategy has no example call of the model; pass args=... and kwargs=...")
+        # Try the recorded call first: building the model only for its inputs takes time and memory.
         if self.plan.model.call is not None:
             return example_call(self.plan.model.call)
         if not self.plan.model_source:
-            raise PlanError("the plan does not say how the model is called; pass args=... and kwargs=...")
+            raise PlanError("the plan has no example call of the model; pass args=... and kwargs=...")
         built = load_model(self.plan.model_source, seed=self.plan.seed, batch=self.plan.model.batch)
         return built.args, built.kwargs
 
@@ -174,17 +171,17 @@ class ResolvedPlan:
         """Capture the model of ``weights`` for the plan.
 
         Args:
-            weights: the source of values for the model's buffers, which the capture folds into constants.
+            weights: the source of the model's buffers, which the capture folds into constants.
             args, kwargs: an example call at the global batch size.
-            loss: maps the model's output to the loss, if the model does not return it.
+            loss: maps the model's output to the loss, unless the model returns it.
 
         Raises:
-            PlanError: the plan is for another model, or something of the model has no value.
+            PlanError: the plan is for another model, or a tensor of the model has no value.
             CaptureError: the model cannot be captured.
         """
         weights.fill_buffers()
-        # Captured anew: plans have names only, and a model that is another one is refused at the first name
-        # that does not fit.
+        # Captured again: plans contain only names, and another model is refused at the first name that
+        # differs.
         recapture = functools.partial(
             capture, weights.model, args, kwargs, loss=loss, mode=self.mode, dtype=self.compute_dtype
         )
@@ -192,8 +189,7 @@ class ResolvedPlan:
         try:
             strategy = self.bind(group_operators(refine_graph(captured.graph)))
         except PlanError:
-            # A plan made on the meta device does not know masks that the model stores, and takes them as they
-            # are.
+            # A plan made on the meta device does not know the model's stored masks, and accepts them.
             unread = recapture(read_stored=False)
             if unread.graph.operators == captured.graph.operators:
                 raise
@@ -201,10 +197,10 @@ class ResolvedPlan:
         return Prepared(captured, strategy, GraphValues(captured, weights))
 
     def warn_of_other_devices(self, device: torch.device) -> None:
-        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or the other way round.
+        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or vice versa.
 
         Raises:
-            PlanError: the plan was made for CPU ranks beside GPUs, and ``device`` is a GPU.
+            PlanError: the plan mixes GPUs and CPU ranks, and ``device`` is a GPU.
         """
         cluster = self.cluster
         if cluster is not None and len(cluster.device_types) > 1 and device.type == "cuda":
@@ -214,7 +210,7 @@ class ResolvedPlan:
             )
         if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
             return
-        # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.
+        # Plans are resolved before joining the job, when only torchrun's variable is set.
         rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
             planned_type = "cuda" if device.type == "cpu" else "cpu"
@@ -227,23 +223,23 @@ class ResolvedPlan:
 
 
 def resolve_plan(plan: str | os.PathLike[str] | Plan | ParallelStrategy) -> ResolvedPlan:
-    """Return the requirements for running ``plan``.
+    """Return the requirements for running a plan.
 
     Args:
         plan: a plan, its file, or a strategy of any kind.
 
     Raises:
-        PlanError: the file is not a plan's.
+        PlanError: the file is not a plan.
     """
     if isinstance(plan, (str, os.PathLike)):
         plan = load_plan(plan)
     if not isinstance(plan, Plan) and not hasattr(plan, "to_data"):
-        raise PlanError(f"plan is a plan, its file or a strategy, not a {type(plan).__name__}")
+        raise PlanError(f"plan must be a plan, its file or a strategy, not a {type(plan).__name__}")
     if isinstance(plan, Plan):
         bind = functools.partial(strategy_of_plan, plan)
         return ResolvedPlan(plan.devices, plan.model.mode, plan.compute_dtype, bind, plan)
     source = plan.graph.atoms.graph
     mode: Mode = "train" if source.training else "inference"
-    # By names, as for a plan: the strategy belongs to another capture of the model than the script's.
+    # By names, as for a plan: the strategy belongs to another capture of the model.
     bind = functools.partial(strategy_from_data, plan.to_data())
     return ResolvedPlan(plan.devices, mode, source.compute_dtype, bind)

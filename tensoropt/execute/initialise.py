@@ -1,8 +1,8 @@
-"""Draw initial weights with a function, one layer at a time.
+"""Drawing initial weights by a function, one layer at a time.
 
-``init_weights(module)`` is called for each module, as ``model.apply(init_weights)`` calls it, and with the
-same random numbers; but only what a call touches is in memory, and all else is on the meta device. Calls on
-the meta device beforehand, which cost nothing, find out what each call touches.
+``init_weights(module)`` is called for each module as by ``model.apply(init_weights)``, with the same random
+numbers, but only the tensors that a call touches are in memory; all others are on the meta device. Trial
+calls on the meta device find out beforehand which tensors each call touches.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _OVERWRITES = frozenset(
         torch.ops.aten.copy_.default,
     }
 )
-"""Operators that overwrite everything that a tensor held."""
+"""Operators that overwrite a whole tensor."""
 
 
 @dataclass(eq=False)
 class _Cell:
-    """A tensor of the model, under all its names.
+    """A tensor of the model with all its names.
 
     Attributes:
         own: the model's own tensor.
-        names: its names as in the state dict, the main one first.
-        slots: the places (dict of a module, key) where it is registered.
-        visits: the numbers of the calls that touch it, in order.
-        rewritten: those of these calls that begin by overwriting all of it.
+        names: its state-dict names, the main one first.
+        slots: where it is registered: (a module's dict, key).
+        visits: the ascending numbers of the calls that touch it.
+        rewritten: the calls that first overwrite it entirely.
     """
 
     own: torch.Tensor
@@ -53,8 +53,8 @@ class _Cell:
     rewritten: set[int] = field(default_factory=set)
 
     def make(self, device: str) -> torch.Tensor:
-        """Return a tensor like it: with its value if it has one and the device can hold it, otherwise
-        without."""
+        """Return a tensor of the same shape and dtype, with its value if it has one and the device can hold
+        it."""
         own = self.own.detach()
         if device == "meta" or own.is_meta:
             value = torch.empty_like(own, device=device)
@@ -63,16 +63,16 @@ class _Cell:
         return nn.Parameter(value, self.own.requires_grad) if isinstance(self.own, nn.Parameter) else value
 
     def kept_after(self, visit: int, made: Collection[int]) -> bool:
-        """Return whether a later call, among those that are made, reads what this one leaves."""
+        """Return whether a later call among ``made`` reads the value after this call."""
         later = next((v for v in self.visits if v > visit and v in made), None)
         return later is not None and later not in self.rewritten
 
 
 class _Watch(TorchDispatchMode):
-    """Records which of some tensors operators touch, and which they overwrite before anything else.
+    """Records which tensors operators touch, and which they first overwrite.
 
     Attributes:
-        touched: for each touched cell, whether the first operator overwrote all of it.
+        touched: for each touched cell, whether the first operator overwrote it entirely.
         draws: whether any operator drew random numbers.
     """
 
@@ -95,7 +95,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def _on_meta() -> Iterator[None]:
-    """Let tensors that a function creates be on the meta device, and ``trunc_normal_`` write to those there:
+    """Create a function's new tensors on the meta device, and let ``trunc_normal_`` write to meta tensors:
     PyTorch's returns at once, as if it touched nothing."""
     own = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor.normal_()  # type: ignore[assignment]
@@ -111,18 +111,18 @@ def _key(value: torch.Tensor) -> int:
 
 
 class Initialisation:
-    """The values that ``init_weights`` gives a model, without the model ever being whole in memory.
+    """The values that ``init_weights`` gives a model, without holding the whole model in memory.
 
     Attributes:
-        drawing: the numbers of the calls that draw random numbers.
+        drawing: numbers of the calls that draw random numbers.
 
     Args:
-        model: the model, on any device; it is left as it is. If it has values, the function finds them there.
+        model: the model, on any device, left unchanged; the function sees its values if it has any.
         init_weights: called with each module, under ``torch.no_grad()``.
         seed: the seed of PyTorch's generator at the first call.
 
     Raises:
-        PlanError: the function fails on the meta device, where tensors have no values to read.
+        PlanError: the function fails on the meta device, where tensors have no values.
     """
 
     def __init__(self, model: nn.Module, init_weights: InitWeights, seed: int):
@@ -137,21 +137,21 @@ class Initialisation:
         self._look()
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a tensor gets a value, or a change, from the function."""
+        """Return whether the function sets or changes a tensor."""
         return name in self._by_name and bool(self._by_name[name].visits)
 
     def order(self, names: Collection[str]) -> list[str]:
         """Return ``names`` in the order in which :meth:`stream` yields them."""
         name_of = {self._by_name[name]: name for name in names}
-        # `cells` has one order, and sorting keeps it among those that one call finishes.
+        # `cells` are in order, and sorting is stable for those that one call finishes.
         cells = [cell for cell in self.cells if cell in name_of]
         return [name_of[cell] for cell in sorted(cells, key=lambda cell: cell.visits[-1])]
 
     def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, value) of tensors on the CPU, each as soon as no further call changes it.
 
-        Every run yields the same values. Calls that touch none of ``names`` are left out, unless they draw
-        numbers before a call that draws some of them: random numbers follow one another.
+        Every run yields the same values. Calls that touch none of ``names`` are skipped, unless they draw
+        random numbers before a call that is needed.
         """
         name_of = {self._by_name[name]: name for name in names}
         needed = {visit for cell in name_of for visit in cell.visits}
@@ -176,7 +176,7 @@ class Initialisation:
                 if cell.kept_after(visit, touched):
                     continue
                 if cell in name_of and visit == cell.visits[-1]:
-                    # In one expression: a local name would keep the value alive while the next one is made.
+                    # In one expression: a local name would keep the value alive during the next call.
                     yield name_of[cell], alive.pop(cell).detach()
                 else:
                     del alive[cell]
@@ -192,10 +192,11 @@ class Initialisation:
                     cell.rewritten.add(visit)
 
     def _call(self, visit: int, alive: dict[_Cell, torch.Tensor]) -> tuple[dict[_Cell, bool], bool]:
-        """Call the function for one module, with ``alive`` in memory and all else on the meta device.
+        """Call the function for one module, with ``alive`` in memory and all other tensors on the meta
+        device.
 
-        Updates ``alive`` if the function puts other tensors into the module. Returns the cells that it
-        touched, and whether it drew random numbers.
+        Updates ``alive`` if the function replaces tensors. Returns the cells that it touched, and whether it
+        drew random numbers.
         """
         module = self.modules[visit]
         with self._standing(alive) as standing, torch.no_grad():
@@ -204,7 +205,7 @@ class Initialisation:
                 with watch, nullcontext() if alive else _on_meta():
                     self.init_weights(module)
             except Exception as error:
-                where = "" if alive else " on the meta device, where it may not look at values"
+                where = "" if alive else " on the meta device, where it may not read values"
                 raise PlanError(
                     f"init_weights failed for {self.names[module]} ({type(module).__name__}){where}: "
                     f"{type(error).__name__}: {error}"
@@ -215,8 +216,7 @@ class Initialisation:
                 replacement = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
                 if replacement is value and _key(replacement) in watch.cells:
                     continue
-                # `module.weight = …` or `module.weight.data = …`: nothing is left of the one that stood
-                # there.
+                # `module.weight = …` or `module.weight.data = …` leaves nothing of the earlier tensor.
                 touched[cell] = True
                 if replacement is None or tuple(replacement.shape) != tuple(cell.own.shape):
                     shape = None if replacement is None else tuple(replacement.shape)
@@ -228,18 +228,18 @@ class Initialisation:
                     alive[cell] = replacement
                 else:
                     self._shadows[cell] = cell.make("meta")
-            # This was not seen on the meta device: what was written there is lost.
+            # The call on the meta device did not show this: the value written is lost.
             unseen = [cell.names[0] for cell in touched if alive and cell not in alive]
             if unseen:
                 raise PlanError(
-                    f"init_weights touched {unseen[0]} when called for {self.names[module]}, which it did "
-                    "not before; it has to do the same in every call"
+                    f"init_weights touched {unseen[0]} when called for {self.names[module]}, but not in "
+                    "its trial call on the meta device; it must do the same in every call"
                 )
         return touched, watch.draws
 
     @contextmanager
     def _standing(self, alive: dict[_Cell, torch.Tensor]) -> Iterator[dict[_Cell, torch.Tensor]]:
-        """Put ``alive`` into the model, and meta tensors in all other places, temporarily."""
+        """Put ``alive`` into the model temporarily, and meta tensors elsewhere."""
         standing = {cell: alive.get(cell, shadow) for cell, shadow in self._shadows.items()}
         before = [(holder, key, holder[key]) for cell in self.cells for holder, key in cell.slots]
         try:

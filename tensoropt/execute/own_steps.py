@@ -1,8 +1,8 @@
-"""The steps of a user's own training, timed for ``tensoropt tune``: ``parallelize(model, plan, tune=True)``.
+"""Timing steps of a user's own script for ``tensoropt tune``: ``parallelize(model, plan, tune=True)``.
 
-After some steps that warm up, the seconds from one call of the model to the next are taken, with all that the
-script does in between (its data, its optimizer, what it prints), then on CPU ranks the seconds of every
-operator in a few more steps. Rank 0 writes what all ranks found beside the plan, and the training goes on.
+After warm-up steps it takes the seconds from one call of the model to the next, including the script's data
+and optimizer, then on CPU ranks every operator's seconds in a few more steps. Rank 0 writes all ranks'
+findings beside the plan, and training goes on.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tensoropt.errors import PlanError
 from tensoropt.files import write_text
 
 WARM_UP, STEPS, STAMPED = 3, 10, 3
-"""Calls that are not timed, intervals that are, and calls whose operators are stamped after them: a job of
-twenty steps is enough; assumptions."""
+"""Warm-up calls, timed intervals, and calls whose operators are timed: twenty steps are enough
+(assumptions)."""
 _SCHEMA = "tensoropt.steps/1"
 
 
 def steps_file(plan: str | os.PathLike[str]) -> Path:
-    """Return the file in which a job that runs a plan's file says what its steps took."""
+    """Return the file for the step times of a job, given its plan's file."""
     return Path(plan).with_suffix(".steps.json")
 
 
 class OwnSteps:
-    """Times the training steps of an engine that a script runs.
+    """Times the training steps that a script runs by an engine.
 
     Args:
-        plan: the plan's file, beside which the findings are written.
+        plan: the plan's file; the findings are written beside it.
     """
 
     def __init__(self, engine: Engine, plan: str | os.PathLike[str]):
@@ -87,11 +87,10 @@ class OwnSteps:
 
 
 def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return what each rank of a job found of a plan's steps, as
-    :func:`tensoropt.tuning.steps.run_steps` would.
+    """Return each rank's measurements of a plan's steps, as :func:`tensoropt.tuning.steps.run_steps` would.
 
     Raises:
-        PlanError: the job wrote nothing, or it is damaged.
+        PlanError: the job wrote no file, or a damaged one.
     """
     file = steps_file(plan)
     try:
@@ -108,8 +107,8 @@ def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
         ]
     except FileNotFoundError:
         raise PlanError(
-            f"the job wrote no {file}: call parallelize(model, plan, tune=True) with the plan's file that it "
-            f"is given, and let it run at least {WARM_UP + STEPS + STAMPED + 2} steps"
+            f"the job wrote no {file}: call parallelize(model, plan, tune=True) with the plan file that it "
+            f"receives, and let it run at least {WARM_UP + STEPS + STAMPED + 2} steps"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{file} is damaged ({type(error).__name__}: {error}); run the job again") from error

@@ -1,12 +1,11 @@
-"""``parallelize``: runs a user's own model by a plan, inside the user's own training script.
+"""``parallelize``: run a user's own model by a plan, inside the user's own training script.
 
-The model stays the object it was. Its parameters become DTensors over the engine's shards, and its forward
-becomes the engine's; optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see ordinary
-(distributed) parameters.
+The model stays the same object. Its parameters become DTensors over the engine's shards, and its forward
+becomes the engine's, so optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see
+ordinary (distributed) parameters.
 
-The ranks of a job start with the same weights, the same model and the same plan.
-
-A rank also needs its device and the job's process group.
+All ranks start with the same weights, model and plan. A rank's device and the job's process group are set up
+here, too.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ def _with_common_weights(
     *,
     sync: bool,
 ) -> Prepared:
-    """Return the model of this rank, with the weights that every rank has; all ranks of a job must call it.
+    """Return this rank's model with weights common to all ranks; every rank must call it.
 
-    Weights from files or from a function are the same on every rank, and are not read for this.
+    Weights from files or a function are equal on all ranks anyway, and are not compared.
 
     Args:
-        prepare: captures the model anew.
-        sync: whether to give all ranks rank 0's weights if they differ."""
+        prepare: captures the model again.
+        sync: whether to send rank 0's weights to ranks that differ."""
     own = weights.own()
     plan = json.dumps(prepared.strategy.to_data(), sort_keys=True, default=str)
     _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
@@ -70,7 +69,7 @@ def _with_common_weights(
         )
     if differing is not None:
         _send(own, device)
-        # Buffers are folded into constants of the graph: with rank 0's buffers these change.
+        # Buffers become constants of the graph, which change with rank 0's buffers.
         prepared = prepare()
     constants = prepared.captured.graph.constants
     differing = first_differing(_hashes(constants.items()), device)
@@ -84,7 +83,7 @@ def _with_common_weights(
 
 
 def _report_refusal(model: nn.Module, device: torch.device) -> None:
-    """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
+    """Tell the other ranks that this one refuses its model, plan or weights, since they would wait for it in
     :func:`_with_common_weights`. The caller raises this rank's error."""
     _compare_facts([_tensors_of(model)], device)
 
@@ -95,16 +94,16 @@ def _tensors_of(model: nn.Module) -> str:
 
 
 def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
-    """Refuse ranks that do not even have the same tensors to compare.
+    """Refuse ranks whose tensors cannot even be compared.
 
     Args:
-        texts: the texts for :data:`_FACTS`; only the model's on a rank that refuses it.
+        texts: the texts of :data:`_FACTS`; only the model's if this rank refuses it.
     """
     hashes = [text_hash(text) for text in texts] + [0] * (len(_FACTS) - len(texts))
     refuses = len(texts) < len(_FACTS)
     rows = gathered(torch.tensor([refuses, *hashes], dtype=torch.int64, device=device)).tolist()
     refused = [rank for rank, row in enumerate(rows) if row[0]]
-    # A rank that refuses has nothing else to compare.
+    # A rank that refuses has no further facts.
     for column, fact in enumerate(_FACTS[:1] if refused else _FACTS, start=1):
         for rank, row in enumerate(rows):
             if row[column] != rows[0][column]:
@@ -113,7 +112,7 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
                     "parallelize with the same arguments"
                 )
     if refused and not refuses:
-        raise PlanError(f"rank {refused[0]} refused its model, plan or weights, and says why itself")
+        raise PlanError(f"rank {refused[0]} refused its model, plan or weights; see its own error")
 
 
 def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -122,10 +121,9 @@ def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 @torch.no_grad()
 def _send(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Write rank 0's values into those of all ranks; no more than one additional value is on the device at a
-    time."""
+    """Copy rank 0's values to all ranks, with at most one additional tensor on the device."""
     for value in own.values():
-        # Collectives take contiguous tensors on the job's device.
+        # Collectives need contiguous tensors on the job's device.
         sent = value.detach().to(device).contiguous()
         dist.broadcast(sent, 0)
         if sent.data_ptr() != value.data_ptr():
@@ -138,8 +136,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 def rank_device(device: str | torch.device) -> torch.device:
     """Return ``device`` as this rank's: ``cuda`` without a number is the GPU of torchrun's ``LOCAL_RANK``.
 
-    A GPU becomes the current one of the process, so that code that asks for "the GPU" (NCCL, the script) gets
-    it.
+    A GPU becomes the process's current one, for code that uses the default GPU (NCCL, the script).
 
     Raises:
         PlanError: the device is neither a CPU nor a GPU of this machine.
@@ -178,20 +175,20 @@ def start_group(device: torch.device, timeout_s: float | None = None) -> None:
 
     Args:
         device: this rank's device.
-        timeout_s: how long a collective waits for another rank; PyTorch's default unless given.
+        timeout_s: maximum wait of a collective; by default PyTorch's.
 
     Raises:
-        PlanError: GPUs cannot communicate with this build of PyTorch.
+        PlanError: this PyTorch is built without NCCL.
     """
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if device.type == "cuda":
         if not dist.is_nccl_available():
             raise PlanError(
-                f"GPUs talk through NCCL, which PyTorch {torch.__version__} is built without; install a "
+                f"GPUs communicate by NCCL, but PyTorch {torch.__version__} was built without it; install a "
                 "build that has it"
             )
-        # With `device_id` the communicator is made at once, on this GPU: without, NCCL guesses one from the
-        # rank, and a wrong guess hangs.
+        # `device_id` creates the communicator at once, on this GPU: NCCL would guess it from the rank, and a
+        # wrong guess hangs.
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=timeout)
@@ -221,66 +218,58 @@ def parallelize(
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
     Every rank must call it with the same weights, and later pass the same global batch, or its share of it;
-    each computes its part. In training the model returns what it returned before, with only the loss in it.
+    each computes its part. In training the model returns its output with only the loss filled in.
     ``model.eval()`` computes without dropout and with running statistics.
 
-    The model is captured on the CPU or on the meta device, and only a rank's shards of the weights are ever
-    put on the rank's device. Weights from a checkpoint or a function are read one layer at a time: if the
-    model was built on the meta device, a rank starts with the memory of its shards and one layer.
+    The model is captured on the CPU or the meta device, and only a rank's shards of the weights are put on
+    its device. Weights from a checkpoint or a function are read one layer at a time: for a model on the meta
+    device, a rank needs memory for its shards and one layer.
 
     Args:
-        model: the model, on the CPU, on the meta device or on a GPU, with the weights to start from unless
-            ``checkpoint`` or ``init_weights`` give them: the same on every rank (see ``sync_weights``).
-        plan: a plan, its file, or a strategy. A placed plan is run by one process per device or, without a
-            job, by this process alone on as many GPUs (or on the CPU).
-        device: the device of this rank: ``cpu``, ``cuda`` for the GPU of torchrun's ``LOCAL_RANK``, or a
-            certain GPU. By default the model's device; for a model on the meta device, the kind that the plan
-            is for.
-        checkpoint: where to read weights from: a folder of ``torch.distributed.checkpoint`` (as
+        model: the model, on any device. Its weights are the initial ones unless ``checkpoint`` or
+            ``init_weights`` give them, and must be equal on all ranks (see ``sync_weights``).
+        plan: a plan, its file, or a strategy. A placed plan runs with one process per device or, without a
+            job, in this process alone on as many GPUs (or on the CPU).
+        device: this rank's device: ``cpu``, ``cuda`` for the GPU of torchrun's ``LOCAL_RANK``, or a specific
+            GPU. By default the model's device; for a model on the meta device, the plan's type of device.
+        checkpoint: the source of weights: a folder of ``torch.distributed.checkpoint`` (as
             :func:`~tensoropt.execute.checkpoint.save_checkpoint` writes it), a safetensors file, or a folder
-            of those. It must have everything that a state dict of the model has, except what
-            ``init_weights`` gives.
-        init_weights: draws the weights (those that the checkpoint lacks, if there is one): a function that
-            sets the parameters and buffers of the module it is given. It is called for each module on the
-            CPU, as ``model.apply(init_weights)`` calls it after ``torch.manual_seed(seed)`` and with the
-            same result, but never finds more than it touches in memory. It is called on the meta device
-            once before, so it may not look at values.
-        args, kwargs: an example call at the global batch size; by default zeros of the shapes the plan was
-            made for.
+            of those. It must have every entry of the model's state dict that ``init_weights`` does not set.
+        init_weights: a function that sets the parameters and buffers of the module it is given, here those
+            that a checkpoint lacks. It is called for each module on the CPU, with the result of
+            ``model.apply(init_weights)`` after ``torch.manual_seed(seed)``, but only the tensors that a call
+            touches are in memory. It is called on the meta device once before, so it may not read values.
+        args, kwargs: an example call at the global batch size; by default zeros of the plan's shapes.
         loss: maps the model's output to the loss, if the model does not return it; the model then returns the
             loss.
         seed: the seed of dropout, and of ``init_weights``.
-        as_measured: in a torchrun job on CPUs, run this process as CPU ranks are measured, so that a step
-            takes the time that the plan predicts: PyTorch with one thread, the batch scheduling class, and a
-            core of its own if there are enough, which workers of a data loader share. False leaves all that
-            to the script.
-        sync_weights: send rank 0's weights and buffers to the other ranks, one at a time. Without it, ranks
-            whose weights differ are refused: these were drawn with other seeds, or none.
-        compare_ranks: compare hashes between the ranks: of the weights now, and of a call's inputs in the
-            first calls and in one of a thousand. False for ranks that compute their inputs themselves and
-            round differently.
-        batch: ``global`` if every rank passes the same global batch; ``share`` if it passes the rows that its
-            place in the plan asks for: the share ``model.data_rank`` of ``model.data_world``, as
-            :func:`tensoropt.sampler` gives them. Inputs without a batch dim are the same on all ranks. Under
-            pipelines and placed plans there is one share, the global batch.
-        outputs: what the model returns in evaluation (``model.eval()``, without gradients): ``all``, as it
-            did before, for the rows that the rank passes; or its ``loss`` alone, so that no logits are made
-            or sent.
-        tune: time some of the script's training steps, for ``tensoropt tune DIR --job``, which runs the
-            script with one plan after another (:mod:`tensoropt.execute.own_steps`).
+        as_measured: run CPU ranks of a torchrun job as they were measured, so that a step takes the predicted
+            time: PyTorch with one thread, the batch scheduling class, and if possible a core per rank, shared
+            with its data-loader workers. False leaves this to the script.
+        sync_weights: send rank 0's weights and buffers to the other ranks, one at a time. Otherwise ranks
+            with different weights (drawn with other seeds or none) are refused.
+        compare_ranks: compare hashes between ranks: of weights now, of inputs in the first calls and in one
+            of a thousand. Use False if ranks compute their inputs themselves and round differently.
+        batch: ``global`` if every rank passes the same global batch; ``share`` if it passes only its rows:
+            share ``model.data_rank`` of ``model.data_world``, as :func:`tensoropt.sampler` gives them. Inputs
+            without a batch dim are equal on all ranks. Pipelines and placed plans have one share, the global
+            batch.
+        outputs: the model's output in evaluation (``model.eval()``, without gradients): ``all``, for the
+            rank's rows; or only the ``loss``, without computing or sending logits.
+        tune: time some training steps, for ``tensoropt tune DIR --job``, which runs the script by several
+            plans (:mod:`tensoropt.execute.own_steps`).
 
     Returns:
-        ``model``. Its parameters are new; optimizers that were made before continue with them, in their
+        ``model``, with new parameters; existing optimizers continue with them, in their groups.
         groups.
 
     Warns:
-        UserWarning: the plan was made for GPUs and the model is on the CPU, or the other way round; it runs,
-            but the plan's predictions are not for these devices. Only rank 0 of a job says so.
+        UserWarning: the plan was made for GPUs and the model is on the CPU, or vice versa, so the plan's
+            predictions do not apply (on rank 0).
 
     Raises:
-        PlanError: the plan is for another model, or for another number of ranks; this machine lacks the
-            device; something of the model has no value; ranks have different weights or another plan than
-            rank 0.
+        PlanError: the plan is for another model or another number of ranks; this machine lacks the device; a
+            tensor of the model has no value; ranks differ in weights or plan.
         CaptureError: the model cannot be captured.
     """
     if batch not in ("global", "share"):
@@ -288,9 +277,9 @@ def parallelize(
     if outputs not in ("all", "loss"):
         raise PlanError(f"outputs={outputs!r} is unknown; pass outputs='all' or outputs='loss'")
     if tune and not isinstance(plan, str | os.PathLike):
-        raise PlanError("tune=True writes what steps take beside the plan's file; pass its path as plan")
+        raise PlanError("tune=True writes step times beside the plan's file; pass its path as plan")
     if hasattr(model, ATTRIBUTE):
-        raise PlanError("this model is parallelized already; build it anew for another plan")
+        raise PlanError("this model is already parallelized; build a new one for another plan")
     resolved = resolve_plan(plan)
     where = _default_device(model, resolved) if device is None else rank_device(device)
     if args is None and kwargs is None:
@@ -308,17 +297,17 @@ def parallelize(
         raise
     resolved.warn_of_other_devices(where)
     if as_measured and where.type == "cpu":
-        pin_process()  # before gloo starts threads, which take it over
+        pin_process()  # before gloo starts threads, which inherit it
     _join_job(where)
     if prepared.strategy.devices > 1 and dist.is_initialized() and compares:
         prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)
-    # After joining the job, as engines make their process groups when they are built.
+    # After joining the job, as engines create process groups.
     captured = prepared.captured
     engine = engine_of(prepared.strategy, prepared.values, seed=seed, device=where)
     if batch == "share":
         engine.share_batch()
     parallel = ParallelModel(model, captured, engine)
-    # Before the model is watched for changes.
+    # Before changes to the model are watched.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
     parallel.install(compare_ranks=compare_ranks, loss=loss)
     parallel.outputs = outputs
@@ -329,15 +318,14 @@ def parallelize(
 
 
 def _default_device(model: nn.Module, resolved: ResolvedPlan) -> torch.device:
-    """Return a model's default device: the one it is on or, for the meta device, the kind that its plan is
-    for."""
+    """Return a model's default device: its own or, for the meta device, the plan's type of device."""
     model_device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if model_device.type != "meta":
         return model_device
     cluster = resolved.cluster
     if cluster is None:
         raise PlanError(
-            "the model is on the meta device, and the plan does not say what devices it is for; pass "
+            "the model is on the meta device, and the plan names no type of device; pass "
             "device='cuda' or device='cpu'"
         )
     return rank_device(cluster.device_type)
@@ -348,20 +336,20 @@ def _join_job(device: torch.device) -> None:
     if dist.is_initialized() or not {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         return
     start_group(device)
-    # A group that outlives the interpreter aborts the process (`leave_job`). Only a group made at this place:
-    # one of the script's own is the script's to end.
+    # A group that outlives the interpreter aborts the process (`leave_job`). A group that the script made is
+    # the script's to end.
     atexit.register(leave_job)
 
 
 def shutdown() -> None:
     """Wait for the other ranks and leave the job; the last line of a script that parallelizes models.
 
-    A group that :func:`parallelize` made is left at exit anyway; a group that the script made itself is not.
-    Parallelized models cannot be run afterwards.
+    A group made by :func:`parallelize` is left at exit anyway, the script's own is not. Parallelized models
+    cannot run afterwards.
     """
     leave()
     if dist.is_initialized():
-        with contextlib.suppress(Exception):  # a rank that failed is not waited for
+        with contextlib.suppress(Exception):  # does not wait for a rank that failed
             dist.barrier()
     leave_job()
     unpin_process()

@@ -1,5 +1,5 @@
-"""A parallelized model as a plain module again, with whole weights: to generate, to evaluate, to export, to
-save in the form of another library."""
+"""Parallelized models as plain modules with whole weights, to generate, evaluate, export, or save in another
+library's format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tensoropt.errors import PlanError
 
 @contextlib.contextmanager
 def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterator[nn.Module]:
-    """A copy of a parallelized model on every rank: the plain module that it was, with its weights now.
+    """Yield, on every rank, a plain unsplit copy of a parallelized model with its current weights.
 
-    All ranks must enter it together; within, each does what it likes, without the others. The copy takes the
-    memory of the whole model. What is written into it is lost.
+    All ranks must enter it together; inside, each acts on its own. The copy takes the whole model's memory,
+    and changes to it are lost.
 
     Args:
-        device: where the weights go; the device of the rank by default.
+        device: the weights' device; by default the rank's.
 
     Raises:
         PlanError: the model is not parallelized.
@@ -35,17 +35,17 @@ def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     parallel = parallel_of(model)
     parallel.engine.sync_buffers()
     where = parallel.device if device is None else torch.device(device)
-    # A copy: a parameter that no rank splits would be the model's own.
+    # A copy: a parameter that no rank splits would be the model's own tensor.
     values = {key: value.to(where, copy=True) for key, value in _whole_values(parallel)}
     yield plain_copy(parallel, values).to(where)
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings: Any) -> None:
-    """Write a parallelized model of ``transformers`` or ``peft`` as its own ``save_pretrained`` does; every
-    rank must call it, and rank 0 writes. It takes the memory of the whole model on rank 0's host.
+    """Write a parallelized model of ``transformers`` or ``peft`` by its own ``save_pretrained``; every rank
+    must call it, rank 0 writes, and its host holds the whole model.
 
     Args:
-        settings: of the model's ``save_pretrained``.
+        settings: arguments of the model's ``save_pretrained``.
 
     Raises:
         PlanError: the model has no ``save_pretrained``, or is not parallelized.
@@ -70,8 +70,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings
 
 
 def _whole_values(parallel: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (key, whole value) of each trained or frozen parameter that the plan has; all ranks must call
-    it, and go through all of it."""
+    """Yield (key, whole value) of each parameter in the plan; all ranks must iterate to the end together."""
     keys = list(parallel.parameter_keys())
     having = _ranks_having(parallel, keys)
     for key in keys:
@@ -92,7 +91,7 @@ def _whole_values(parallel: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _ranks_having(parallel: ParallelModel, keys: list[str]) -> dict[str, list[int]] | None:
-    """Return the ranks whose state dicts have each parameter; None without a job."""
+    """Return, for each parameter, the ranks whose state dicts have it; None without a job."""
     if parallel.together is None:
         return None
     own = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)

@@ -1,7 +1,7 @@
-"""A sampler that gives each rank the rows of the data that its plan asks for.
+"""A sampler that gives each rank its plan's share of the data.
 
-It is used like ``torch.utils.data.DistributedSampler``, whose arithmetic by rank and world size is wrong
-where ranks share their rows (tensor parallelism), and continues at any step.
+Used like ``torch.utils.data.DistributedSampler``, whose division by rank and world size is wrong where ranks
+share rows (tensor parallelism); it can resume at any step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tensoropt.errors import PlanError
 
 
 def part_of_rank(rows: int, share: BatchShare | None) -> Sequence[int]:
-    """Return this rank's rows of a batch, which follow one another; none if they are too few for all ranks.
+    """Return this rank's rows of a batch, which are consecutive; empty if there are too few for all ranks.
 
     Args:
-        share: the share of the batch that the plan asks this rank for; None for all of it.
+        share: this rank's share of the batch by the plan; None for all of it.
     """
     rank, world = (0, 1) if share is None else (share.index, share.world)
     if rows < world:
@@ -30,27 +30,27 @@ def part_of_rank(rows: int, share: BatchShare | None) -> Sequence[int]:
 
 
 class PlanSampler(Sampler[int]):
-    """The indices of a data set for this rank, one global batch after the other.
+    """Yields this rank's indices of a data set, one global batch after the other.
 
     With ``DataLoader(dataset, sampler.batch_size, sampler=sampler)`` all ranks together read the batches of a
-    single process that shuffles with the same seed. The last batch may have fewer rows, which are spread over
-    the ranks. Without shuffling, a rank's rows of a batch follow one another, so that those of all ranks,
-    joined, are in the data's order.
+    single process that shuffles with the same seed. A smaller last batch is spread over the ranks. Without
+    shuffling, a rank's rows of a batch are consecutive, so that all ranks' rows, joined, are in the data's
+    order.
 
     Args:
         model: the parallelized model.
         dataset: the data, or anything with a length.
-        shuffle: whether to draw a new order in each epoch, from ``seed`` and the epoch's number.
+        shuffle: whether to draw a new order in each epoch, from ``seed`` and the epoch.
         seed: the same on every rank.
-        drop_last: leave out the rows that do not fill a global batch.
-        batch_size: the rows of a global batch; by default those of the plan, and any for evaluation.
+        drop_last: whether to leave out rows that do not fill a global batch.
+        batch_size: rows of a global batch; by default the plan's; free in evaluation.
 
     Attributes:
         global_batch_size: the rows of a global batch.
-        batch_size: the rows that this rank passes in a call.
+        batch_size: rows of this rank per call.
         rank, num_replicas: this rank's share, and the number of shares.
         epoch: see :meth:`set_epoch`.
-        start: the number of global batches to skip; set it to the step at which an epoch was left.
+        start: the number of global batches to skip, to resume within an epoch.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class PlanSampler(Sampler[int]):
         plans = self.global_batch_size == parallel.global_rows
         self._rows = part_of_rank(self.global_batch_size, self.share)
         if self.share is not None and shuffle and plans:
-            self._rows = self.share.rows(parallel.global_rows)  # as the plan's micro-batches have them
+            self._rows = self.share.rows(parallel.global_rows)  # the rows in the plan's micro-batches
         self.batch_size = len(self._rows)
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw another order, from its beginning; every rank calls it with the same number before each
-        epoch. In the epoch that :meth:`load_state_dict` continues, nothing changes."""
+        """Draw a new order and begin at its start; call it on every rank with the same number before each
+        epoch. It changes nothing in the epoch that :meth:`load_state_dict` resumes."""
         if epoch != self.epoch:
             self.epoch, self.start = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: the epoch, and the batches to skip in it."""
+        """Return the position: the epoch, and the batches to skip."""
         return {"epoch": self.epoch, "start": self.start}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a position."""
+        """Resume at a position."""
         self.epoch, self.start = state["epoch"], state["start"]
 
     def _last(self) -> int:
@@ -123,8 +123,8 @@ def sampler(
     """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`.
 
     Raises:
-        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch, or the last
-            one, has fewer rows than there are shares.
+        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
+            rows than there are shares.
     """
     if not parallel_of(model).global_rows:
         raise PlanError(
@@ -136,8 +136,8 @@ def sampler(
     world, rows = order.num_replicas, order.global_batch_size
     if not order.batch_size:
         raise PlanError(
-            f"batches of {rows} rows cannot be divided among the {world} ranks that pass other rows than "
-            f"each other; pass batch_size={world} or more"
+            f"batches of {rows} rows cannot be divided among the {world} data-parallel "
+            f"ranks; pass batch_size={world} or more"
         )
     last = 0 if drop_last else len(dataset) % rows
     if 0 < last < world:

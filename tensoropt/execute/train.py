@@ -1,7 +1,7 @@
-"""Run a plan without a script: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
+"""Running a plan without a script: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
 
-The model comes from the plan's source, and the data is its example batch at every step: this shows that a
-plan runs, how fast, and that the loss falls. To train on real data, use ``parallelize``.
+The model comes from the plan's source, and every step uses its example batch: this shows that the plan runs,
+how fast, and that the loss falls. To train on real data, use ``parallelize``.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tensoropt.ranks.local_hardware import pin, why_no_gpu
 from tensoropt.units import format_bytes
 
 _ALIKE_GRACE_S = 60.0
-"""Seconds that a rank waits if every rank refuses the same thing: rank 0 says it, however late it started."""
+"""Seconds that other ranks wait when all ranks refuse alike, so that rank 0 reports it."""
 _GRACE_S = 2.0
-"""Seconds that a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
+"""Seconds that a rank waits before it repeats another rank's failure; torchrun checks ten times a second."""
 _WARM_UP_STEPS = 1
-"""Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
+"""Steps excluded from the median: they fill caches and allocate the optimizer's state."""
 
 
 class OtherDevicesError(PlanError):
-    """The plan is for devices that this machine lacks; every rank of a host says the same."""
+    """The plan is for devices that this machine lacks; every rank of a host raises it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code. Errors are one sentence on standard error, with code 2.
 
-    Without arguments it takes those of this process, and reserves the standard output for itself.
+    Without arguments it takes the process's own, and reserves the standard output.
     """
     try:
         options = _parser().parse_args(arguments)
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         if options.steps < 1:
-            raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
+            raise PlanError(f"--steps {options.steps} is below 1; use --steps 1 or more")
         plan = load_plan(options.plan)
         _check_trainable(plan)
         with job(plan, device_type(plan, options.cpu), options.timeout) as device:
@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
     except TensorOptError as error:
         if options.debug:
             raise
-        if rank:  # what rank 0 says too is said once: torchrun ends the others
+        if rank:  # only rank 0 reports it: torchrun ends the others
             time.sleep(_ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else _GRACE_S)
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -84,16 +84,16 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         line = _lost_rank(error, rank, options.timeout) or _out_of_memory(error, rank)
         if line is None or options.debug:
             raise
-        # Not after running out of memory: this rank is the one whose message says why.
+        # Not after running out of memory: this rank's message is the one that explains.
         if "memory" not in line:
-            time.sleep(_GRACE_S)  # the rank that was lost reports first, and torchrun ends this one
+            time.sleep(_GRACE_S)  # the lost rank reports first, and torchrun ends this one
         print(f"error: {line}", file=sys.stderr)
         return 1
     return 0
 
 
 def _check_trainable(plan: Plan) -> None:
-    """Raise PlanError for a plan that cannot be trained without a script, however many ranks there are."""
+    """Raise :class:`PlanError` if a plan cannot be trained without a script."""
     if plan.model.mode != "train":
         raise PlanError(
             "the plan is for inference, but this command trains; explore with --mode train, or run the plan "
@@ -104,12 +104,12 @@ def _check_trainable(plan: Plan) -> None:
 
 
 def device_type(plan: Plan, cpu: bool) -> str:
-    """Return the type of device that a plan runs on: the one that it is for, or CPU ranks with ``cpu`` or if
-    it does not say.
+    """Return the type of device that a plan runs on: its own, or CPU ranks if ``cpu`` is set or it names
+    none.
 
     Raises:
-        OtherDevicesError: the plan is for GPUs, and this host does not have one for each of its ranks; or it
-            is for CPU ranks beside GPUs.
+        OtherDevicesError: the plan is for GPUs, and this host has fewer GPUs than ranks; or it mixes GPUs and
+            CPU ranks.
     """
     cluster = made_for(plan.cluster)
     if cluster is None or cluster.device_type == "cpu" or cpu:
@@ -117,25 +117,23 @@ def device_type(plan: Plan, cpu: bool) -> str:
     reason, seen = ONE_TYPE if len(cluster.device_types) > 1 else why_no_gpu(), torch.cuda.device_count()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not reason and ranks > seen:
-        reason = (
-            f"PyTorch sees {seen} of them for the {ranks} ranks of this host; look at CUDA_VISIBLE_DEVICES"
-        )
+        reason = f"PyTorch sees {seen} of them for the {ranks} ranks of this host; check CUDA_VISIBLE_DEVICES"
     if not reason:
         return "cuda"
     raise OtherDevicesError(
         f"the plan is for {device_words(cluster)} of cluster {cluster.name}, but {reason}, or add --cpu to "
-        f"run it on {plan.devices} CPU ranks all the same, which its predictions say nothing about, or "
+        f"run it on {plan.devices} CPU ranks (its predictions do not apply there), or "
         f"explore with --cluster cpu:{plan.devices}"
     )
 
 
 def _lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
-    """Return a sentence for an error that only says that another rank is gone, otherwise None."""
+    """Return a sentence for an error that only shows that another rank is gone, else None."""
     text = str(error)
     if "Timed out waiting" in text:
         return (
             f"rank {rank} waited {timeout_s:.0f} s for another rank, which hangs or is slower than --timeout "
-            "allows; look at what the other ranks do"
+            "allows; check the other ranks"
         )
     signs = (
         "Connection closed by peer",
@@ -146,12 +144,12 @@ def _lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
         "remote process exited or there was a network error",
     )
     if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
-        return f"rank {rank} lost another rank, whose own error says why"
+        return f"rank {rank} lost its connection to another rank; see that rank's error"
     return None
 
 
 def _out_of_memory(error: Exception, rank: int) -> str | None:
-    """Return a sentence for an allocation that failed, otherwise None."""
+    """Return a sentence for a failed allocation, else None."""
     signs = ("not enough memory", "can't allocate memory", "out of memory")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
         first = (str(error) or "no memory left").splitlines()[0]
@@ -176,7 +174,9 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds to wait for another rank (default: %(default)s)",
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="run a plan for GPUs on CPU ranks; its prediction is not for them"
+        "--cpu",
+        action="store_true",
+        help="run a plan for GPUs on CPU ranks; its prediction does not apply there",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing per step")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -185,8 +185,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
-    """Set up the process group of this torchrun job, and yield this rank's device; a CPU rank has its threads
-    and cores set as under measurement."""
+    """Set up the process group of this torchrun job, and yield this rank's device; CPU ranks get threads and
+    cores as in measurements."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -196,7 +196,7 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         )
     device = rank_device(device_type)
     with contextlib.ExitStack() as stack:
-        if device.type == "cpu":  # before gloo starts its threads, which take over the process's cores
+        if device.type == "cpu":  # before gloo starts threads, which inherit the process's cores
             stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield device
@@ -204,11 +204,11 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         start_group(device, timeout_s)
         stack.callback(leave_job)
         yield device
-        dist.barrier()  # nobody takes the group down while another still talks
+        dist.barrier()  # no rank leaves the group while another still communicates
 
 
 def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """Return the engine of this rank, with its shards on the device, and example inputs there."""
+    """Return this rank's engine, with its shards on the device, and example inputs there."""
     model, args, kwargs = ModelSpec.of(plan).build()
     prepared = resolve_plan(plan).prepare(WeightSource(model), args, kwargs)
     engine = engine_of(prepared.strategy, prepared.values, seed=plan.seed, device=device)
@@ -224,16 +224,19 @@ def train(
     lr: float = 1e-3,
     say: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Train the model of a plan that :func:`_check_trainable` accepts, on its example batch.
+    """Train a plan's model on its example batch; :func:`_check_trainable` must accept the plan.
 
     Args:
         steps: the number of steps.
         device: this rank's device; the CPU by default.
         lr: the learning rate.
-        say: where rank 0 writes a line per step, and finally their times; None for nowhere.
+        say: the stream for rank 0's line per step and final times; None for none.
 
     Returns:
-        ``losses``; ``times_s`` per step (the slowest rank's); ``time_s``, their median after warm-up; what
+        ``losses``; ``times_s`` per step (the slowest rank's); ``time_s``, their median after warm-up; the
+            plan's predictions; the type of device predicted for (``predicted_for``; None if unknown) and run
+            on (``run_on``); the kind of GPU (``run_on_kind``) and the peak of PyTorch's allocator on the
+            fullest one (``memory_allocated_bytes``; both None on CPU ranks).
         the plan predicted; the type of device it was predicted for (``predicted_for``; None if the plan does
         not say) and the type it ran on (``run_on``); the kind of GPUs (``run_on_kind``) and the peak of
         PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks).
@@ -246,7 +249,7 @@ def train(
     losses, times = [], []
     for step in range(steps):
         if engine.runtime.distributed:
-            # A step's time is that of the slowest rank from a common start, not of one that waited for the
+            # All ranks start a step together, so its time is the slowest rank's and not that of waiting for
             # others.
             dist.barrier()
         engine.runtime.synchronize()
@@ -262,7 +265,7 @@ def train(
         times.append(seconds)
         if leader and say is not None:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
-    # With `--steps 1` there is nothing after the warm-up: a cold figure is better than none.
+    # `--steps 1` leaves no step after the warm-up: a cold figure is better than none.
     kept = times[_WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     cluster = made_for(plan.cluster)
@@ -296,10 +299,10 @@ def train(
 
 
 def _beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """Return the words after a measurement: the plan's prediction, and whether it is for other devices.
+    """Return the words after a measurement: the prediction, and its devices if they differ.
 
     Args:
-        kind: the kind of GPUs that it ran on; None for CPU ranks.
+        kind: the kind of GPU it ran on; None for CPU ranks.
     """
     predicted, cluster = f"{plan.predicted.time_s * 1e3:.1f} ms", made_for(plan.cluster)
     same = cluster is not None and (

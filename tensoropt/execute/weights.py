@@ -1,9 +1,7 @@
-"""The sources of a rank's weights: the model itself, files, or a function that draws them.
+"""Sources of a rank's weights: the model itself, files, or a function that draws them.
 
-A rank reads one whole parameter at a time, on the CPU, and keeps its shard of it: starting takes the memory
-of its shards and of one layer, whatever the size of the model.
-
-Weights in files are read one tensor at a time.
+A rank reads one whole tensor at a time on the CPU and keeps its shard, so starting takes memory for its
+shards and one layer, whatever the model's size.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from tensoropt.execute.initialise import Initialisation, InitWeights
 
 _ENDING = ".safetensors"
 _MODEL = "model"
-"""The key of the model in a checkpoint that has an optimizer as well."""
+"""The model's key in a checkpoint that also has an optimizer."""
 
 
 class _StoredWeights(ABC):
     """Tensors in files, by state-dict key.
 
     Attributes:
-        path: the path as it was given.
+        path: the path as given.
     """
 
     def __init__(self, path: Path):
@@ -48,11 +46,11 @@ class _StoredWeights(ABC):
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, on the CPU, in memory of its own."""
+        """Return a whole tensor on the CPU, in memory of its own."""
 
 
 class _DistributedCheckpoint(_StoredWeights):
-    """A folder of ``torch.distributed.checkpoint`` with a model's state dict, or with a dict that has it as
+    """A folder of ``torch.distributed.checkpoint`` with a model's state dict, possibly under the key
     ``model``."""
 
     def __init__(self, path: Path):
@@ -61,8 +59,8 @@ class _DistributedCheckpoint(_StoredWeights):
         metadata = self.reader.read_metadata()
         entries = metadata.state_dict_metadata
         self.entries = {k: v for k, v in entries.items() if isinstance(v, TensorStorageMetadata)}
-        # Nested dicts are written with their keys joined by dots; this tells `{"model": {"x": …}}` from a
-        # model that has a module called "model".
+        # Keys of nested dicts are joined by dots; this distinguishes `{"model": {"x": …}}` from a submodule
+        # named "model".
         paths = metadata.planner_data or {}
         self.keys = {self._name(key, paths.get(key, ())): key for key in self.entries}
 
@@ -80,7 +78,7 @@ class _DistributedCheckpoint(_StoredWeights):
         entry = self.entries[key]
         value = torch.empty(entry.size, dtype=entry.properties.dtype)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being used without a process group, which is meant
+            warnings.simplefilter("ignore")  # about the missing process group, which is intended
             dcp.load({key: value}, storage_reader=self.reader, no_dist=True)  # type: ignore[attr-defined]
         return value
 
@@ -117,15 +115,14 @@ class _Safetensors(_StoredWeights):
 
 
 def _open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
-    """Return the weights of a checkpoint folder, a safetensors file or a folder of those; nothing is read
-    yet.
+    """Return a lazy reader of a checkpoint folder, a safetensors file or a folder of those.
 
     Raises:
         PlanError: there are no weights.
         MissingExtraError: safetensors files need a package that is not installed.
     """
     source = Path(path)
-    # `torch.distributed.checkpoint` writes it last: a folder without it is none, or not whole.
+    # `torch.distributed.checkpoint` writes this file last: without it a checkpoint is incomplete.
     if (source / ".metadata").is_file():
         return _DistributedCheckpoint(source)
     if (source.is_file() and source.suffix == _ENDING) or any(source.glob(f"*{_ENDING}")):
@@ -141,17 +138,16 @@ _REMEDY = "pass checkpoint= or init_weights=, or build the model on the CPU"
 
 
 class WeightSource:
-    """The values of a model's tensors by state-dict key: from files if they have them, otherwise drawn,
-    otherwise the model's own.
+    """The values of a model's tensors by state-dict key: from files, else drawn, else the model's own.
 
     Args:
-        model: the model, on any device; tensors on the meta device have no value of their own.
+        model: the model, on any device; tensors on the meta device have no value.
         checkpoint: a folder of ``torch.distributed.checkpoint``, a safetensors file or a folder of those.
-        init_weights: draws what the checkpoint does not have; called with each module as ``model.apply``
-            does. seed: the seed of what is drawn.
+        init_weights: draws tensors that the checkpoint lacks; called with each module as by ``model.apply``.
+            seed: its seed.
 
     Raises:
-        PlanError: the checkpoint is not one, or lacks something of the model that nothing else gives.
+        PlanError: the checkpoint is invalid, or a tensor of the model has no value.
     """
 
     def __init__(
@@ -161,7 +157,7 @@ class WeightSource:
         init_weights: InitWeights | None = None,
         seed: int = 0,
     ):
-        replace_layers(model)  # before its tensors are listed, as the capture does
+        replace_layers(model)  # before its tensors are listed, as in the capture
         self.model = model
         self.stored: _StoredWeights | None = None if checkpoint is None else _open_weights(checkpoint)
         self.drawn = None if init_weights is None else Initialisation(model, init_weights, seed)
@@ -169,8 +165,8 @@ class WeightSource:
         self._check()
 
     def _check(self) -> None:
-        """Check, before anything large is read, that every tensor has a value, and that those in files have
-        the right shape."""
+        """Check that every tensor has a value, and stored ones the right shape, before large tensors are
+        read."""
         own = dict(_tensors(self.model))
         not_saved = _not_saved(self.model)
         for names in self.names:
@@ -179,8 +175,8 @@ class WeightSource:
             if stored is None and not self._is_drawn(names):
                 if self.stored is not None and name not in not_saved:
                     raise PlanError(
-                        f"checkpoint {self.stored.path} has no {name}, which the model has; give the "
-                        "checkpoint of this model, or pass init_weights= for what it lacks"
+                        f"checkpoint {self.stored.path} lacks the model's {name}; give the "
+                        "checkpoint of this model, or pass init_weights= for missing tensors"
                     )
                 if value.is_meta:
                     why = (
@@ -195,7 +191,7 @@ class WeightSource:
         return self.drawn is not None and any(name in self.drawn for name in names)
 
     def fill_buffers(self) -> None:
-        """Give the model's buffers their values, on the CPU, in place: captures read them."""
+        """Set the model's buffers in place, on the CPU, as captures read them."""
         own = dict(_tensors(self.model))
         buffers = self.buffers()
         values = self.values(names[0] for names in self.names if names[0] in buffers)
@@ -207,8 +203,7 @@ class WeightSource:
                     self.model.get_submodule(owner)._buffers[attribute] = value
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Return the tensors whose values are the model's own, as nothing else gives them, by their first
-        name."""
+        """Return the tensors whose values are the model's own, by first name."""
         tensors = dict(_tensors(self.model))
         mine = [n for n in self.names if self._stored_as(n) is None and not self._is_drawn(n)]
         return {names[0]: tensors[names[0]].detach() for names in mine}
@@ -218,15 +213,14 @@ class WeightSource:
         return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
 
     def values(self, names: Iterable[str]) -> _Values:
-        """Return the values of these tensors, made when they are needed."""
+        """Return these tensors' values, made on demand."""
         return _Values(self, names)
 
 
 class _Values(Mapping[str, torch.Tensor]):
     """Whole tensors by state-dict key, on the CPU unless they are the model's own.
 
-    If they are read in the mapping's own order, drawn tensors are drawn once, and no more than one layer is
-    in memory.
+    Read in the mapping's own order, drawn tensors are drawn once, with at most one layer in memory.
     """
 
     def __init__(self, source: WeightSource, names: Iterable[str]):
@@ -292,8 +286,7 @@ class _Values(Mapping[str, torch.Tensor]):
             if drawn_name == name:
                 return value
             del value
-        # Read in another order than their own, they are drawn from the beginning, which gives the same
-        # values.
+        # Out of order, tensors are drawn again from the beginning, with the same values.
         self._stream = self.source.drawn.stream(self._drawn)
         return next(value for drawn_name, value in self._stream if drawn_name == name)
 
@@ -312,7 +305,7 @@ class GraphValues(Mapping[str, torch.Tensor]):
         all_names = {name for names in source.names for name in names}
         for tensor in tensors:
             if tensor.kind in ("parameter", "buffer") and tensor.key not in all_names:
-                raise PlanError(f"the model has no {tensor.kind} called {tensor.key}, which the plan needs")
+                raise PlanError(f"the plan needs the {tensor.kind} {tensor.key}, which the model lacks")
             if tensor.kind == "buffer":
                 self.buffers[tensor.name] = own[str(tensor.key)].detach()
         without = [name for name, value in captured.graph.constants.items() if value.is_meta]
@@ -339,8 +332,8 @@ class GraphValues(Mapping[str, torch.Tensor]):
 
 
 def fill_unused(source: WeightSource, used: Iterable[str]) -> None:
-    """Give parameters that the graph does not read their values, if they are on the meta device: whole, and
-    on the CPU, as no step needs them."""
+    """Set parameters on the meta device that the graph does not read: whole and on the CPU, as no step needs
+    them."""
     model = source.model
     used, own = set(used), dict(_tensors(model))
     left = [names for names in source.names if not used.intersection(names) and own[names[0]].is_meta]

@@ -1,1 +1,1 @@
-"""Explorations: choosing from a frontier, saving it, and what is shown of its points."""
+"""Explorations: a frontier's points, choosing among them, saving and showing them."""

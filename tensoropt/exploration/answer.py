@@ -1,10 +1,9 @@
-"""The answer to "which plan fits, and what is gained by it?": one sentence, and the baselines behind it.
+"""The answer to "which plan fits my memory budget, and what does it gain?", with baselines beside it.
 
-Everything follows from the points of an exploration and a limit on what they need of a device. Baselines are
-the plans that people make by hand, under the names that they use: *DDP* (a copy of the model on every
-device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP* (Megatron), *PP* with its schedule, and *placed*, the best
-of the heuristics that put each operator on one device. They are evaluated by the same simulator as every
-point.
+The answer follows from an exploration's points and a limit on the memory needed per device. Baselines are the
+usual strategies: *DDP* (a copy of the model on every device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP*
+(Megatron), *PP* with its schedule, and *placed*, the best heuristic that puts each operator on one device.
+All of them are simulated like every point.
 """
 
 from __future__ import annotations
@@ -39,37 +38,37 @@ _TITLES = {_DDP: "DDP", "megatron": "TP (Megatron)"}
 BASELINES = {
     "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP (ZeRO-3)", "tp": "TP (Megatron)"
 }  # fmt: skip
-"""The titles of the plans that people make by hand, by the words of the command line."""
+"""Titles of the usual strategies, by their names on the command line."""
 _LOCAL = "DDP, local statistics"
 _LOCAL_NOTE = (
-    "statistics of each device's rows, as DistributedDataParallel keeps them: not the unsplit model's "
+    "batch-norm statistics per device, as in DistributedDataParallel: not the unsplit model's "
     "result; not run here"
 )
-"""The baseline that is no plan (:func:`~tensoropt.planners.sharded.data_parallel.local_statistics_s`)."""
+"""A baseline that no plan expresses
+(:func:`~tensoropt.planners.sharded.data_parallel.local_statistics_s`)."""
 _ORDER = ("DDP", _LOCAL, *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
-"""The most baselines in the sentence; a table has all of them."""
+"""The largest number of baselines in the sentence; tables list all."""
 _MANY = 10
-"""From how many times as long a plan is said to take so many times, not so many per cent more."""
+"""A step at least this many times as long is reported as a factor, not in per cent."""
 _GIB = 2.0**30
 _ALIKE = 0.005
-"""The share of a step's time below which a difference is not worth more memory."""
+"""Differences in step time below this share are not worth more memory."""
 _LEAST = 0.001
-"""The share of a step's time below which a faster plan is not named."""
+"""A faster plan is named only if it is faster by at least this share."""
 
 
 class Baseline(NamedTuple):
-    """A plan that people make by hand, or that a published method finds, beside the answer.
+    """A usual strategy, or a published planner's plan, compared with the answer.
 
     Attributes:
         title: its usual name, such as ``FSDP (ZeRO-3)``.
-        row: the number of its plan among :attr:`Findings.all_points`: its fastest that fits, or the one that
-            needs least if none does.
-        point: that plan's point. needs_bytes: what it needs of a device.
+        row: the index of its plan in :attr:`Findings.all_points`: its fastest plan that fits, or its leanest
+            if none fits.
+        point: that plan's point. needs_bytes: the memory it needs on a device.
         fits: whether that is within the limit.
-        longer: how much longer its step is than the answer's, as a share; None if it does not fit, or if
-            nothing does.
-        note: why it cannot be chosen: it is the row's plan computed in another way; "" for a plan.
+        longer: step time over the answer's, less 1; None if either does not fit.
+        note: why it cannot be chosen (the row's plan is computed differently); "" if it can.
     """
 
     title: str
@@ -82,7 +81,7 @@ class Baseline(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The title without what is in brackets: ``FSDP``."""
+        """The title without its brackets: ``FSDP``."""
         return self.title.partition(" (")[0]
 
     def verdict(self, memory: Callable[[float], str] = format_bytes) -> str:
@@ -100,17 +99,17 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Budgeted:
-    """The plan that is recommended within a limit, what it is compared with, and what more memory would buy.
+    """The recommended plan within a limit, its baselines, and the gain from more memory.
 
     Attributes:
-        limit_bytes: the bytes that a plan may need of each device.
-        limit_words: what kind of limit that is, in brackets; "" for a budget.
+        limit_bytes: the memory that a plan may need on each device.
+        limit_words: the kind of limit, in brackets; "" for a budget.
         chosen: the recommended plan; None if none fits.
-        leanest: the number of the point that needs least; None if there is none.
-        baselines: one for each kind of plan that is known, in the order in which people think of them.
-        more_bytes: the additional memory that :attr:`gain` is about.
-        gain: the share by which the fastest step gets shorter with that much more; 0 if it does not.
-        next_bytes: how much more than the limit the next faster plan needs; None if there is none.
+        leanest: the index of the point that needs least memory; None without points.
+        baselines: one per usual strategy found, in the usual order.
+        more_bytes: the additional memory for which :attr:`gain` is given.
+        gain: the share by which that memory shortens the fastest step; 0 if it does not.
+        next_bytes: the memory beyond the limit that the next faster plan needs; None if there is none.
     """
 
     findings: Findings
@@ -125,12 +124,12 @@ class Budgeted:
 
     @property
     def row(self) -> int | None:
-        """The number of the recommended plan among :attr:`Findings.all_points`; None if none fits."""
+        """The index of the recommended plan in :attr:`Findings.all_points`; None if none fits."""
         return None if self.chosen is None else self.chosen.row
 
     @property
     def name(self) -> str:
-        """What people call the plan; "" if none fits."""
+        """The recommended plan's name; "" if none fits."""
         return "" if self.row is None else self.findings.names[self.row]
 
     def costs(
@@ -138,8 +137,8 @@ class Budgeted:
         memory: Callable[[float], str] = format_bytes,
         time: Callable[[float], str] = format_seconds,
     ) -> str:
-        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; without a plan, what the leanest
-        needs."""
+        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; if no plan fits, the leanest plan's
+        memory."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
@@ -155,8 +154,8 @@ class Budgeted:
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
-        """Return sentences: which plan is faster, which baselines do not fit, how much longer the others
-        take, and what more memory would buy."""
+        """Return sentences: a faster plan if any, baselines that do not fit, the others' step times, and the
+        gain from more memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
@@ -176,24 +175,23 @@ class Budgeted:
         return [*sentences, *told, self.more_words(memory)]
 
     def _called(self, base: Baseline) -> str:
-        """Return what a baseline is called in the form that fits: ``DDP``, or ``DDP recomputed``."""
+        """Return a baseline's name in the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
     def taken_words(self) -> str:
-        """Return why the recommended plan is taken: the rule, and the numbers that decide; "" if none
-        fits."""
+        """Return why this plan is recommended: the rule, and its numbers; "" if none fits."""
         if self.chosen is None:
             return ""
         name = self.findings.names[self.chosen.row]
         said = "can" if a_config_says(name) else "cannot"
         numbers = [
-            f"a launcher's config {said} say it",
+            f"a launcher's config {said} express it",
             counted(kinds_of(name), "kind") + " of parallelism",
         ]
         exceptions = share_words(float(self.findings.exceptions[self.chosen.row]))
         if exceptions != share_words(0.0):
-            numbers.append(f"{exceptions} of its time in exceptions")
+            numbers.append(f"{exceptions} of its time in operators split otherwise")
         return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
 
     @property
@@ -210,7 +208,7 @@ class Budgeted:
         return "" if self.chosen is None else self.findings.title(self.chosen.fastest).partition(" of ")[0]
 
     def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
+        """Return ``1 GiB more buys nothing.``, or how much more memory shortens the step."""
         if self.next_bytes is None:
             than = f" than {self._fastest}" if self.faster_words else ""
             plan = "usual strategy" if self.findings.settings.get("first") else "plan that was searched"
@@ -223,15 +221,15 @@ class Budgeted:
         memory: Callable[[float], str] = format_bytes,
         time: Callable[[float], str] = format_seconds,
     ) -> str:
-        """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
-        DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
+        """Return the whole answer: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6
+        GiB. DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
         within = f"Within {without_zeros(memory(self.limit_bytes))}{self.limit_words} of"
         within += f" {_devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
-        """Return the sentence and the figures behind it as plain data; points are counted from 1."""
+        """Return the sentence and its figures as plain data; points are numbered from 1."""
         return {
             "sentence": self.sentence(),
             "budget_bytes": self.limit_bytes,
@@ -264,11 +262,11 @@ def answer(
     headroom: float | None = None,
     rows: Sequence[int] | np.ndarray | None = None,
 ) -> Budgeted:
-    """Return the answer within a budget, by default the one that the exploration was made for, and a
-    headroom (:func:`~tensoropt.costs.device_fit.usable_bytes`).
+    """Return the answer within a budget (by default the exploration's own) and a headroom
+    (:func:`~tensoropt.costs.device_fit.usable_bytes`).
 
     Args:
-        rows: the numbers of the points that are asked about; by default all, of planners, too.
+        rows: indices of the points to consider; by default all, other planners' included.
     """
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
@@ -300,16 +298,15 @@ def _limit_words(findings: Findings, limit_bytes: float, budget_bytes: float | N
     if limit_bytes < device and budget_bytes != limit_bytes:
         return f" ({share_words(limit_bytes / device)} of the memory)"
     if budget_bytes is not None and budget_bytes > device:
-        return f" (a device has no more of {without_zeros(format_bytes(budget_bytes))})"
+        return f" (a device has less than {without_zeros(format_bytes(budget_bytes))})"
     return ""
 
 
 def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -> list[Baseline]:
-    """Return what is known of each kind of plan that people make by hand, and of each method that was run
-    beside the search, as people think of them.
+    """Return the best plan of each usual strategy and of each published planner that ran, in the usual order.
 
     Args:
-        chosen_s: the seconds of the plan that they are compared with; None if none fits.
+        chosen_s: step time of the plan to compare with; None if none fits.
     """
     needs, times = findings.needs, findings.all_points.time
     of_kind: dict[str, list[int]] = {}
@@ -340,12 +337,12 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
 def baseline_row(
     findings: Findings, name: str, budget_bytes: float | None = None, headroom: float | None = None
 ) -> int:
-    """Return the number among :attr:`Findings.all_points` of a baseline's plan, one of :data:`BASELINES`: its
-    fastest that fits, or without a budget the one that needs least if none does.
+    """Return the index in :attr:`Findings.all_points` of a baseline's plan (one of :data:`BASELINES`): its
+    fastest that fits; without a budget, its leanest if none fits.
 
     Raises:
-        TensorOptError: it has no plan; says why.
-        InfeasibleError: none of its plans fits the budget; says what the leanest needs.
+        TensorOptError: the baseline has no plan; gives the reason.
+        InfeasibleError: none of its plans fits the budget; names the leanest's memory.
     """
     found = answer(findings, budget_bytes, headroom)
     base = next((base for base in found.baselines if base.title == BASELINES[name]), None)
@@ -368,13 +365,13 @@ def baseline_row(
 
 
 def without_plans(findings: Findings) -> dict[str, str]:
-    """Return why planners that ran have no plan, by name: ``no plan within 24 GiB: no device has room …``."""
+    """Return, for each planner that ran without finding a plan, the reason: ``no plan within 24 GiB: …``."""
     why = {name: str(row["refusal"]) for name, row in findings.report.get("tried", {}).items()}
     for row in findings.comparison:
         if row["planner"] != FRONTIER:
             why[str(row["planner"])] = "; ".join(map(str, row["notes"]))
     have = set(findings.all_points.column("planner").tolist())
-    # A refusal often begins with its planner's name, which stands beside it here.
+    # A refusal often begins with its planner's name, which the row shows already.
     short = {name: words.removeprefix(f"{name} finds ") for name, words in why.items() if words}
     return {
         name: words if words.startswith("no plan") else f"no plan: {words}"
@@ -384,7 +381,7 @@ def without_plans(findings: Findings) -> dict[str, str]:
 
 
 def _pace_words(findings: Findings, row: int) -> list[str]:
-    """Return ``302,000 tokens/s`` (or samples), where that is known, and ``bound by the host``, if it is."""
+    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if so."""
     rates = RatesOf(findings).of(row)
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
     said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]
@@ -397,12 +394,12 @@ def launcher_words(
     plans: Sequence[Baseline],
     time: Callable[[float], str] = format_seconds,
 ) -> list[str]:
-    """Return a sentence about the fastest plan that fits and that a launcher's config can say; none where the
-    plan itself is one, or where none is known.
+    """Return a sentence on the fastest baseline that fits and that a launcher's config can express; empty if
+    the answer's plan is itself one, or there is none.
 
     Args:
-        row: the answer's plan.
-        plans: what is known beside it.
+        row: index of the answer's plan.
+        plans: the baselines.
     """
     own = findings.all_points[row]
     if a_config_says(findings.names[row]):
@@ -413,7 +410,7 @@ def launcher_words(
     best = min(said, key=lambda plan: (plan.point.time_s, plan.point.memory_bytes))
     name, more = brief_name(findings.names[best.row]), best.point.time_s / own.time_s - 1.0
     price = f"+{share_words(more)}" if more > 0 else "as fast"
-    return [f"A launcher's config can say {name}: {time(best.point.time_s)} a step ({price})."]
+    return [f"A launcher's config can express {name}: {time(best.point.time_s)} a step ({price})."]
 
 
 def _devices_words(findings: Findings) -> str:

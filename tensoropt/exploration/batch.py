@@ -1,4 +1,4 @@
-"""Explorations in several folders, for one table of all their points."""
+"""Loading explorations from several folders, for one table of all their points."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 
 REFUSED = "refused.json"
-"""The file, in a folder of explorations on several clusters or at several batches, with those that failed and
-the reasons."""
+"""The file in a sweep's folder that lists failed clusters or batches, with reasons."""
 
 
 def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exploration], dict[str, str]]:
-    """Return the explorations in some folders and in folders of these, each once, by their folders; and why
-    others could not be read or were not found, by path.
+    """Return explorations from folders and folders of folders, each once, by folder; and the reasons for
+    those missing or unreadable, by path.
 
     Raises:
         TensorOptError: one of the folders is a damaged exploration, or holds none that can be read.
@@ -50,10 +49,9 @@ def load_batch(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Exp
 
 
 def _refused_in(folder: Path) -> dict[str, str]:
-    """Return the reasons why a model could not be explored on some clusters, by name, from a folder's
-    file."""
+    """Return, by cluster, why a sweep could not explore the model there, as saved in its folder."""
     try:
         data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))
         return {str(name): str(why) for name, why in data.items()}
     except (OSError, ValueError, AttributeError) as error:
-        return {REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
+        return {REFUSED: f"cannot be read ({error}); its list of failed explorations is lost"}

@@ -1,7 +1,6 @@
-"""One model at several global batches on one cluster: a folder of explorations, one for each batch.
+"""Batch sweeps: one model at several global batches on one cluster, one exploration per batch.
 
-Their steps are of different work, so that they are compared in time per sample: which batches to try in
-search of the largest that fits, and the frontier of all of them.
+Steps of different batches differ in work, so they are compared in time per sample.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ _BATCH_FOLDER = "batch-"
 
 
 def folder_of_batch(batch: int) -> str:
-    """Return the name of the folder with the exploration at a batch, in that of a sweep."""
+    """Return the name of a batch's folder within its sweep's folder."""
     return f"{_BATCH_FOLDER}{batch}"
 
 
 def batch_in(name: str) -> int | None:
-    """Return the batch in the name of such a folder; None in any other name."""
+    """Return the batch that a folder name states; None for other names."""
     number = name.removeprefix(_BATCH_FOLDER)
     return int(number) if name != number and number.isdecimal() else None
 
 
 def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
-    """Return the batch to try next in search of the largest that fits; None at the end.
+    """Return the next batch to try in search of the largest that fits; None at the end.
 
-    The batch is doubled until one does not fit, or halved until one does; then one between the last that fits
-    and the first that does not is tried.
+    The batch is doubled until one does not fit, or halved until one does; then one batch between the two is
+    tried.
 
     Args:
-        tried: the batches tried so far, and whether they fit.
+        tried: whether each batch tried so far fits.
         first: the batch to begin with.
     """
     fitting = [batch for batch, fits in tried.items() if fits]
@@ -51,12 +50,12 @@ def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
         return min(others) // 2 or None
     below, above = max(fitting), min(batch for batch in others if batch > max(fitting))
     between = (below + above) // 2
-    # Two powers away from each other: what lies between them was not tried.
+    # The two are a factor of four apart or more: try one between them.
     return between if above >= 2 * below and between not in tried and between > below else None
 
 
 def throughput_frontier(explorations: Sequence[Exploration]) -> list[tuple[int, int]]:
-    """Return the points that no point at any batch beats in memory and time per sample, as (place in
+    """Return the points that no point at any batch beats in both memory and time per sample, as (index in
     ``explorations``, index of the point), ascending in memory.
     """
     tables = [(PointTable.of(found.points), StepWork.of(found).samples or 1) for found in explorations]
@@ -73,7 +72,7 @@ def at_batch(sweep: Sequence[Exploration], batch: int) -> Exploration:
     """Return the exploration at this batch.
 
     Raises:
-        TensorOptError: there is none; names the batches there are.
+        TensorOptError: there is none; lists the batches.
     """
     batches = [StepWork.of(found).samples for found in sweep]
     if batch not in batches:
@@ -84,13 +83,13 @@ def at_batch(sweep: Sequence[Exploration], batch: int) -> Exploration:
 
 
 def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
-    """Return the exploration whose point within limits has the least time per sample.
+    """Return the exploration with the least time per sample within limits.
 
     Args:
-        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+        limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: nothing is within the limits; says what would fit at the batch that needs least.
+        InfeasibleError: nothing is within the limits; names the leanest batch's memory.
     """
     paces: list[tuple[float, int]] = []
     for place, found in enumerate(sweep):

@@ -1,8 +1,8 @@
-"""One model's step on several clusters, on several numbers of devices, and at several global batches.
+"""Offers: one model's step compared across clusters, device counts and global batches.
 
-On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, and the
-recommended one is about as fast, so every cluster is one row. Steps of different batches are compared by
-sample. Several numbers of devices make the paper's profiling mode, and its mini-parallelism.
+Each cluster is one row, with its recommended plan: the fastest plan that fits is also the cheapest, since
+cost is time times price. Steps of different batches are compared per sample. Device counts × memory budgets
+make TensorOpt's profiling mode; the fewest devices that fit are its mini-parallelism.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class ClusterOffer:
-    """The offer of one cluster.
+    """One cluster's offer for the requested training.
 
     Attributes:
-        cluster: its name.
-        devices: the kinds of its devices, in words. count: their number; 0 if unknown.
-        batch: the samples of a step; None if unknown.
-        index: the number of the recommended plan; None if none fits.
+        cluster: the cluster's name.
+        devices: its devices in words. count: their number; 0 if unknown.
+        batch: samples per step; None if unknown.
+        index: the index of the recommended plan; None if none fits.
         rates: the rates of that point.
-        memory_bytes: what it needs of a device.
-        hours, device_hours, cost: those of the requested amount; None if unknown.
+        memory_bytes: the memory it needs on a device.
+        hours, device_hours, cost: for the requested amount of training; None if unknown.
         name: the name of the plan.
         reason: why there is no plan; "" if there is one.
     """
@@ -58,7 +58,7 @@ class ClusterOffer:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """What offers are asked for: within how much of a device, for how long a training, at which prices."""
+    """The question behind offers: memory limit per device, length of training, prices."""
 
     memory_bytes: float | None = None
     amount: Amount = THOUSAND_STEPS
@@ -67,7 +67,7 @@ class ClusterQuestion:
 
 @dataclass(frozen=True)
 class Offers:
-    """The answer: one row per cluster or batch, in the order given; those not explored come last."""
+    """The offers, one row per cluster or batch in the order given, failed ones last."""
 
     question: ClusterQuestion
     rows: tuple[ClusterOffer, ...]
@@ -79,7 +79,7 @@ class Offers:
 
     @property
     def weak(self) -> bool:
-        """Whether steps differ in their samples."""
+        """Whether the rows differ in samples per step."""
         return len({row.batch for row in self.rows if row.batch is not None}) > 1
 
     @property
@@ -89,20 +89,20 @@ class Offers:
 
     @property
     def of_counts(self) -> bool:
-        """Whether the rows are one kind of devices in several numbers."""
+        """Whether the rows are several counts of one device kind."""
         known = [row for row in self.rows if row.count]
         kinds = {row.devices.partition(" x ")[2] for row in known}
         return len(kinds) == 1 and len({row.count for row in known}) > 1
 
     @property
     def cheapest(self) -> ClusterOffer | None:
-        """The cheapest offer whose price is known; of equals, the fastest."""
+        """The cheapest offer with a known price; among equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, self._pace(row)), default=None)
 
     @property
     def fastest(self) -> ClusterOffer | None:
-        """The fastest offer, by sample if steps differ; of equals, the cheapest."""
+        """The fastest offer (per sample if batches differ); among equals, the cheapest."""
         return min(
             self.within,
             key=lambda row: (self._pace(row), float("inf") if row.cost is None else row.cost),
@@ -113,7 +113,7 @@ class Offers:
         return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
-        """Yield the answer in words."""
+        """Yield sentences on the fewest devices or largest batch, the cheapest and the fastest offer."""
         question = self.question
         limit = f"within {format_bytes(question.memory_bytes)} a device" if question.memory_bytes else ""
         said = limit or "without limits"
@@ -133,8 +133,8 @@ class Offers:
                 f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
-            among = f" of a cluster {said}" if limit else ""
-            yield f"Which is cheapest is unknown: no price{among} is known."
+            among = f" of a plan {said}" if limit else ""
+            yield f"Cheapest unknown: no price{among} is known."
         cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
         assert fastest.rates is not None
         named = ((fastest.rates.samples_per_s, "samples/s"), (fastest.rates.tokens_per_s, "tokens/s"))
@@ -144,7 +144,7 @@ class Offers:
         yield f"Fastest {said}: {self._label(fastest)}, {step}, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
-            yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
+            yield f"Not compared by cost, as their price is unknown: {', '.join(unknown)}."
 
     def _label(self, row: ClusterOffer) -> str:
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
@@ -171,7 +171,7 @@ class Offers:
         largest = max(fitting)
         above = [row for row in self.rows if row.index is None and (row.batch or 0) > largest]
         if not above:
-            yield f"Largest batch that was explored: {largest}, and it fits; larger ones may, too."
+            yield f"Largest batch explored: {largest}. It fits; larger ones may fit, too."
             return
         least = min(above, key=lambda row: row.batch or 0)
         yield f"Largest batch that fits: {largest}; {least.batch} does not ({least.reason})."
@@ -187,15 +187,15 @@ def offers(
     question: ClusterQuestion | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Offers:
-    """Return the offers of clusters for one model's step.
+    """Return the offers of several clusters for one model's step.
 
     Args:
         refused: clusters that could not be explored, with the reason.
 
-    An amount in steps is one in the samples of the largest step, if steps differ.
+    If steps differ in samples, an amount in steps counts steps of the largest batch.
 
     Raises:
-        TensorOptError: the amount is in a unit of which a step's is unknown.
+        TensorOptError: the amount's unit is unknown for a step.
     """
     question = question or ClusterQuestion()
     batches = {batch for found in explorations if (batch := StepWork.of(found).samples) is not None}
@@ -218,7 +218,7 @@ def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
     best = recommended(found, room)
     if best is None:
         least = format_bytes(float(found.needs.min(initial=np.inf)))
-        return replace(row, reason=f"does not fit: {least} at least, {format_bytes(room)} a device may use")
+        return replace(row, reason=f"does not fit: needs {least}, a device may use {format_bytes(room)}")
     rates, steps = table.of(best.row), question.amount.steps(table.work)
     return replace(
         row,
@@ -237,13 +237,13 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 
 
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
-    """Return whether a plan fits a budget, or what the exploration was made for."""
+    """Return whether any plan fits a budget, or without one the exploration's own limit."""
     return recommended(found, _room(found, memory_bytes)) is not None
 
 
 @dataclass(frozen=True)
 class SomeDevices:
-    """Devices of one kind: how many, the memory of each, and their own price per hour."""
+    """Devices of one kind: their number, each one's memory, and their own price per hour."""
 
     kind: str
     count: int
@@ -252,7 +252,7 @@ class SomeDevices:
 
 
 def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
-    """Return the devices in a cluster's data, by kind."""
+    """Return a saved cluster's devices, grouped by kind."""
     return tuple(
         SomeDevices(
             str(kind["name"]),
@@ -281,21 +281,21 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "reason": lambda row: row.reason,
     "batch": lambda row: row.batch,
 }
-"""Of the CSV and of plain data: a figure by its name; hours and money are of the amount asked for."""
+"""Figures of an offer by name, for CSV and plain data; hours and cost are for the requested amount."""
 
 
 def offers_data(found: Offers) -> list[dict[str, object]]:
-    """Return the rows as plain data; None for what is unknown."""
+    """Return the rows as plain data; None for unknown values."""
     return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
 
 
 _BUDGETS = 6
-"""Columns of a profile: as many as fit into a terminal's width."""
+"""Number of columns of a profile that fit a terminal's width."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The fastest plan of some devices within a budget: its time, its exploration, and its point."""
+    """The fastest plan within a budget: its step time, exploration and point."""
 
     time_s: float
     exploration: int
@@ -304,7 +304,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One kind and number of devices, and one batch; None where no plan fits."""
+    """A profile's row: device kind and count, batch, one cell per budget; None if no plan fits."""
 
     devices: int
     kind: str
@@ -314,11 +314,11 @@ class ProfileRow:
 
 @dataclass(frozen=True)
 class Profile:
-    """A table of devices × memory → time, or of batches × memory → time.
+    """A table of fastest step times: devices (or batches) × memory budgets.
 
     Attributes:
-        budgets_bytes: of the columns, per device.
-        rows: ascending in devices, then in the batch.
+        budgets_bytes: the columns' budgets per device.
+        rows: ascending in devices, then batch.
     """
 
     budgets_bytes: tuple[float, ...]
@@ -326,7 +326,7 @@ class Profile:
 
     @property
     def weak(self) -> bool:
-        """Whether steps differ in their samples."""
+        """Whether rows differ in samples per step."""
         return len({row.batch for row in self.rows}) > 1
 
     @property
@@ -338,9 +338,9 @@ class Profile:
 def profile(explorations: Sequence[Exploration], columns: int = _BUDGETS) -> Profile:
     """Return the fastest step per number of devices, batch and memory budget.
 
-    A cell's ``exploration`` is its place among them. Budgets are spread evenly over the logarithm of memory,
-    from what the leanest plan needs to what the fattest needs or the largest device has, whatever is less. A
-    row has nothing beyond its devices' memory. If no plan fits any device, the columns say what plans need.
+    A cell's ``exploration`` is an index into ``explorations``. Budgets are evenly spaced in log memory, from
+    the leanest plan's need to the lesser of the largest plan's need and the largest device's memory. A row
+    has no plans beyond its devices' memory. If no plan fits any device, the columns span the plans' needs.
     """
     smallest = [min(some_devices(e.cluster), key=lambda some: some.memory_bytes) for e in explorations]
     known = [n for n, found in enumerate(explorations) if len(found.needs)]
@@ -360,7 +360,7 @@ def profile(explorations: Sequence[Exploration], columns: int = _BUDGETS) -> Pro
         best: list[tuple[float, float, int, int]] = []
         for n in numbers:
             found, room = explorations[n], smallest[n].memory_bytes if fits else np.inf
-            # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
+            # The first and last budgets equal points' memories, which geomspace may round away.
             chosen = recommended(found, min(budget_bytes, room) * (1 + 1e-9))
             if chosen is not None:
                 row = chosen.row
@@ -379,7 +379,7 @@ def profile(explorations: Sequence[Exploration], columns: int = _BUDGETS) -> Pro
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yield the folder itself if it is an exploration, otherwise those of its children that are, by name."""
+    """Yield the folder itself if it is an exploration, else its subfolders that are, by name."""
     if folder is None or not Path(folder).is_dir():
         return
     if (Path(folder) / DESCRIBED).is_file():
@@ -391,11 +391,11 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
-    """Return the explorations of a folder, ascending in devices, then in the batch; just one if the folder is
-    an exploration itself.
+    """Return the explorations of a folder, ascending in devices, then batch; a single one if the folder is
+    itself an exploration.
 
     Raises:
-        TensorOptError: there is none, one is damaged, or they are not of one model's step.
+        TensorOptError: there is none, one is damaged, or they differ in model or settings.
     """
     sweep = [load_exploration(path) for path in folders_in(folder)]
     if not sweep:
@@ -413,20 +413,16 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what explorations must share to be compared: the operators, and what is done with them in a
-    step.
+    """Return what comparable explorations share: the operators, and the settings of the step.
 
-    Args:
-        fingerprint: of the operators.
-        settings: as the exploration keeps them.
+    fingerprint: that of the operators.
     """
     of_step = (setting for setting in settings_fields() if setting.of_step)
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
 def of_batches(sweep: Sequence[Exploration]) -> bool:
-    """Return whether explorations are of one model, with the same settings, on one cluster at several
-    batches."""
+    """Return whether explorations differ only in batch: same model, settings and cluster."""
     batches = {found.model.batch for found in sweep}
     alike = {
         (found.cluster["name"], found.devices, found.model.source, found.model.seed,
@@ -440,7 +436,7 @@ def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
     """Return the exploration on this many devices.
 
     Raises:
-        TensorOptError: there is none; names the numbers there are.
+        TensorOptError: there is none; lists the device counts.
     """
     for found in sweep:
         if found.devices == devices:
@@ -452,10 +448,10 @@ def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> E
     """Return the exploration on the fewest devices that has a plan within limits (mini-parallelism).
 
     Args:
-        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+        limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: none has; says what would fit.
+        InfeasibleError: no exploration has one; names the leanest and the fastest plan.
     """
     # load_sweep sorts ascending in devices: the first that fits has the fewest.
     for found in sweep:

@@ -29,11 +29,11 @@ from tensoropt.plan.point_plan import plan_of
 from tensoropt.units import counted, format_bytes, format_seconds, limit_bytes, limit_seconds
 
 _WIDTH = 110
-"""The most characters of a line of words in a ``repr``."""
+"""Maximum line width of a ``repr``."""
 _MOST_ROWS = 8
-"""The most points of a table in a notebook, whose output is a screenful."""
+"""Maximum number of points in a notebook's table."""
 _LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
-"""Columns of a printed frontier that would not fit into a terminal's width, by how their names begin."""
+"""Prefixes of columns left out of a printed frontier, to fit a terminal's width."""
 
 
 def _headline(findings: Findings) -> str:
@@ -72,7 +72,7 @@ def _answered(findings: Findings) -> str:
 
 
 def _table(findings: Findings) -> tuple[list[list[str]], str]:
-    """Return the rows of the table, the header first, and how many of the points they are."""
+    """Return the table's rows, header first, and the number of points in it."""
     if not findings.points:
         return [["no points"]], ""
     rows = _rows(findings)
@@ -81,34 +81,33 @@ def _table(findings: Findings) -> tuple[list[list[str]], str]:
 
 @dataclass(frozen=True, repr=False)
 class Exploration(Findings):
-    """The result of :func:`tensoropt.explore`; its fields are those of :class:`Findings`."""
+    """An exploration, as :func:`tensoropt.explore` returns it; its fields are those of :class:`Findings`."""
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points, ascending in memory, strictly descending in time. As in any sequence of Python, an
-        *index* counts from 0: ``frontier[0]`` is the point that the table, the command line, the CSV and
-        every argument ``point=`` number 1.
+        """The frontier's points, ascending in memory, strictly descending in time. Python indices count from
+        0: ``frontier[0]`` is point 1 of the table, the command line, the CSV and every argument ``point=``.
         """
         return tuple(self.points)
 
     @property
     def leanest(self) -> Point:
-        """The point that needs the least memory."""
+        """The point that needs least memory."""
         return self.points[0]
 
     @property
     def fastest(self) -> Point:
-        """The point that takes the least time."""
+        """The point with the shortest step."""
         return self.points[-1]
 
     def plot(self) -> Any:
-        """Return the frontier as a figure of Plotly, that of the dashboard's page with the answer's plan
-        selected; ``plot().update_layout(...)`` and ``.write_html("frontier.html")`` are Plotly's.
+        """Return the frontier as a Plotly figure, as in the dashboard, with the recommended plan selected.
+        ``plot().update_layout(...)`` and ``.write_html("frontier.html")`` are Plotly's methods.
 
         Raises:
             MissingExtraError: the dashboard's packages (the extra ``app``) are not installed.
         """
-        # The figure is the dashboard's, which is above this package in the import order.
+        # The dashboard is a layer above this package, so it is imported by name.
         made = import_extra("tensoropt_app.standalone", "app", "plot()").figure(self)
         return import_extra("plotly.graph_objects", "app", "plot()").Figure(made)
 
@@ -121,8 +120,8 @@ class Exploration(Findings):
     def _repr_html_(self) -> str:
         picture = ""
         if said := _answered(self):
-            # The plot is the dashboard's, which is above this package in the import order: it is looked up by
-            # name. In a checkout that is not installed it is not there.
+            # The dashboard is a layer above this package, so it is imported by name; a checkout that is not
+            # installed lacks it.
             with contextlib.suppress(ModuleNotFoundError):
                 picture = importlib.import_module("tensoropt_app.standalone").notebook_plot(self, "")
         rows, count = _table(self)
@@ -131,7 +130,7 @@ class Exploration(Findings):
         return f"<div>{above}{picture}{table_html(rows, left_of(rows[0]))}{below}</div>"
 
     def check_budget(self) -> None:
-        """Raise :class:`NothingFitsError` if none of the points fits the budget that was asked for."""
+        """Raise :class:`NothingFitsError` if no point fits the exploration's budget."""
         if self.settings["memory_bytes"] is not None and not (self.needs <= self.limit_bytes).any():
             raise NothingFitsError(self._nothing_fits(self.limit_bytes), self)
 
@@ -139,14 +138,14 @@ class Exploration(Findings):
         least = int(np.argmin(self.needs))
         fit = self.fit(least)
         beside = sum(fit.process.values())
-        told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"
+        told = f", of which {format_bytes(beside)} is an estimate of process memory beside tensors"
         return (
             f"no plan fits {format_bytes(limit_bytes)}; the smallest plan needs "
             f"{format_bytes(fit.needed_bytes)}{told if beside else ''}"
         )
 
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
-        """Return this exploration with more notes and facts in its report."""
+        """Return a copy of this exploration with further notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def index(
@@ -159,29 +158,29 @@ class Exploration(Findings):
         point: int | None = None,
         fastest: bool = False,
     ) -> int:
-        """Return the index in :attr:`all_points` of the point that is asked for. Whichever it is, it needs no
-        more than the budget, or than the usual headroom leaves of a device, unless it is asked for by number.
+        """Return the index in :attr:`all_points` of the requested point. A point that is not given by number
+        fits the budget, or by default the device less the usual headroom.
 
         Args:
-            memory_bytes, headroom: what it may need of a device.
-            time_s: the longest step; alone, the one that needs least is returned.
+            memory_bytes, headroom: the memory limit per device.
+            time_s: the longest step; given alone, the leanest point that keeps to it is returned.
             knee_point: whether to return the knee.
-            point: its number, from 1, instead of a limit.
-            fastest: whether to return the fastest, instead of the simplest that is about as fast
+            point: the point's number, from 1, instead of limits.
+            fastest: whether to return the fastest point instead of the simplest of similar speed
                 (:func:`~tensoropt.exploration.recommended.recommended`).
 
         Raises:
-            TensorOptError: there is no point with this number, or a limit is given with it.
-            InfeasibleError: nothing fits; says what would.
+            TensorOptError: no point has this number, or a limit is given with it.
+            InfeasibleError: nothing fits; names the least memory or time that would do.
         """
         if point is not None:
             if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
                 raise TensorOptError(
-                    f"point {point} is asked for, and a limit or the knee as well; give one of them"
+                    f"point {point} and a limit or the knee are both given; give one of them"
                 )
             return self._index_of(point)
         if knee_point and (fastest or time_s is not None):
-            raise TensorOptError("the knee is asked for, and the fastest or a time as well; give one of them")
+            raise TensorOptError("the knee and the fastest or a time are both given; give one of them")
         bare = memory_bytes is None and headroom is None
         limit = self.limit_bytes if bare else self.usable_bytes(memory_bytes, headroom)
         rows = np.flatnonzero(self.needs <= limit)
@@ -207,7 +206,7 @@ class Exploration(Findings):
     def _index_of(self, number: int) -> int:
         count, whole = len(self.points), len(self.all_points)
         if not hasattr(number, "__index__"):
-            raise TensorOptError(f"point is a whole number, and {number!r} was given")
+            raise TensorOptError(f"point must be a whole number; got {number!r}")
         if not 1 <= number <= whole:
             others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
             raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
@@ -224,8 +223,8 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the recommended one, or the one that the arguments ask for, as in
-        :func:`tensoropt.choose`."""
+        """Return the recommended plan, or the one that the arguments ask for, as :func:`tensoropt.choose`
+        does."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),
@@ -239,28 +238,28 @@ class Exploration(Findings):
         """Return a point as a plan.
 
         Args:
-            which: the point, such as :attr:`fastest`, or its index in :attr:`all_points`, from 0;
-                ``choose(point=1)`` takes its number.
+            which: a point, such as :attr:`fastest`, or its index in :attr:`all_points`, from 0
+                (``choose(point=1)`` counts from 1).
         """
         return plan_of(self, which if isinstance(which, Point) else self.all_points[which])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv``
-        and ``recorded.json.gz``, or none.
+        """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv`` and
+        ``recorded.json.gz`` to a folder, all or none.
 
         Raises:
-            TensorOptError: the folder cannot be written; what was there is kept.
+            TensorOptError: the folder cannot be written; its old content is kept.
         """
         if not isinstance(directory, (str, os.PathLike)):
-            raise TensorOptError(f"save() takes the folder to write, a path; it got {directory!r}")
+            raise TensorOptError(f"save() takes a folder's path; got {directory!r}")
         write_files(self, directory)
 
 
 class NothingFitsError(InfeasibleError):
-    """No point fits the budget that was asked for.
+    """No point fits the requested budget.
 
     Attributes:
-        exploration: what was found, which is worth keeping: its leanest plan is what would fit.
+        exploration: the exploration; its leanest plan shows how much memory would do.
     """
 
     def __init__(self, message: str, exploration: Exploration):
@@ -268,14 +267,14 @@ class NothingFitsError(InfeasibleError):
         self.exploration = exploration
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (InfeasibleError, self.args)  # in another process its message alone is wanted
+        return (InfeasibleError, self.args)  # other processes need only the message
 
 
 class InterruptedExplorationError(KeyboardInterrupt):
-    """A person ended the exploration (Ctrl-C) after points were found.
+    """Ctrl-C ended the exploration after points were found.
 
     Attributes:
-        exploration: what was found until then.
+        exploration: the points found until then.
     """
 
     def __init__(self, left: Sequence[str], exploration: Exploration):
@@ -287,6 +286,6 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     """Return the exploration that :meth:`Exploration.save` wrote into a folder.
 
     Raises:
-        TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
+        TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     return Exploration(**read_files(directory))

@@ -1,9 +1,8 @@
-"""The folder of a saved exploration: its files, and how they are read back.
+"""Reading and writing the folder of a saved exploration.
 
-What is saved suffices to make plans later, without the model and without searching again. ``points.npz`` is
-the frontier as a table, a column per figure, and per searched space the indices of its points;
-``strategies.json.gz`` says what these indices mean, and has the plans of points without any; everything else
-is in ``exploration.json``, which is small.
+The files suffice to make plans later, without the model or a new search: ``points.npz`` has a column per
+figure, and each point's indices per searched space; ``strategies.json.gz`` has the meaning of the indices,
+and the plans of points without indices; ``exploration.json``, which is small, has the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import SETTINGS_FILE, check_size, plain, settled, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, folder_lock, plain, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
@@ -33,19 +32,19 @@ from tensoropt.plan.space import Space
 
 _SCHEMA = "tensoropt.exploration/4"
 _RECORDS_BY_KIND = "tensoropt.exploration/3"
-"""Of explorations whose records are named after their kinds; they are read, and saved as :data:`_SCHEMA`."""
+"""Schema with records named after plan kinds; read, and saved as :data:`_SCHEMA`."""
 _OLD_SCHEMA = "tensoropt.exploration/2"
-"""Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
+"""Schema with points inside :data:`DESCRIBED`; read, and saved as :data:`_SCHEMA`."""
 DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 _SPACES = TypeAdapter(tuple[Space, ...])
 
 
 def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
-    """Write all files of an exploration, or none: :data:`RECORDED` only where its costs could be kept.
+    """Write all files of an exploration, or none; :data:`RECORDED` only if its costs can be saved.
 
     Raises:
-        TensorOptError: the folder cannot be written; what was there is kept.
+        TensorOptError: the folder cannot be written; its old content is kept.
     """
     folder = Path(directory)
     data = {
@@ -66,13 +65,13 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         "carried": {row: {"record": record.to_data()} for row, record in by_strategy(rows)[1].items()},
     }
     names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
-    # Together: indices and figures of two runs would make plans that nobody searched.
+    # All at once: indices and figures of different runs would make false plans.
     with written_together([folder / name for name in names]) as (packed, named, described, listed, *kept):
         for path in kept:
             findings.recorded.save(path)
         with open(packed, "wb") as file:
             np.savez_compressed(file, **point_arrays(rows, findings.spaces))  # type: ignore[arg-type]
-        # Without the time, so that the same exploration is the same file.
+        # Without a timestamp, so that the same exploration gives the same bytes.
         named.write_bytes(gzip.compress(json.dumps(strategies, default=plain).encode(), mtime=0))
         described.write_text(json.dumps(data) + "\n", encoding="utf-8")
         write_frontier_csv(findings, listed)
@@ -82,12 +81,12 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the fields of a saved exploration, by name.
 
     Raises:
-        TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
+        TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     folder = Path(directory)
     if not folder.is_dir():
         return _read_files(folder)
-    with settled(folder):
+    with folder_lock(folder):
         return _read_files(folder)
 
 
@@ -111,7 +110,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
         costs_saved = bool(data["recorded"])
     except TensorOptError:
         raise
-    # Any damage may surface as any error; the sentence names the folder and the remedy.
+    # Damaged files may raise any error; the message names the folder and the remedy.
     except Exception as error:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
@@ -127,7 +126,7 @@ def read_described(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What every point of a frontier needs of a device in bytes, its seconds, and its number of devices."""
+    """Columns of a frontier: needed bytes per device and seconds of each point, and its number of devices."""
 
     needs: np.ndarray
     time: np.ndarray
@@ -135,9 +134,8 @@ class Costs:
 
 
 def read_costs(folder: Path) -> Costs:
-    """Return the costs of a saved frontier's points; their strategies are read only where needs ask for
-    them, as there are megabytes of these."""
-    with settled(folder):
+    """Return the costs of a saved frontier's points; the large strategies file is read only if needed."""
+    with folder_lock(folder):
         return _read_costs(folder)
 
 
@@ -171,7 +169,7 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same from a folder in which figures lie in ``data``, and the indices in arrays per space."""
+    """Return the tables of an old folder, with figures in ``data`` and index arrays per space."""
     points: list[Point | None] = [None] * len(data["points"])
     with np.load(folder / POINTS) as arrays:
         for s in range(len(data["spaces"])):
@@ -191,7 +189,7 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
     fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
     fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
     record = record_of({name: fields.pop(name, None) for name in ("placed", "pipeline")})
-    fields.pop("allocator", None)  # its peaks, which points no longer have
+    fields.pop("allocator", None)  # points no longer have allocator peaks
     return Point.of(**fields, record=record)
 
 
@@ -200,6 +198,6 @@ def _read_recorded(folder: Path) -> Any:
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"
         )
-    from tensoropt.plan.recorded import load_recorded  # brings torch, which figures alone do not need
+    from tensoropt.plan.recorded import load_recorded  # imports torch, which figures alone do not need
 
     return load_recorded(folder / RECORDED)

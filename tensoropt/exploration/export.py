@@ -1,9 +1,9 @@
-"""The CSV files (RFC 4180) of a frontier and of its strategies, and a comparison of planners.
+"""CSV files (RFC 4180) of a frontier and its strategies, and the comparison of planners.
 
-The first columns of a frontier's file are fixed, since other programs read them by name and position; further
-columns may be added after them.
+A frontier's first columns are fixed, since other programs read them by name and position; new columns go
+after them.
 
-Planners are compared within a limit from the points that an exploration holds, as these are shown.
+Planners are compared within a memory limit, by the exploration's points.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Compared:
-    """The frontier, or one planner, within a limit.
+    """One row of the comparison: the frontier, or one planner, within a limit.
 
     Attributes:
-        planner: its name; ``frontier`` for the points that none beats.
-        limit_bytes: the bytes that plans may need of a device; None for no limit.
-        memory_bytes, time_s: the costs of its fastest plan within the limit; None if it has none.
+        planner: its name; ``frontier`` for the frontier itself.
+        limit_bytes: the memory limit per device; None for no limit.
+        memory_bytes, time_s: the cost of its fastest plan within the limit; None if it has none.
         points: the number of its plans within the limit.
-        search_s: the seconds in which its plans were found and simulated.
-        gap: its time over the best time known within its memory, less 1; never below 0. None without a plan.
-        notes: why it has none, or what it said of its result.
-        needs_bytes: what that plan needs of a device, which limits are about; None while planners run, which
-            know tensors alone.
+        search_s: seconds of searching and simulating its plans.
+        gap: its time over the best known time within its memory, less 1; at least 0. None without a plan.
+        notes: why it has no plan, or its remarks on the result.
+        needs_bytes: memory that the plan needs on a device, process included; None while planners run, as
+            they know only tensors.
     """
 
     planner: str
@@ -55,15 +55,15 @@ class Compared:
 
 
 def limits_asked(found: Findings) -> tuple[float | None, ...]:
-    """Return the limits for which planners were asked, in that order."""
+    """Return the memory limits given to the planners, in order."""
     return tuple(dict.fromkeys(row["limit_bytes"] for row in found.comparison))
 
 
 def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compared, ...]:
-    """Return the frontier's row and one for each planner that ran, in the order in which they did.
+    """Return the frontier's row and one per planner that ran, in order.
 
     Args:
-        limit_bytes: what plans may need of a device.
+        limit_bytes: memory limit per device.
     """
     needs = dict(zip((p.identity for p in found.all_points), map(float, found.needs), strict=True))
 
@@ -74,7 +74,7 @@ def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compare
     for name in dict.fromkeys(row["planner"] for row in found.comparison):
         asked = [row for row in found.comparison if row["planner"] == name]
         same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
-        # What was said of the frontier was said before plans of planners were among its points.
+        # Remarks on the frontier date from before planners' plans joined its points.
         notes = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
         if name == FRONTIER and (refusal := found.report.get("sharded_refusal")):
             notes = [f"no sharded plan: {refusal}"]
@@ -116,9 +116,8 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
 
 
 def write_frontiers_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write the rows of several frontiers, with the columns that any of them has; behind these, which
-    exploration a row is from, the name of its cluster, and the samples of its step. ``devices`` is among the
-    fixed columns."""
+    """Write the rows of several frontiers, with the union of their columns, then ``exploration``, ``cluster``
+    (its name) and ``batch`` (samples per step). ``devices`` is among the fixed columns."""
     _write_points(path, explorations, of_several=True)
 
 
@@ -127,11 +126,11 @@ def write_points_csv(
     points: Sequence[tuple[str, int]],
     path: str | os.PathLike[str],
 ) -> None:
-    """Write some points of several explorations, in the order given, with the columns of
+    """Write selected points of several explorations, in the order given, with the columns of
     :func:`write_frontiers_csv`.
 
     Args:
-        points: each with the name of its exploration.
+        points: pairs of an exploration's name and a point.
     """
     _write_points(path, explorations, of_several=True, points=points)
 
@@ -158,17 +157,18 @@ def _write_points(
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """Write one row per point and operator group: what each mesh axis splits, and how parameters are stored.
+    """Write one row per point and operator group: the dim that each mesh axis splits, and the storage of
+    parameters.
 
-    Of a pipeline the first axis has the number of the stage, and a row for each stage how its parameters are
-    stored.
+    For a pipeline the first axis is the stage number, and each stage has a row for the storage of its
+    parameters.
     """
     _write_strategies(path, {"": exploration}, of_several=False)
 
 
 def write_all_strategies_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write the rows of :func:`write_strategies_csv` of several explorations; behind the other columns, which
-    exploration a row is from, the name of its cluster, and on how many devices its point runs."""
+    """Write the strategies of several explorations, as :func:`write_strategies_csv`, then ``exploration``,
+    ``cluster`` (its name) and ``devices`` of each row."""
     _write_strategies(path, explorations, of_several=True)
 
 
@@ -190,9 +190,7 @@ def _write_strategies(
 def _rows(
     plan: Plan, stages: Sequence[StagePlan], groups: Mapping[str, Mapping[str, Any]], axes: int
 ) -> Iterator[list[str]]:
-    """Yield the stages of a plan, each with its operators, then the operators that are in no stage: the cells
-    after the point's number.
-    """
+    """Yield the cells after the point's number: each stage's operators, then operators outside of stages."""
 
     def cells(name: str, labels: Sequence[str], options: str = "") -> list[str]:
         return [name, *labels, *[""] * (axes - len(labels)), options]
@@ -200,7 +198,7 @@ def _rows(
     for number, stage in enumerate(stages):
         yield cells(f"stage {number}", [str(number)], _stored(plan, stage.stored))
         for name, (_, *labels) in stage.groups.items():
-            if name in plan.operators:  # and not what arrives or departs
+            if name in plan.operators:  # skips received and sent tensors
                 yield cells(name, [str(number), *labels])
     in_stages = {name for stage in stages for name in stage.groups}
     for name, operator in plan.operators.items():

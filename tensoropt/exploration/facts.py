@@ -1,7 +1,7 @@
 """The facts of a point, each defined once for all places that show it.
 
-``choose``, the page's card and the table of two points pick from :func:`facts` by
-name and show what they pick (:mod:`tensoropt.plan.facts_table`).
+``choose``, the dashboard's card and the comparison of two points select from :func:`facts` by name
+(:mod:`tensoropt.plan.facts_table`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tensoropt.units import (
 )
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
-"""The names of the facts that are figures with a line of their own."""
+"""Names of the facts that are figures with their own line."""
 
 
 def noted(findings: Findings) -> list[str]:
-    """Return what is not part of the prediction of jobs that somebody runs today."""
+    """Return notes on the parts of users' jobs that predictions leave out."""
     return [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
 
 
 FIT = "on a device"
-"""The name of the fact that says whether a plan fits."""
+"""Name of the fact on whether a plan fits."""
 
 
 def facts(
@@ -49,10 +49,10 @@ def facts(
     memory: Callable[[float], str] = format_bytes,
     time: Callable[[float], str] = format_seconds,
 ) -> dict[str, Fact]:
-    """Return the facts of a point among the others, by name.
+    """Return the facts of a point, by name.
 
     Args:
-        memory, time: write the sizes and the seconds that a page shows in one unit.
+        memory, time: format bytes and seconds in the page's units.
     """
     point, space = row.point, row.space
     hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
@@ -84,14 +84,15 @@ def _fit(row: FigureRow) -> list[Fact]:
 
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
-    """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
-    of GPUs and published jobs are like it."""
+    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
+    jobs resemble it."""
     found = _any_range(findings, index)
     return found if found is not None and _has_range(findings, index) else None
 
 
 def range_words(findings: Findings, index: int, time: Callable[[float], str] = format_seconds) -> str:
-    """Return :func:`range_of` in words; where no published job is like it, that; "" for other times."""
+    """Return :func:`range_of` in words; a caveat if no published job resembles it; "" for times not from data
+    sheets."""
     found = _any_range(findings, index)
     if found is None:
         return ""
@@ -109,7 +110,7 @@ def _has_range(findings: Findings, index: int) -> bool:
 
 
 def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
-    """Return :func:`range_words`, and :func:`range_of` if there is one, as plain data."""
+    """Return :func:`range_words`, with :func:`range_of` if any, as plain data."""
     words, found = range_words(findings, index), range_of(findings, index)
     return {"words": words, **({} if found is None else asdict(found))} if words else None
 
@@ -120,7 +121,7 @@ def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
 
 
 def _listed_facts(point: Point) -> list[Fact]:
-    """Return the figures that have a line of their own, where they are known."""
+    """Return the known figures that have their own line."""
     return [
         Fact(figure.label, point.figures[figure.name], figure.unit.words)
         for figure in LISTED
@@ -129,7 +130,7 @@ def _listed_facts(point: Point) -> list[Fact]:
 
 
 def hides(point: Point) -> bool:
-    """Return whether communication runs beside something else; rounding leaves a trace even if none does."""
+    """Return whether communication overlaps other work; rounding leaves a trace even if none does."""
     return point.hidden_s > 1e-6 * point.time_s
 
 
@@ -146,7 +147,7 @@ def _memory_words(point: Point) -> str:
 
 
 def host_words(step: TwoQueues) -> str:
-    """Say how long the host takes to issue a step, and whether the device waits for it."""
+    """Return how long the host takes to issue a step, and whether the device waits for it."""
     waits = "beside the device"
     if is_host_bound(step):
         waits = f"host-bound: the device waits {format_seconds(host_wait_s(step))} of it"
@@ -155,34 +156,34 @@ def host_words(step: TwoQueues) -> str:
 
 def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
     if point.gap is None:
-        return "nothing: its planner is a heuristic, or the search was one here"
+        return "nothing: its planner is a heuristic, or the search used one"
     if point.gap > PROOF:
         return (
-            "nothing worth saying: plans searched with no more memory might be shorter by more than "
-            f"{share_words(PROOF)} by the sums that the search adds up"
+            "nothing useful: by the search's sums, a plan with no more memory might be faster by more than "
+            f"{share_words(PROOF)}"
         )
     if point.exact:
-        better = "no plan searched is faster with no more memory, nor leaner and no slower"
+        better = "no searched plan is faster with no more memory, or leaner and no slower"
     else:
         better = (
-            f"it takes at most {share_words(max(point.gap, LEAST_SHARE))} longer than any plan searched with "
+            f"it takes at most {share_words(max(point.gap, LEAST_SHARE))} longer than any searched plan with "
             "no more memory"
         )
     sums = f"{memory(point.additive_memory_bytes)} and {time(point.additive_time_s)} for this one"
     return (
-        f"{better}, by the sums that the search adds up ({sums}). The figures above are simulated: peaks and "
-        "waits are in them, and nothing is proven of them."
+        f"{better}, by the search's sums ({sums}). The figures above are simulated, with memory "
+        "peaks and waits, and not proven."
     )
 
 
 def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
-    """Return throughput, MFU, and the hours and the money of a training; for what is unknown, the reason.
+    """Return throughput, MFU, hours and cost of a training; the reason where one is unknown.
 
     Args:
-        amount: the length of the training; without one it is 1,000 steps.
+        amount: the length of the training; by default 1,000 steps.
 
     Raises:
-        TensorOptError: the amount is in a unit of which a step's is unknown.
+        TensorOptError: the amount's unit is unknown for a step.
     """
     rates, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     speeds = [

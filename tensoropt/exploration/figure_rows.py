@@ -1,4 +1,4 @@
-"""Rows of figures: what the CSV, ``--json`` and the page show of a point."""
+"""Rows of figures, as CSV, ``--json`` and the dashboard show them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A point among the others, from which its figures (:data:`~tensoropt.plan.figures.FIGURES`) follow."""
+    """A point within its exploration, from which its figures (:data:`~tensoropt.plan.figures.FIGURES`)
+    follow."""
 
     findings: Findings
     index: int
@@ -24,39 +25,36 @@ class FigureRow:
 
     @classmethod
     def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
-        """Return the row of point ``index`` of ``all_points``; a tariff replaces the prices of the
-        cluster.
-        """
+        """Return the row of point ``index`` of ``all_points``; a tariff replaces the cluster's prices."""
         return cls(findings, index, RatesOf(findings, tariff))
 
     @property
     def number(self) -> int:
-        """The point's number, counted from 1."""
+        """The point's number, from 1."""
         return self.index + 1
 
     @property
     def point(self) -> Point:
-        """The point itself."""
         return self.findings.all_points[self.index]
 
     @property
     def space(self) -> Space:
-        """The space that the point is from."""
+        """The space of the point."""
         return self.findings.spaces[self.point.space]
 
     @property
     def name(self) -> str:
-        """The name of the point's plan, in the words that people use."""
+        """The display name of the point's plan."""
         return self.findings.names[self.index]
 
     @property
     def needs(self) -> float:
-        """What the point needs of a device, in bytes."""
+        """The memory that the point needs on a device, in bytes."""
         return float(self.findings.needs[self.index])
 
     @property
     def fits(self) -> str:
-        """Whether a device has that, in one word."""
+        """Whether the point fits a device, in one word."""
         return WORDS[self.findings.verdict(self.index)]
 
     @property
@@ -66,17 +64,16 @@ class FigureRow:
 
 
 def figure_rows(findings: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
-    """Yield the rows of some of ``all_points``."""
+    """Yield rows of points, by index in ``all_points``."""
     rated = RatesOf(findings)
     return (FigureRow(findings, index, rated) for index in indices)
 
 
 def points_data(findings: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """Return points as plain data, with the names of the CSV; the parts of a breakdown are nested under its
-    name.
+    """Return points as plain data, with the CSV's names; parts of a breakdown are nested under its name.
 
     Args:
-        indices: in ``all_points``; the frontier's without.
+        indices: into ``all_points``; by default the frontier.
     """
     own = [figure for figure in (*FIXED, *FURTHER) if figure.part is None]
     parts = [figure for figure in FURTHER if figure.part is not None]
@@ -92,10 +89,10 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
 
 
 def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
-    """Return a point's rates as plain data, unrounded, None for what is unknown; ``unknown`` says why.
+    """Return a point's rates as plain data, unrounded, None if unknown; ``unknown`` gives reasons.
 
     Raises:
-        TensorOptError: the amount is in a unit of which a step's is unknown.
+        TensorOptError: the amount's unit is unknown for a step.
     """
     one, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     steps = amount.steps(work)

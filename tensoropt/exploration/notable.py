@@ -1,4 +1,4 @@
-"""The few points of a frontier that people ask about, each with what it is."""
+"""The few points of a frontier that people ask about, each with a remark."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes, without_zeros
 
 _CARDS_GIB = (16, 24, 40, 80)
-"""The memory of the cards that people have."""
+"""Memory sizes of common cards."""
 _NOTABLE = 30
-"""The most points of a short table, and of a plot that is not zoomed."""
+"""The maximum number of points in a short table, and in a plot that is not zoomed."""
 _FEW = 5
-"""The same where memory is no constraint."""
+"""The maximum number of points if memory is no constraint."""
 _APART = 0.01
-"""The share of memory and of time by which a point differs from the one before, or is not looked at."""
+"""A point is skipped unless memory and time differ from the previous one by this share."""
 _NO_CONSTRAINT = 0.25
-"""The share of a device's memory within which all of a frontier is no matter of memory; an assumption."""
+"""If the whole frontier needs less than this share of a device, memory is no constraint (an assumption)."""
 
 
 def _marks_of(findings: Findings) -> dict[int, list[str]]:
-    """Return the special points: ``fastest`` and ``knee`` of those that fit, and ``leanest``."""
+    """Return the special points: ``fastest`` and ``knee`` among those that fit, and ``leanest``."""
     marks: dict[int, list[str]] = {}
     fitting = findings.within(findings.limit_bytes)
     of_fitting = ((int(fitting[-1]), "fastest"), (findings.knee, "knee")) if len(fitting) else ()
@@ -34,15 +34,15 @@ def _marks_of(findings: Findings) -> dict[int, list[str]]:
 
 
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
-    """Return the numbers of at most ``most`` points of the frontier, ascending, with what each is.
+    """Return at most ``most`` points of the frontier, ascending, as a mapping from index to remark.
 
-    In this order, until there are ``most``: ``fastest`` of those that fit, ``leanest``, ``knee``,
-    ``recommended``; the fastest of each family of plans, and within the memory that the exploration was made
-    for and that of each card of :data:`_CARDS_GIB`; then, without words, points that differ by more than 1 %
-    in memory and in time from the one before; of many, those where the frontier bends most.
+    They are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
+    fastest of each family of plans, within the exploration's memory and within each of :data:`_CARDS_GIB`;
+    then, without a remark, points that differ from the previous one by more than 1 % in memory and time,
+    preferring the sharpest bends.
 
     Args:
-        most: by default a few, and fewer where memory is no constraint (:func:`unconstrained_words`).
+        most: by default :data:`_NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
     """
     if most is None:
         most = _FEW if unconstrained_words(findings) else _NOTABLE
@@ -68,12 +68,12 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
     for limit in dict.fromkeys(
         (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in _CARDS_GIB))
     ):
-        # Descending in time. What is fastest of all says so already.
+        # Descending in time. The overall fastest is marked already.
         rows = findings.within(limit)
         if len(rows) and rows[-1] < fastest:
             within.setdefault(int(rows[-1]), []).append(without_zeros(format_bytes(limit)))
     families = {OTHER_FAMILY, family(findings.names[fastest])}
-    # Of many points with one name, only the last is asked about: it is the fastest.
+    # Of points with one name, keep the last, which is the fastest.
     last = {name: row for row, name in enumerate(findings.names[:count])}
     for name, row in sorted(last.items(), key=lambda item: -item[1]):
         title = family(name)
@@ -103,7 +103,7 @@ def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
 
 
 def unconstrained_words(findings: Findings) -> str:
-    """Return a sentence that says that memory is no constraint; "" if it may be one."""
+    """Return a sentence stating that memory is no constraint; "" if it may be one."""
     kinds = findings.cluster.get("kinds")
     if not kinds or not findings.points or findings.settings.get("memory_bytes"):
         return ""

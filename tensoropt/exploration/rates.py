@@ -1,11 +1,10 @@
-"""The units in which people decide: samples and tokens per second, MFU, device-hours and money.
+"""Rates of a point: samples and tokens per second, MFU, device-hours and cost.
 
-All of them follow from a point's seconds per step and the work of a step: how many samples and tokens it
-reads, how many FLOP its model has, on which devices it runs and what these cost. What is not known is None,
-with the reason in words; nothing is guessed.
+They follow from a point's seconds per step and the work of a step: its samples, tokens and FLOP, its devices
+and their prices. Unknown values are None with a reason in words, never guesses.
 
-A person gives the length of a training (:class:`Amount`) and the prices of devices (:class:`Tariff`); the
-cluster is the one that a plan or an exploration was made for, as far as that says.
+Users give the length of a training (:class:`Amount`) and prices (:class:`Tariff`); the cluster is the one
+saved with the plan or exploration.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from tensoropt.plan.findings import Findings
 from tensoropt.units import format_number, parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
-"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
+"""Key of the report for FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
 _PEAK_FLOPS = "peak_flops"
-"""The name there of the FLOP/s that CPU ranks reach at most, where they were measured
-(:mod:`tensoropt.profiling.peak`)."""
+"""Key of the report for the measured peak FLOP/s of CPU ranks (:mod:`tensoropt.profiling.peak`)."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 _LOOKUP = "aten.embedding"
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step: what it reads and computes.
+    """The work of a step: its samples, tokens and FLOP.
 
     Attributes:
-        samples, tokens: of the global batch; None where unknown.
-        flops: of the model by number format; None where unknown.
-        whys: by the name of an attribute that is None, why.
+        samples, tokens: of the global batch; None if unknown.
+        flops: the model's FLOP by number format; None if unknown.
+        whys: reasons by the name of each attribute that is None.
     """
 
     samples: int | None
@@ -48,7 +46,7 @@ class StepWork:
 
     @classmethod
     def of(cls, findings: Findings) -> StepWork:
-        """Return the work of the step that an exploration is of."""
+        """Return the work of an exploration's step."""
         whys: dict[str, str] = {}
         inputs = list(_inputs(findings))
         samples, why = _samples(findings, inputs)
@@ -64,7 +62,7 @@ class StepWork:
 
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield (name, shape, dtype) of what a caller passes, as far as that is known."""
+    """Yield (name, shape, dtype) of the model's inputs, if known."""
     if findings.recorded is not None:
         graph = findings.recorded.graph
         for name in graph.inputs:
@@ -81,7 +79,7 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
     sizes = list(dict.fromkeys(shape[0] for _, shape, _ in inputs if shape))
     if len(sizes) == 1 and sizes[0] > 0:
         return sizes[0], ""
-    if findings.model.batch:  # what the command line asked of a model of the zoo
+    if findings.model.batch:  # the batch that the command line gave a zoo model
         return findings.model.batch, ""
     if not sizes:
         return None, "the shapes of the model's inputs were not saved"
@@ -91,8 +89,8 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
 def _tokens(
     findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
-    """Return the number of tokens, or None and why. Tokens are numbers that an embedding looks up: batch ×
-    sequence.
+    """Return the number of tokens, or None with the reason. Tokens are the indices that an embedding looks
+    up: batch × sequence.
     """
     numbers = {
         name: shape
@@ -128,14 +126,10 @@ AMOUNTS = ("steps", "samples", "tokens")
 class Tariff:
     """The prices of devices.
 
-    Attributes:
-        price: money per device-hour of every device whose kind has no price of its own in ``by_kind``; None
-            for what the cluster says.
-        by_kind: money per device-hour by the name of a kind.
-        currency: what the money is called; "" leaves it without a name, as cluster files do.
+    price: money per device-hour for kinds that are not in ``by_kind``; None for the cluster's own prices.
 
     Raises:
-        TensorOptError: a price is not more than nothing.
+        TensorOptError: a price is not positive.
     """
 
     price: float | None = None
@@ -148,21 +142,21 @@ class Tariff:
                 raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
 
     def of(self, kind: DeviceKind) -> float | None:
-        """Return the money per hour of one device of a kind; None if unknown."""
+        """Return the price per hour of one device of a kind; None if unknown."""
         said = self.by_kind.get(kind.name, self.price)
         return kind.price_per_hour if said is None else said
 
     def check(self, kinds: Iterable[str]) -> None:
-        """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""
+        """Raise :class:`TensorOptError` if a price is for a kind that is not among ``kinds``."""
         known = dict.fromkeys(kinds)
         for name in self.by_kind:
             if name not in known:
                 raise TensorOptError(
-                    f"there is a price for {name}, but no such device; {suggest(name, known)}"
+                    f"price given for {name}, which is no device of the cluster; {suggest(name, known)}"
                 )
 
     def words(self, amount: float) -> str:
-        """Return an amount of money with three significant figures and the currency."""
+        """Return money with three significant digits and the currency."""
         return f"{format_number(amount)} {self.currency}".rstrip()
 
 
@@ -170,11 +164,10 @@ CLUSTERS_OWN = Tariff()
 
 
 def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
-    """Return (the price of all devices, prices by kind) from ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or
-    both.
+    """Return (price of all devices, prices by kind) from ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
 
     Raises:
-        TensorOptError: a price is no number, or two are given for the same devices.
+        TensorOptError: a price is not a number, or a device has two prices.
     """
     everywhere: float | None = None
     by_kind: dict[str, float] = {}
@@ -185,7 +178,7 @@ def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
             price = read_number(number)
         except TensorOptError:
             raise TensorOptError(
-                f"'{part}' is no price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
+                f"'{part}' is not a price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
             ) from None
         if kind in by_kind or (not kind and everywhere is not None):
             raise TensorOptError(f"there are two prices for {kind or 'all devices'}; give one")
@@ -204,7 +197,7 @@ class Amount:
         unit: one of :data:`AMOUNTS`.
 
     Raises:
-        TensorOptError: there is no such unit, or the count is not more than nothing.
+        TensorOptError: the unit is unknown, or the count is not positive.
     """
 
     count: float
@@ -212,15 +205,15 @@ class Amount:
 
     def __post_init__(self) -> None:
         if self.unit not in AMOUNTS:
-            raise TensorOptError(f"'{self.unit}' is no amount of training; use one of {', '.join(AMOUNTS)}")
+            raise TensorOptError(f"'{self.unit}' is not a unit of training; use one of {', '.join(AMOUNTS)}")
         if not (math.isfinite(self.count) and self.count > 0):
-            raise TensorOptError(f"{self.count:g} {self.unit} are no amount of training; give more than 0")
+            raise TensorOptError(f"the length of a training is {self.count:g} {self.unit}; give more than 0")
 
     def steps(self, work: StepWork) -> float:
-        """Return the number of steps, as a fraction: the last one need not be full.
+        """Return the number of steps, possibly a fraction.
 
         Raises:
-            TensorOptError: what a step has of the unit is not known; says why.
+            TensorOptError: it is unknown how much of the unit a step has; gives the reason.
         """
         if self.unit == "steps":
             return self.count
@@ -242,26 +235,24 @@ _AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?)")
 
 
 def amount_of(text: str) -> Amount | None:
-    """Return the amount in ``1e9 tokens`` or ``50000 samples``; None for an empty text.
+    """Return the amount of training in ``1e9 tokens`` or ``50000 samples``; None for an empty text.
 
     Raises:
-        TensorOptError: it is no amount.
+        TensorOptError: the text is not an amount.
     """
     if not text.strip():
         return None
     match = _AMOUNT.fullmatch(text.strip().lower())
     if match is None:
         raise TensorOptError(
-            f"'{text.strip()[:60]}' is no amount of training; write for example 1e9 tokens or 50000 samples"
+            f"'{text.strip()[:60]}' is not an amount of training; write 1e9 tokens or 50000 samples"
         )
     count, unit = match.groups()
     return Amount(parse_count(count, "the amount"), unit.rstrip("s") + "s")
 
 
 def _count(value: float) -> str:
-    """Return a count as ``parse_count`` reads it: with grouped digits, from a hundred million on as
-    ``300B``.
-    """
+    """Format a count as ``parse_count`` reads it: with grouped digits, or as ``300B`` from 1e8 on."""
     if value < 1e8:
         return f"{value:,.12g}"
     letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
@@ -269,7 +260,7 @@ def _count(value: float) -> str:
 
 
 def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
-    """Return the cluster whose data a plan or an exploration keeps; None if it is missing or unreadable."""
+    """Return the cluster saved with a plan or exploration; None if it is missing or unreadable."""
     try:
         return Cluster.from_dict(cluster)
     except ClusterError:
@@ -277,7 +268,7 @@ def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
 
 
 def for_gpus(cluster: Mapping[str, Any]) -> bool:
-    """Return whether this cluster is known to be one of GPUs."""
+    """Return whether this cluster is known to have GPUs."""
     hardware = made_for(cluster)
     return hardware is not None and hardware.device_type == "cuda"
 
@@ -295,17 +286,17 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of one point, in the units of this module.
+    """The rates of one point.
 
     Attributes:
-        step_s: seconds of a step.
-        devices: how many it runs on.
-        samples_per_s, tokens_per_s: of all devices together; None where unknown.
-        flops_per_s: FLOP of the model per second, of all devices together.
-        mfu: model FLOPs utilisation: the share of a step that its model's FLOP would take if every device
-            computed them at the peak of the format of their numbers (PaLM, appendix B).
-        per_hour: money for an hour of all devices.
-        whys: by the name of an attribute that is None, why.
+        step_s: seconds per step.
+        devices: the number of devices.
+        samples_per_s, tokens_per_s: of all devices; None if unknown.
+        flops_per_s: the model's FLOP per second, of all devices.
+        mfu: model FLOPs utilisation: the time for the model's FLOP at the peak of every device and number
+            format, as a share of the step (PaLM, appendix B).
+        per_hour: price per hour of all devices.
+        whys: reasons by the name of each attribute that is None.
     """
 
     step_s: float
@@ -328,11 +319,11 @@ class Rates:
         per_hour: float | None,
         whys: Mapping[str, str],
     ) -> Rates:
-        """Return the rates of a step that takes ``step_s`` seconds.
+        """Return the rates of a step of ``step_s`` seconds.
 
         Args:
-            ideal_s: seconds of a step at peak, if they are known.
-            whys: why of what is unknown beside the work.
+            ideal_s: seconds of a step at peak, if known.
+            whys: reasons for unknown values other than those of ``work``.
         """
         return cls(
             step_s=step_s,
@@ -350,19 +341,19 @@ class Rates:
         return steps * self.step_s / HOUR_S
 
     def device_hours(self, steps: float) -> float:
-        """Return the hours that this many steps take, added up over all devices."""
+        """Return the device-hours of this many steps: hours times devices."""
         return self.hours(steps) * self.devices
 
     def cost(self, steps: float) -> float | None:
-        """Return the money for this many steps; None if the price is unknown."""
+        """Return the cost of this many steps; None if the price is unknown."""
         return None if self.per_hour is None else self.hours(steps) * self.per_hour
 
 
 class RatesOf:
-    """The rates of an exploration's points.
+    """The rates of all points of an exploration.
 
     Args:
-        tariff: prices that replace those of the cluster.
+        tariff: prices that replace the cluster's.
     """
 
     def __init__(self, findings: Findings, tariff: Tariff = CLUSTERS_OWN):
@@ -379,7 +370,8 @@ class RatesOf:
         return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
 
     def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """Return (seconds of a step at peak, money per hour, whys) of plans on this many devices."""
+        """Return (seconds of a step at peak, price per hour, reasons for unknowns) for plans on this many
+        devices."""
         if count not in self._by_count:
             self._by_count[count] = self._asked_devices(count)
         return self._by_count[count]
@@ -414,36 +406,34 @@ class RatesOf:
 
 
 def kinds_of(findings: Findings) -> tuple[str, ...]:
-    """Return the names of the kinds of devices of an exploration's cluster."""
+    """Return the names of an exploration's device kinds."""
     return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
 
 
 def rates(findings: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
-    """Return the rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
+    """Return the rates of point ``index`` of ``all_points``: throughput, MFU and price per hour.
 
     Args:
-        tariff: prices that replace those of the cluster, and the currency.
+        tariff: prices and currency that replace the cluster's.
 
     Raises:
-        TensorOptError: there is a price for a kind of devices that the cluster does not have.
+        TensorOptError: a price is for a device kind that the cluster lacks.
     """
     tariff.check(kinds_of(findings))
     return RatesOf(findings, tariff).of(index)
 
 
 def _peak(kind: DeviceKind, name: str) -> float | None:
-    # What has no tensor cores for TF32 computes float32 as it is.
+    # Devices without TF32 tensor cores compute in float32.
     return kind.flops.get(name, kind.flops["float32"] if name == "tf32" else None)
 
 
 def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
-    """Return the kinds of the devices of a plan on ``count`` devices; None and the reason if that is
-    unknown.
-    """
+    """Return the device kinds of a plan on ``count`` devices; None with the reason if unknown."""
     if cluster is None:
         return None, "the cluster was not saved with it"
     if count == cluster.device_count:
         return cluster.devices, ""
     if count < cluster.device_count and len(cluster.device_kinds) == 1:
         return cluster.devices[:count], ""
-    return None, f"which of the {cluster.device_count} devices the plan is on is not known"
+    return None, f"it is unknown which of the {cluster.device_count} devices the plan uses"

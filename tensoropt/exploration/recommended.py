@@ -1,4 +1,4 @@
-"""The plan that an exploration recommends: the simplest within 3 % of the fastest that fits."""
+"""The recommended plan: the simplest within 3 % of the fastest that fits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tensoropt.plan.plan_names import JOIN
 from tensoropt.units import share_words
 
 _WITHIN = 0.03
-"""The share of the fastest step by which a simpler plan may take longer; smaller than the error of
+"""A simpler plan may take longer by this share of the fastest step, which is below the error of
 predictions."""
 _FOR_A_CONFIG = re.compile(
     r"one device|(DP|ZeRO-\d|TP|CP|EP) ?[\d×]*( \+ SP)?( \((ring|Ulysses)\))?|PP .*|\d+ micro-batches"
     r"|.* recomputed(?!.*in part).*"
 )
-"""A part of a name that degrees, a stage, a schedule or a recipe say, of all operators alike."""
+"""Parts of a plan's name that apply to all operators alike: degrees, stages, schedules, recipes."""
 _KINDS = ("DP", "ZeRO", "TP", "SP", "CP", "EP", "PP", "placed", "other")
-"""The kinds of parallelism by a word of a plan's name."""
+"""Kinds of parallelism, by the words in a plan's name."""
 
 
 class Recommendation(NamedTuple):
-    """The recommended plan, and the fastest.
+    """The recommended plan and the fastest one.
 
     Attributes:
-        row, fastest: their numbers among :attr:`Findings.all_points`.
-        faster: the share by which the fastest's step is shorter; 0 if it is the recommended one.
+        row, fastest: their indices in :attr:`Findings.all_points`.
+        faster: the share by which the fastest's step is shorter; 0 if they are the same.
     """
 
     row: int
@@ -38,7 +38,7 @@ class Recommendation(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """Why it is taken, in words."""
+        """Why it is recommended, in words."""
         near = f"within {share_words(_WITHIN)} of"
         if self.row == self.fastest:
             return f"the fastest plan that fits; none {near} it is simpler"
@@ -48,21 +48,21 @@ class Recommendation(NamedTuple):
 def recommended(
     findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
 ) -> Recommendation | None:
-    """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that need at most so much
-    of a device; None if none does.
+    """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that fit a limit; None if
+    none fits.
 
-    The simplest is the first by: a launcher's config can say it, how many kinds of parallelism it has, the
-    share of its time in operators that go another way, micro-batches, time.
+    Simplicity compares, in this order: whether a launcher's config can express the plan, its kinds of
+    parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
 
     Args:
-        rows: the numbers of the points that are asked about; by default all, of planners, too.
+        rows: indices of the points to consider; by default all, other planners' included.
     """
     needs, times = findings.needs, findings.all_points.time
     asked = np.arange(len(needs)) if rows is None else np.asarray(rows, dtype=int)
     fitting = asked[needs[asked] <= limit_bytes]
     if not len(fitting):
         return None
-    # Of equals the one that needs least.
+    # Of equals, the leanest.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
     near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
     spaces, shares = findings.all_points.column("space"), findings.exceptions
@@ -80,12 +80,12 @@ def recommended(
 
 
 def a_config_says(name: str) -> bool:
-    """Return whether a launcher's config can say a plan, given its name: whether all operators go the same
-    way, and whole blocks are recomputed."""
+    """Return whether a launcher's config can express a plan of this name: all operators are split alike, and
+    only whole blocks are recomputed."""
     return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
 
 
 def kinds_of(name: str) -> int:
-    """Return the number of kinds of parallelism in a name."""
+    """Return the number of kinds of parallelism that a name lists."""
     words = set(re.findall(r"[A-Za-z]+", name))
     return sum(kind in words for kind in _KINDS)

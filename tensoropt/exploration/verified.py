@@ -1,5 +1,5 @@
-"""What running an exploration's plans showed, in a file beside it, which ``tensoropt verify PLAN --save DIR``
-writes and the dashboard shows.
+"""Results of running an exploration's plans, kept in a file beside it: ``tensoropt verify PLAN --save DIR``
+writes it, the dashboard shows it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "grad
 
 @dataclass(frozen=True)
 class Verified:
-    """One plan, predicted and run; bytes and seconds, None for what was not measured (fake ranks).
+    """Predictions and measurements of one plan, in bytes and seconds; None if not measured (fake ranks).
 
     Attributes:
         key: the key of the plan (:mod:`tensoropt.plan.keys`).
-        checked_on: the place where it ran, in words.
-        error: why it did not run, "" if it did.
+        checked_on: the machine it ran on, in words.
+        error: why it did not run; "" if it did.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Verified:
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
-        """Return the result that ``tensoropt.verify.verify_plan`` gives for a plan."""
+        """Return the record of a :func:`tensoropt.verify.verify_plan` result."""
         (one,) = found["plans"]
         return cls(
             key=plan_key(plan),
@@ -65,23 +65,23 @@ class Verified:
         )
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
-        """Return whether this is about point ``point`` of ``exploration.all_points``."""
+        """Return whether this record is of point ``point`` of ``exploration.all_points``."""
         space = exploration.spaces[exploration.all_points[point].space]
-        # The first is cheap, and rules most points out.
+        # A cheap test that rules most points out.
         return space.micro_batches == self.micro_batches and plan_key(exploration.plan(point)) == self.key
 
     def point_of(self, exploration: Exploration) -> int | None:
-        """Return the point that this is about, if there is one."""
-        # The plan's own point is the first to look at, if it was not costed again.
+        """Return the index of the point that this record is of; None if there is none."""
+        # Try the plan's own index first; it is right unless the exploration was costed again.
         nearest = np.argsort(abs(exploration.all_points.time - self.time_predicted_s), kind="stable")
         return next((row for row in nearest.tolist() if self.is_of(exploration, row)), None)
 
 
 def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
-    """Keep what was found of a plan beside its exploration; what was kept of the same plan is replaced.
+    """Save a result of running a plan beside its exploration, replacing an earlier one of the same plan.
 
     Raises:
-        TensorOptError: the folder holds no exploration, or one that the plan is not a point of.
+        TensorOptError: the folder holds no exploration, or none with this plan.
     """
     exploration = load_exploration(folder)
     new = Verified.of(plan, found)
@@ -103,7 +103,7 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
     """Return the results of running an exploration's plans; empty if none was verified.
 
     Raises:
-        TensorOptError: the file is damaged, or of a version that does not say whose the results are.
+        TensorOptError: the file is damaged, or of a version without the plans' keys.
     """
     file = Path(folder) / FILE
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Where people stand: the jobs that they run today, beside the frontier, and what a better plan brings."""
+"""Users' current jobs beside the frontier, and the gain from a better plan."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tensoropt.plan.plan_names import YOUR_JOB, brief_name
 from tensoropt.units import format_bytes, format_seconds, share_words
 
 _ALIKE = 0.005
-"""The share below which a plan is not called better."""
+"""A plan counts as better if it gains at least this share."""
 
 
 class YourJob(NamedTuple):
-    """A job that somebody runs today, beside a frontier.
+    """A user's current job beside a frontier.
 
     Attributes:
-        row: its number among :attr:`Findings.all_points`; None if it could not be priced.
-        faster, leaner: the numbers of the fastest point within its memory, and of the leanest within its
-            time; None where none is better.
-        notes: what of it is not part of the prediction.
+        row: its index in :attr:`Findings.all_points`; None if it could not be priced.
+        faster, leaner: indices of the fastest point within its memory, and of the leanest within its time;
+            None if none is better.
+        notes: the parts of the job that the prediction leaves out.
         refusal: why it could not be priced.
     """
 
@@ -35,7 +35,7 @@ class YourJob(NamedTuple):
     refusal: str
 
     def sentences(self) -> list[str]:
-        """Return where the job is, and what a better plan would bring; then what was not understood."""
+        """Return sentences: the job's cost, the gain from better plans, then notes."""
         if self.row is None:
             return [f"Your job ({self.launcher}) has no prediction: {self.refusal}."]
         point = self.findings.all_points[self.row]
@@ -60,7 +60,7 @@ class YourJob(NamedTuple):
         return f"point {row + 1} ({brief_name(self.findings.names[row])})"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the sentence and the figures behind it as plain data; points are counted from 1."""
+        """Return the sentence and its figures as plain data; points are numbered from 1."""
         point = None if self.row is None else self.findings.all_points[self.row]
         number = {"point": self.row, "faster": self.faster, "leaner": self.leaner}
         return {
@@ -76,7 +76,7 @@ class YourJob(NamedTuple):
 
 
 def your_jobs(findings: Findings) -> tuple[YourJob, ...]:
-    """Return the jobs beside a frontier, in the order in which they were given."""
+    """Return the users' jobs, in the order given."""
     planners = findings.all_points.column("planner").tolist()
     rows = iter([row for row, planner in enumerate(planners) if str(planner).startswith(YOUR_JOB)])
     return tuple(_job(findings, told, rows) for told in findings.report.get("jobs", ()))

@@ -1,4 +1,4 @@
-"""Plans in the training loops of other libraries: one module for each library, imported only when it is used.
+"""Plans in other libraries' training loops: one module per library, imported on use.
 
 In: a model and a plan. Out: the library's own trainer, running the model by the plan.
 """

@@ -1,7 +1,7 @@
 """accelerate's ``Accelerator`` for a model that runs by a plan.
 
-It differs from its base class in what assumes that ranks train copies of the model: the model is not wrapped,
-a rank loads the rows that its place in the plan asks for, and a step of the optimizer is one of the schedule.
+It overrides what assumes that ranks train copies of the model: the model is not wrapped, a rank loads the
+rows of its share, and one optimizer step is one scheduler step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from accelerate import Accelerator  # noqa: E402
 class PlanAccelerator(Accelerator):
     """An ``Accelerator`` whose model runs by a plan, in a ``torchrun`` job.
 
-    ``prepare`` takes a model, its optimizer, scheduler and loaders as ever; losses, norms and rates are those
-    of an ``Accelerator`` in one process with the plan's global batch, and with the loaders' own samplers. A
-    loader's ``batch_size`` is the global batch, or a rank's part of it; without a length
-    (``IterableDataset``) a rank's part; a global batch of any size in the data's order, for evaluation.
+    ``prepare`` takes a model, its optimizer, scheduler and loaders as usual; losses, norms and rates equal
+    those of an ``Accelerator`` in one process with the plan's global batch and the loaders' own samplers. A
+    loader's ``batch_size`` is the global batch or a rank's share; for an ``IterableDataset`` the share; for
+    evaluation in the data's order any global batch.
 
     Args:
-        plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
+        plan: a plan or its file; None for a parallelized model.
         more: as for ``Accelerator``.
 
     Raises:
-        PlanError: it asks for what a plan cannot do, or :func:`tensoropt.parallelize` raises it.
+        PlanError: a setting that plans do not support; also errors of :func:`tensoropt.parallelize`.
     """
 
     def __init__(self, *, plan: str | os.PathLike[str] | Plan | None = None, **more: Any):
@@ -53,16 +53,16 @@ class PlanAccelerator(Accelerator):
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         for model in (part for part in args if isinstance(part, nn.Module)):
-            self.prepare_model(model)  # first, as loaders ask it for their rows
+            self.prepare_model(model)  # first, as loaders need its shares
         return super().prepare(*args, device_placement=device_placement)
 
     def prepare_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        """Return the model, which runs by the plan from now on."""
+        """Return the model, which now runs by the plan."""
         if model in self._models:
             return model
         if self._models:
             raise PlanError(
-                f"PlanAccelerator runs one model by its plan, and {type(model).__name__} is a second; move a "
+                f"PlanAccelerator runs one model by its plan, but {type(model).__name__} is another; move a "
                 "model that is not trained by model.to(accelerator.device)"
             )
         if self._plan is not None and not hasattr(model, ATTRIBUTE):
@@ -82,13 +82,13 @@ class PlanAccelerator(Accelerator):
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         prepared = super().prepare_scheduler(scheduler)
-        # It would make a step for every rank, whose batches it takes for additional ones.
+        # The base class would make a scheduler step for every rank.
         prepared.split_batches = True
         return prepared
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return what the ranks found for rows of their own, for all rows; scalars, such as the loss of the
-        global batch, as they are."""
+        """Return all ranks' rows, joined from each rank's own; scalars, such as the global batch's loss,
+        unchanged."""
         if use_gather_object:
             raise PlanError(
                 "gather_for_metrics of a plan joins the rows of tensors; leave use_gather_object out, or "
@@ -96,7 +96,7 @@ class PlanAccelerator(Accelerator):
             )
         return rows_of_all(self._models[0], input_data) if self._models else input_data
 
-    # -- what assumes that every rank has the whole model, or rows of its own ----------------------------
+    # -- methods that assume a whole model or own rows on every rank ---------------------------------------
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:
         raise _shards("save_state", "tensoropt.save_checkpoint(path, model, optimizer, scheduler)")
@@ -113,6 +113,5 @@ class PlanAccelerator(Accelerator):
 
 def _shards(name: str, instead: str) -> PlanError:
     return PlanError(
-        f"{name} takes the model of a rank for the whole one, but a plan leaves each rank a part; use "
-        f"{instead}"
+        f"{name} assumes that a rank has the whole model, but a plan leaves each rank a part; use {instead}"
     )

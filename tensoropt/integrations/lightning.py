@@ -1,7 +1,7 @@
-"""Lightning's Trainer and Fabric for models that run by a plan: a strategy for each.
+"""Lightning strategies for models that run by a plan: one for Trainer, one for Fabric.
 
-They differ from Lightning's own strategy for ``DTensor`` models in three things: a plan says what runs where,
-a rank loads the rows that its place in the plan asks for, and checkpoints outlive their plan.
+They differ from Lightning's ``DTensor`` strategy in that a plan decides the layout, a rank loads the rows of
+its share, and checkpoints move between plans.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 _AVERAGING = (StochasticWeightAveraging, WeightAveraging)
 _STATE = "plan"
-"""The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes; Lightning's rest is beside it."""
+"""The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes; Lightning's files are beside
+it."""
 
 
 class _RunsByPlan:
-    """What both strategies do; mixed into Lightning's.
+    """The common part of both strategies, mixed into Lightning's.
 
     Args:
-        plan: a plan or its file; None for a model that is parallelized already.
-        settings: as for :func:`tensoropt.parallelize`; a rank passes its share of the batch by default.
+        plan: a plan or its file; None for a parallelized model.
+        settings: as for :func:`tensoropt.parallelize`; by default a rank passes its share of the batch.
     """
 
     root_device: torch.device
@@ -62,7 +63,7 @@ class _RunsByPlan:
         self._parallel: ParallelModel | None = None
 
     def _run_by_plan(self, model: nn.Module) -> None:
-        """Parallelize a model, unless it is, and let it be the one of this strategy."""
+        """Parallelize a model, unless it is already, and make it this strategy's model."""
         if self._plan is not None and not hasattr(model, ATTRIBUTE):
             parallelize(model, self._plan, device=self.root_device, **self._settings)
         self._parallel = parallel_of(model)
@@ -78,18 +79,18 @@ class _RunsByPlan:
         return self._parallel
 
     def _begin(self, precision: str) -> None:
-        """What comes before Lightning makes the process group."""
+        """Prepare for Lightning's process group: check the precision, pin the process."""
         if precision != "32-true":
             raise PlanError(
                 f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
                 "that its model was explored with; explore with --dtype bfloat16, and leave precision out"
             )
-        # Lightning does not end gloo's groups, whose threads abort a process at its end.
+        # Lightning never ends gloo's groups, whose threads would abort the process at exit.
         atexit.register(leave_job)
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
-        """Nothing: loaders keep their own samplers, of which Lightning would replace some by another."""
+        """Empty: loaders keep their own samplers, some of which Lightning would replace."""
         return None
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -99,7 +100,7 @@ class _RunsByPlan:
         batches = dataloader.batch_sampler
         if not isinstance(batches, _IndexBatchSamplerWrapper):
             return padded(divided(dataloader, self.parallel.model), self.parallel.model)
-        # For `predict`, which reads from it the rows of each batch.
+        # `predict` reads each batch's rows from it.
         inner = copy.copy(dataloader)
         inner.__dict__["batch_sampler"] = batches._batch_sampler
         own = padded(divided(inner, self.parallel.model), self.parallel.model)
@@ -120,7 +121,7 @@ class _RunsByPlan:
     def _read(self, path: Path, optimizer: Optimizer | None, weights_only: bool | None) -> dict[str, Any]:
         if not (path / _STATE).is_dir():
             raise PlanError(
-                f"{path} has no folder '{_STATE}': it was not written by {type(self).__name__}; load the "
+                f"{path} has no folder '{_STATE}', so {type(self).__name__} did not write it; load the "
                 "weights into the model before it is set up"
             )
         load_checkpoint(path / _STATE, self.parallel.model, optimizer)
@@ -140,24 +141,24 @@ def _refuse(strategy: object, **options: Any) -> None:
 
 
 class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
-    """The strategy for a ``Trainer`` whose model runs by a plan.
+    """A Lightning ``Trainer`` strategy whose model runs by a plan.
 
-    One attribute of the ``LightningModule`` is the model that the plan is for; losses, clipping, accumulation
-    and schedules are those of a ``Trainer`` in one process with the plan's global batch. The module needs no
-    change, and no ``configure_model``.
+    One attribute of the ``LightningModule`` is the plan's model; losses, clipping, accumulation and schedules
+    equal those of a ``Trainer`` in one process with the plan's global batch. The module needs no change and
+    no ``configure_model``.
 
-    Checkpoints are folders, which any plan of the model can continue from; those with weights alone
-    (``weights_only=True``) are files for ``load_from_checkpoint``.
+    Checkpoints are folders that any plan of the model can resume; with ``weights_only=True`` they are files
+    for ``load_from_checkpoint``.
 
     Args:
         plan: a plan or its file; None if ``configure_model`` calls :func:`tensoropt.parallelize`.
-        model: the name of the attribute; by default the only one that has trained parameters.
-        timeout: the longest that a collective waits for another rank.
+        model: the attribute's name; by default the only one with trained parameters.
+        timeout: maximum wait of a collective.
         settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
 
     Raises:
-        PlanError: while the trainer starts: its settings ask for what a plan cannot do, the module trains
-            more than the model, or :func:`tensoropt.parallelize` raises it.
+        PlanError: at the trainer's start: a setting that plans do not support, trained parameters outside the
+            model; also errors of :func:`tensoropt.parallelize`.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         self._begin(self.precision_plugin.precision)
         self._check_callbacks()
         assert self.lightning_module is not None
-        # As Fabric does by itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
+        # Fabric does this itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
         self.lightning_module.trainer._accelerator_connector.use_distributed_sampler = False
         super().setup_environment()
 
@@ -186,20 +187,20 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         for callback in trainer.callbacks:
             if isinstance(callback, _AVERAGING) and trainer.state.fn == TrainerFn.FITTING:
                 raise PlanError(
-                    f"{type(callback).__name__} averages a copy of the whole module, but a plan leaves each "
-                    "rank parts of it; average by lerp_ over the model's parameters, in an own callback"
+                    f"{type(callback).__name__} averages a copy of the whole module, but a rank has only "
+                    "parts of it; average by lerp_ over the model's parameters, in an own callback"
                 )
 
     def setup(self, trainer: Any) -> None:
-        # Not the base class's, which asks for a `configure_model` that parallelizes.
+        # The base class would require a `configure_model` that parallelizes.
         super(ModelParallelStrategy, self).setup(trainer)
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         if len(self.optimizers) > 1:
             raise PlanError(
-                f"a checkpoint of a plan has one optimizer, but configure_optimizers returned "
-                f"{len(self.optimizers)}; make groups of parameters of one"
+                f"a plan's checkpoint has one optimizer, but configure_optimizers returned "
+                f"{len(self.optimizers)}; use one with parameter groups"
             )
 
     def model_to_device(self) -> None:
@@ -246,7 +247,7 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return what the module has beside the model."""
+        """Return the module's state outside of the model."""
         assert self.lightning_module is not None
         state = self.lightning_module.state_dict()
         return {key: value for key, value in state.items() if not key.startswith(self._prefix)}
@@ -292,19 +293,19 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
 
 
 class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
-    """The strategy for a ``Fabric`` whose model runs by a plan.
+    """A ``Fabric`` strategy whose model runs by a plan.
 
-    ``fabric.setup`` parallelizes the model, and ``fabric.setup_dataloaders``, called after it, gives each
-    rank its rows. ``fabric.save`` writes a folder, which ``fabric.load`` reads under any plan of the model.
+    ``fabric.setup`` parallelizes the model; ``fabric.setup_dataloaders``, called afterwards, gives each rank
+    its rows. ``fabric.save`` writes a folder, which ``fabric.load`` reads under any plan of the model.
 
     Args:
-        plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
-        timeout: the longest that a collective waits for another rank.
+        plan: a plan or its file; None for a parallelized model.
+        timeout: maximum wait of a collective.
         settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
 
     Raises:
-        PlanError: when the job starts or the model is set up: the settings ask for what a plan cannot do, or
-            :func:`tensoropt.parallelize` raises it.
+        PlanError: at the job's start or the model's set-up: a setting that plans do not support; also errors
+            of :func:`tensoropt.parallelize`.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
     def _parallelized(self, model: Any, _: Any) -> Any:
         if self._parallel is not None:
             raise PlanError(
-                f"FabricPlanStrategy runs one model by its plan, and {type(model).__name__} is a second; do "
+                f"FabricPlanStrategy runs one model by its plan, but {type(model).__name__} is another; do "
                 "not set up a model that is not trained"
             )
         self._run_by_plan(model)
@@ -373,9 +374,9 @@ class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
         optimizers = [name for name, part in parts.items() if isinstance(part, Optimizer)]
         if len(models) != 1 or len(optimizers) > 1:
             raise PlanError(
-                f"a checkpoint of a plan has its model and at most one optimizer, but this state has "
-                f"{len(models)} and {len(optimizers)}; pass {{'model': model, 'optimizer': optimizer}}, and "
-                "whatever else there is"
+                f"a plan's checkpoint has one model and at most one optimizer, but this state has "
+                f"{len(models)} and {len(optimizers)}; pass {{'model': model, 'optimizer': optimizer}}, plus "
+                "any other entries"
             )
         optimizer = parts[optimizers[0]] if optimizers else None
         return optimizer, {k: v for k, v in parts.items() if k not in (*models, *optimizers)}

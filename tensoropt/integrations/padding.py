@@ -1,5 +1,4 @@
-"""Batches of texts that are shorter than the plan's, as collators make them by dynamic padding: padded to
-its length."""
+"""Padding of dynamically padded batches of texts to the plan's length."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from tensoropt.engine.parallel_model import parallel_of
 
 _MASK = "attention_mask"
 _TEXTS = (_MASK, "decoder_attention_mask", "labels")
-"""The arguments, of two dims, whose second dim is the length of a batch's texts."""
+"""Arguments of two dims, the second of which is the texts' length."""
 _IGNORED = -100
-"""The target that losses of transformers ignore."""
+"""The target that transformers' losses ignore."""
 _SAID: WeakKeyDictionary[nn.Module, torch.Tensor] = WeakKeyDictionary()
-"""Whether it was said that a model's batches are padded; shared with the workers of all its loaders."""
+"""Whether the padding of a model's batches was reported; shared with all loader workers."""
 
 
 def padded(loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return a loader whose batches have the plan's length, where they were shorter.
+    """Return a loader whose shorter batches are padded to the plan's length.
 
-    Only of batches with an attention mask: without one a model may read what is filled in. Longer ones are
-    left to be refused.
+    Only batches with an attention mask are padded: without one the model might read the padding. Longer
+    batches are refused later.
     """
     own = copy.copy(loader)
     own.collate_fn = _PlanLength(loader.collate_fn, model)
@@ -38,7 +37,7 @@ def padded(loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
 
 
 class _PlanLength:
-    """Makes a batch, as a loader's own function does, and pads it to the plan's length."""
+    """A collate function that calls the loader's own and pads to the plan's length."""
 
     def __init__(self, collate: Callable[[Any], Any], model: nn.Module):
         parallel = parallel_of(model)
@@ -62,7 +61,7 @@ class _PlanLength:
             and value.dim() > 1
             and value.dim() == len(self.shapes.get(name, ()))
         }
-        # Of the batch and of the plan.
+        # Sizes of the batch and of the plan.
         lengths = {
             (values[name].shape[1], self.shapes[name][1])
             for name in _TEXTS
@@ -84,7 +83,7 @@ class _PlanLength:
         return self.token if name.endswith("input_ids") else 0
 
     def _say(self, mask: torch.Tensor) -> None:
-        """Say once that batches are padded, and how much of the first one that is."""
+        """Report once that batches are padded, with the first one's share of padding."""
         worker = get_worker_info()
         if not self.speaks or self.said or (worker is not None and worker.id):
             return

@@ -1,7 +1,7 @@
-"""The rows of a global batch that each rank loads, for loaders that other libraries hand over.
+"""The rows of a global batch that each rank loads, for other libraries' loaders.
 
-A loader keeps its own order: all ranks follow what its batch sampler draws on rank 0, so that they train on
-the rows that one process with this loader would.
+All ranks follow the loader's batch sampler on rank 0, so they train on the rows of one process with this
+loader.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterat
 def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -> DataLoader[Any]:
     """Return a loader of this rank's rows of the batches that the loader's own batch sampler draws.
 
-    Batches are the plan's global ones; or a rank's part of them, of which successive ones are joined. In the
-    data's order global batches may have any size, for evaluation. A loader without samplers (for an
-    ``IterableDataset``), and one whose sampler gives this rank its share, stays as it is.
+    Batches are the plan's global ones, or ranks' shares, of which consecutive ones are joined. For evaluation
+    in the data's order, global batches may have any size. A loader without samplers (``IterableDataset``), or
+    whose sampler gives this rank its share, is returned unchanged.
 
     Args:
-        parts: whether its batches are a rank's part, whatever their size.
+        parts: whether batches are ranks' shares, whatever their size.
 
     Raises:
-        PlanError: the batches have another size than the plan's, cannot be divided, or are of other shares
-            than the plan's.
+        PlanError: the batch size is not the plan's, batches cannot be divided, or the sampler's shares are
+            not the plan's.
     """
     parallel = parallel_of(model)
     whole, world = parallel.global_rows, model.__dict__["data_world"]
@@ -67,7 +67,7 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
         )
     joined = world if parts or size == whole // world else 1
     own = copy.copy(loader)
-    # A loader takes no other by assignment.
+    # A loader's batch sampler cannot be reassigned.
     own.__dict__ |= {"batch_sampler": RankBatches(batches, parallel, joined, in_order), "_iterator": None}
     return own
 
@@ -96,14 +96,14 @@ class RankBatches(Sampler[list[Any]]):
     Args:
         batches: the batch sampler of a whole job.
         parallel: the model that runs by the plan.
-        joined: how many successive batches are one global batch.
-        in_order: whether they are in the data's order; a rank's rows of a batch then follow one another.
+        joined: the number of consecutive batches that form one global batch.
+        in_order: whether they are in the data's order; a rank's rows are then consecutive.
 
     Raises:
-        PlanError: there are too few rows in a batch for all ranks, as far as its samplers say.
+        PlanError: a batch has too few rows for all ranks, as far as samplers tell.
 
     Attributes:
-        batch_sampler, sampler: the batch sampler and its sampler, under the names by which trainers set their
+        batch_sampler, sampler: the batch sampler and its sampler, under the names that trainers use to set an
             epoch.
     """
 
@@ -120,11 +120,11 @@ class RankBatches(Sampler[list[Any]]):
             self._check({size, 0 if self.drop_last else rows % size})
 
     def _check(self, sizes: Collection[int]) -> None:
-        """Refuse global batches of these sizes of which some ranks would get no row, and so make no call."""
+        """Refuse global batches that would leave a rank without rows, and so without a call."""
         if few := [size for size in sizes if 0 < size < self._world]:
             raise PlanError(
                 f"a batch of this loader has {few[0]} rows, which cannot be divided among the {self._world} "
-                "ranks that pass other rows than each other; pass drop_last=True (dataloader_drop_last of a "
+                "data-parallel ranks; pass drop_last=True (dataloader_drop_last of a "
                 "Trainer) if it is the last one, or another batch_size"
             )
 
@@ -149,12 +149,12 @@ class RankBatches(Sampler[list[Any]]):
     def _rows(self, count: int) -> Collection[int]:
         if self._share is None:
             return range(count)
-        # As the plan's micro-batches have them, or for evaluation: joined, they are in the data's order.
+        # As in the plan's micro-batches, or for evaluation in the data's order when joined.
         return self._share.rows(count) if count == self._whole else part_of_rank(count, self._share)
 
     def _drawn(self) -> list[list[Any]]:
         """Return the batches of an epoch, as rank 0 draws them."""
-        # On every rank, so that the states of random generators stay alike.
+        # Every rank draws, so that random states stay equal.
         own = [[int(x) if isinstance(x, torch.Tensor) else x for x in batch] for batch in self.batch_sampler]
         if self._together is None:
             return own
@@ -162,8 +162,8 @@ class RankBatches(Sampler[list[Any]]):
         apart = {x for batch in own for x in batch}.isdisjoint(x for batch in drawn for x in batch)
         if self._together.summed(torch.tensor(float(apart and len(drawn) > 0)), _DRAWS):
             raise PlanError(
-                f"{type(self.sampler or self.batch_sampler).__name__} of this loader draws rows on one rank "
-                "of which it draws none on another, but all ranks follow rank 0's; let it draw the rows of "
+                f"{type(self.sampler or self.batch_sampler).__name__} of this loader draws on one rank rows "
+                "that it does not draw on another, but all ranks follow rank 0's; let it draw the rows of "
                 "all ranks, from one seed, or have rank and num_replicas (model.data_rank and "
                 "model.data_world) if it divides them itself"
             )
@@ -171,8 +171,8 @@ class RankBatches(Sampler[list[Any]]):
 
 
 def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return accelerate's loader for one that has this rank's rows, with batches of the plan's length; it
-    divides only data that has no sampler."""
+    """Return accelerate's loader for a loader of this rank's rows, padded to the plan's length; accelerate
+    divides only data without a sampler."""
     from accelerate.data_loader import prepare_data_loader
 
     stream = isinstance(loader.dataset, IterableDataset)
@@ -193,11 +193,11 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
 
 
 def rows_of_all(model: nn.Module, values: Any) -> Any:
-    """Return tensors with the rows of the ranks that pass other rows than each other, in the order in which
-    :func:`divided` and :func:`tensoropt.sampler` divide them; scalars as they are.
+    """Return tensors with all data-parallel ranks' rows, in the order in which :func:`divided` and
+    :func:`tensoropt.sampler` divide them; scalars unchanged.
 
     Args:
-        values: a tensor with this rank's rows, or a structure of such; all ranks pass the same structure.
+        values: a tensor with this rank's rows, or a structure of tensors, the same structure on all ranks.
     """
     share = parallel_of(model).engine.share
     if share is None:

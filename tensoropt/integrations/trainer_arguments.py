@@ -1,4 +1,4 @@
-"""The arguments of Hugging Face's ``Trainer`` that a plan cannot follow, and why."""
+"""Arguments of Hugging Face's ``Trainer`` that a plan cannot follow, with reasons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PRECISION = "a plan computes in the type that its model was explored with; expl
 _SHARDING = "the plan decides where the model's parameters are"
 _COMPILED = "it would wrap the model that the plan runs"
 _RECOMPUTED = "the plan decides which blocks are recomputed"
-_DDP = "it is a setting of DistributedDataParallel, which a plan does without"
-_BATCHES = "each rank loads the rows of the batch that its place in the plan asks for"
+_DDP = "it is a setting of DistributedDataParallel, which a plan does not use"
+_BATCHES = "each rank loads the rows of its share in the plan"
 _MODEL_LOSS = "the loss that was explored is part of the plan; build it into the model, or explore with loss="
 _REFUSED = {
     "fp16": _PRECISION,
@@ -26,8 +26,8 @@ _REFUSED = {
     "parallelism_config": _SHARDING,
     "torch_compile": _COMPILED,
     "use_liger_kernel": "it replaces parts of the model; apply it before the model is explored",
-    "neftune_noise_alpha": "it hangs a hook on the model's embedding, which a plan does not call",
-    "gradient_checkpointing": _RECOMPUTED,  # what transformers calls activation_checkpointing, too
+    "neftune_noise_alpha": "it hooks the model's embedding, and a plan calls no hooks",
+    "gradient_checkpointing": _RECOMPUTED,  # transformers also calls it activation_checkpointing
     "auto_find_batch_size": "the plan is for one batch size",
     "label_smoothing_factor": _MODEL_LOSS,
     "save_on_each_node": "rank 0 alone writes the model; use a folder that all nodes share",
@@ -36,35 +36,35 @@ _REFUSED = {
     "ddp_broadcast_buffers": _DDP,
     "ddp_static_graph": _DDP,
 }
-"""Training arguments that a plan cannot follow, and why; each may be False or left out."""
+"""Training arguments that a plan cannot follow, with reasons; False and None are fine."""
 _REFUSED_PARTS = {
     "model_init": "a plan is for one model; build it, and pass it as model",
     "compute_loss_func": _MODEL_LOSS,
 }
-"""The same of what is passed to Trainer itself."""
+"""Arguments of Trainer itself that a plan cannot follow."""
 _ACCELERATOR = ("split_batches", "dispatch_batches")
 _ORDERS = ("random", "sequential")
 
 
 def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
-    """Refuse what a plan cannot do.
+    """Refuse arguments that a plan cannot follow.
 
     Raises:
-        PlanError: the first thing that is refused, why, and the remedy.
+        PlanError: names the first refused argument, the reason and the remedy.
     """
     if isinstance(getattr(model, "module", None), nn.Module) and not hasattr(model, "save_pretrained"):
         raise PlanError(
-            f"{type(model).__name__} is around the model, but the plan decides how it is spread over ranks; "
+            f"{type(model).__name__} wraps the model, but the plan decides its layout on ranks; "
             "pass the bare module, which is inside (.module)"
         )
     if not hasattr(model, "save_pretrained"):
         raise PlanError(
-            f"PlanTrainer saves models by their save_pretrained, which {type(model).__name__} has not; pass "
-            "a model of transformers or peft, or write the loop with tensoropt.parallelize"
+            f"PlanTrainer saves models by their save_pretrained, which {type(model).__name__} does not have; "
+            "pass a model of transformers or peft, or write the loop with tensoropt.parallelize"
         )
     for name, why in _REFUSED.items():
         if value := getattr(args, name, None):
-            # Not "leave it out": TRL has some of them on by default.
+            # Not "leave it out": TRL enables some of them by default.
             remedy = f"pass {name}=False" if value is True else f"leave {name} out"
             raise PlanError(f"PlanTrainer cannot follow {name}={value!r}: {why}, and {remedy}")
     for name, why in _REFUSED_PARTS.items():
@@ -86,11 +86,11 @@ def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> Non
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Refuse what accelerate was configured for beside Trainer's arguments: by ``accelerate launch``, its
-    file or the environment.
+    """Refuse accelerate settings outside of Trainer's arguments: by ``accelerate launch``, its file or the
+    environment.
 
     Raises:
-        PlanError: it is configured for something that a plan cannot follow.
+        PlanError: accelerate is configured for something that a plan cannot follow.
     """
     state = accelerator.state
     configured = {

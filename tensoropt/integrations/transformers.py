@@ -1,7 +1,7 @@
 """Hugging Face's ``Trainer`` for a model that runs by a plan.
 
-It differs from its base class in what assumes that ranks train copies of the model: the model is not wrapped,
-a rank loads the rows that its place in the plan asks for, and the loss is already that of the global batch.
+It overrides what assumes that ranks train copies of the model: the model is not wrapped, a rank loads the
+rows of its share, and the loss is already the global batch's.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ _STATE = "plan"
 class PlanTrainer(Trainer):
     """A ``Trainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
-    Losses, gradient norms, schedules and metrics are those of a ``Trainer`` in one process whose batch size
-    per device is the global batch. ``per_device_train_batch_size`` is the rows that one rank passes: the
-    plan's global batch divided by ``model.data_world``. ``per_device_eval_batch_size`` may be anything.
+    Losses, gradient norms, schedules and metrics equal those of a ``Trainer`` in one process with the global
+    batch. ``per_device_train_batch_size`` is the plan's global batch divided by ``model.data_world``;
+    ``per_device_eval_batch_size`` is free.
 
     Checkpoints have the model as ``save_pretrained`` writes it, and the folder ``plan`` with the optimizer's
-    state, which any plan of the model can continue from.
+    state, which any plan of the model can resume.
 
     Args:
-        model: a model of ``transformers`` or ``peft`` with the weights to start from; or one that
-            :func:`tensoropt.parallelize` returned, then without ``plan``.
+        model: a model of ``transformers`` or ``peft`` with initial weights; or, without ``plan``, a
+            parallelized one.
         args: the training arguments.
         plan: a plan or its file.
         more: as for ``Trainer``.
 
     Raises:
-        PlanError: the arguments ask for what a plan cannot do, or :func:`tensoropt.parallelize` raises it.
+        PlanError: an argument that plans do not support; also errors of :func:`tensoropt.parallelize`.
         CaptureError: the model cannot be captured.
     """
 
@@ -85,12 +85,12 @@ class PlanTrainer(Trainer):
         plan: str | os.PathLike[str] | Plan | None,
         more: Mapping[str, Any],
     ) -> None:
-        """What comes before the base class sees the model."""
+        """Parallelize the model before the base class sees it."""
         check_arguments(model, args, more)
         if plan is not None:
             tokens = more.get("processing_class")
             if isinstance(tokens, PreTrainedTokenizerBase | ProcessorMixin):
-                align_special_tokens(model, tokens)  # Trainer does it when the model may not change any more
+                align_special_tokens(model, tokens)  # Trainer would do it too late for a parallelized model
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
         self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
@@ -109,7 +109,7 @@ class PlanTrainer(Trainer):
                 f"but {name}={rows}; pass {name}={whole // world}"
             )
 
-    # -- what accelerate does with the model and the data ---------------------------------------------
+    # -- overrides of accelerate's handling of model and data ----------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -120,23 +120,23 @@ class PlanTrainer(Trainer):
         accelerator.gather_for_metrics = self.gather_function = self._of_all_ranks
 
     def _prepared_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        """Return the model as it is, without DistributedDataParallel."""
+        """Return the model unchanged, without DistributedDataParallel."""
         if model not in self.accelerator._models:
             self.accelerator._models.append(model)
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        """Return a loader of this rank's rows, of which ``loader`` has batches of as many."""
+        """Return a loader of this rank's rows, given one with as many rows per batch."""
         model = self._parallel.model
         return prepared_by(self.accelerator, divided(loader, model, parts=True), model)
 
     def get_tp_size(self) -> int:
-        """The ranks that pass the same rows, by which Trainer divides what it counts over all ranks."""
+        """The number of ranks that pass the same rows, by which Trainer divides its counts over all ranks."""
         return int(self.args.world_size) // self._data_world
 
     def floating_point_ops(self, inputs: Any) -> int:
         operations: int = super().floating_point_ops(inputs)
-        # They are counted by the elements of parameters, and Trainer adds up those of all ranks.
+        # Counted from the elements of parameters; Trainer adds up all ranks.
         apart = any(not isinstance(p, DTensor) for p in self._parallel.model.parameters())
         return operations if apart else operations // self.get_tp_size()
 
@@ -149,10 +149,10 @@ class PlanTrainer(Trainer):
     # -- the loss -------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
-        """One batch of a step; says of a subclass's own loss what takes its place.
+        """Run one batch of a step; explain failures of a subclass's own loss.
 
         Raises:
-            PlanError: a subclass's ``compute_loss`` asks the model for more than its loss.
+            PlanError: a subclass's ``compute_loss`` needs more than the model's loss.
         """
         try:
             return super().training_step(*args, **more)
@@ -161,7 +161,7 @@ class PlanTrainer(Trainer):
             if own.__module__.startswith("tensoropt."):
                 raise
             raise PlanError(
-                f"{own.__qualname__} failed ({type(error).__name__}: {error}); by a plan the model is "
+                f"{own.__qualname__} failed ({type(error).__name__}: {error}). By a plan, the model is "
                 "called as explored, and returns in training its loss alone, with None in place of logits. "
                 "Explore it with its own loss: build that into its forward, or pass loss=function(output) to "
                 "explore (the fourth item of a model file: model, args, kwargs, loss) and to "
@@ -175,22 +175,22 @@ class PlanTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """The loss of the global batch, weighed by its part of the targets of all accumulated batches.
+        """Return the global batch's loss, weighted by its share of all accumulated batches' targets.
 
-        A model that is given ``num_items_in_batch`` divides the sum of its targets' losses by it; under a
-        plan it returns their mean, which is multiplied by the number of these targets instead.
+        With ``num_items_in_batch`` a model divides the sum of its targets' losses by it; under a plan it
+        returns their mean, which is multiplied by the number of these targets instead.
         """
         targets = None
         if num_items_in_batch is not None:
             counted = inputs
-            # Trainer knows by the model's name whether its loss leaves out the first token, which not all
-            # names say; what it divides by stays as it counts.
+            # Trainer tells from the model's name whether its loss skips the first token, which not all names
+            # show; the divisor stays Trainer's count.
             shifts = getattr(model, "loss_function", None) is ForCausalLMLoss
             if shifts and not getattr(model.config, "is_encoder_decoder", False):
                 counted = {"shift_labels": inputs["labels"][..., 1:], **inputs}
             targets = self._get_num_items_in_batch([counted], self.args.device)
             if targets == 0 and not return_outputs:
-                # On no rank: their mean is NaN, and to the sum over accumulated batches they add nothing.
+                # No rank has targets: the mean is NaN, and contributes nothing to the sum.
                 return torch.zeros((), device=self.args.device, requires_grad=True)
         outputs = model(**inputs)
         if isinstance(outputs, torch.Tensor):
@@ -209,7 +209,7 @@ class PlanTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """The loss of the global batch; logits and labels of this rank's rows, if they are wanted."""
+        """Return the global batch's loss, and logits and labels of this rank's rows if needed."""
         self._rows = find_batch_size(inputs)
         outputs = self._parallel.outputs
         self._parallel.outputs = "loss" if prediction_loss_only else "all"
@@ -220,7 +220,7 @@ class PlanTrainer(Trainer):
 
     def _of_all_ranks(self, values: Any, **_: Any) -> Any:
         def own(value: torch.Tensor) -> torch.Tensor:
-            # A loss comes repeated for as many rows as a full batch has.
+            # Trainer repeats a loss for as many rows as a full batch has.
             return value[: self._rows] if value.dim() else value
 
         return rows_of_all(self._parallel.model, tree_map_only(torch.Tensor, own, values))
@@ -247,8 +247,8 @@ class PlanTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if not os.path.isdir(os.path.join(resume_from_checkpoint, _STATE)):
             raise PlanError(
-                f"{resume_from_checkpoint} has no folder '{_STATE}': it was not written by PlanTrainer, or "
-                "with save_only_model=True; start from its weights with from_pretrained"
+                f"{resume_from_checkpoint} has no folder '{_STATE}': PlanTrainer did not write it, or wrote "
+                "it with save_only_model=True; start from its weights with from_pretrained"
             )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -1,7 +1,7 @@
 """TRL's ``SFTTrainer`` for a model that runs by a plan.
 
-Texts become batches as in TRL. The loss is the model's own, from the plan: TRL computes the same number from
-hidden states and the weight of the head, which no rank need have whole.
+Texts become batches as in TRL. The loss is the plan's: TRL would compute the same number from hidden states
+and the head's weight, which no rank need have whole.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from accelerate.utils import is_peft_model  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
 
 _INPUTS = {"input_ids", "attention_mask", "labels"}
-"""What TRL passes to a model for texts."""
+"""Inputs that TRL passes for texts."""
 _JOINED = "it joins the rows that the plan divides"
 _EXPLORED = "the loss that was explored is part of the plan"
 _LEFT_OUT = (
-    "PlanSFTTrainer leaves out entropy and mean_token_accuracy, which TRL computes from logits: in training "
-    "by a plan the model returns its loss alone"
+    "PlanSFTTrainer leaves out entropy and mean_token_accuracy, which TRL computes from logits: when "
+    "training by a plan the model returns only its loss"
 )
 
 
 class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     """An ``SFTTrainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
-    Losses, gradient norms, schedules and numbers of tokens are those of an ``SFTTrainer`` in one process; its
-    metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Every batch is padded to the length
-    that was explored; ``max_length`` is no more than this. Batches and checkpoints are as for
+    Losses, gradient norms, schedules and token counts equal those of an ``SFTTrainer`` in one process; its
+    metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Batches are padded to the explored
+    length, which ``max_length`` may not exceed. Batches and checkpoints are as for
     :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
-        model: as for ``PlanTrainer``; with its adapters, if there are any.
+        model: as for ``PlanTrainer``, with its adapters if any.
         args: an ``SFTConfig`` with ``bf16=False`` and ``gradient_checkpointing=False``.
-        plan: a plan or its file; it is for a call with ``input_ids``, ``attention_mask`` and ``labels``.
+        plan: a plan or its file, for a call with ``input_ids``, ``attention_mask`` and ``labels``.
         more: as for ``SFTTrainer``.
 
     Warns:
-        UserWarning: what is left out; on rank 0.
+        UserWarning: metrics are left out (on rank 0).
 
     Raises:
-        PlanError: the arguments ask for what a plan cannot do, or :func:`tensoropt.parallelize` raises it.
+        PlanError: an argument that plans do not support; also errors of :func:`tensoropt.parallelize`.
         CaptureError: the model cannot be captured.
     """
 
@@ -65,7 +65,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
         **more: Any,
     ):
         super().__init__(model, args, plan=plan, **more)
-        # SFTTrainer put a forward around the model's that computes its loss from hidden states.
+        # SFTTrainer wraps the model's forward with one that computes the loss from hidden states.
         vars(self._base).pop("forward")
         vars(self._base).update(self._forward)
         if self.is_world_process_zero():
@@ -80,7 +80,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     ) -> None:
         _check_arguments(model, args, more)
         tokens = getattr(more.get("processing_class"), "tokenizer", more.get("processing_class"))
-        if tokens is not None:  # as SFTTrainer does when the model may not change any more
+        if tokens is not None:  # SFTTrainer does this later, when the model may no longer change
             tokens.eos_token = getattr(args, "eos_token", None) or tokens.eos_token
             tokens.pad_token = getattr(args, "pad_token", None) or tokens.pad_token or tokens.eos_token
         super()._run_by_plan(model, args, plan, more)
@@ -96,7 +96,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """The loss, as ``PlanTrainer`` weighs it; counts the tokens of all ranks."""
+        """Return the loss, weighted as by ``PlanTrainer``; counts all ranks' tokens."""
         metrics = self._metrics["train" if model.training else "eval"]
         if model.training:
             mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
@@ -106,7 +106,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
 
 
 def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
-    """Refuse what TRL adds to Trainer's arguments and a plan cannot follow."""
+    """Refuse TRL's own arguments that a plan cannot follow."""
 
     def asks(name: str) -> Any:
         return getattr(args, name, None)  # plain TrainingArguments lack TRL's
@@ -133,7 +133,7 @@ def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> No
         ),
         "compute_metrics": (
             more.get("compute_metrics") is not None,
-            "SFTTrainer's evaluation is of its loss and no logits under a plan; pass it to PlanTrainer, or "
+            "under a plan SFTTrainer evaluates the loss, without logits; pass it to PlanTrainer, or "
             "leave it out",
         ),
         "peft_config": (
@@ -147,7 +147,7 @@ def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> No
 
 
 def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
-    """Return whether TRL would add the auxiliary loss of a mixture of experts to the model's."""
+    """Return whether TRL would add a mixture of experts' auxiliary loss."""
     config = model.config.get_text_config() if hasattr(model, "config") else None
     if not hasattr(config, "output_router_logits"):
         return False
@@ -155,7 +155,7 @@ def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
 
 
 def _check_inputs(parallel: ParallelModel, args: Any) -> None:
-    """Refuse batches that are longer than the plan's."""
+    """Refuse batches longer than the plan's."""
     tensors = [parallel.source.tensors[name] for name in parallel.source.inputs]
     shapes = {
         name: tensor.shape for name, tensor in zip(parallel.convention.input_names(), tensors, strict=True)

@@ -1,4 +1,4 @@
-"""Jobs as launchers are told of them: what a job runs is read from its config, and written as one."""
+"""Reading training jobs from launchers' configs, and writing jobs as configs."""
 
 from tensoropt.launchers.job import JobError, LaunchedJob
 from tensoropt.launchers.registry import LAUNCHERS, read_job, write_job

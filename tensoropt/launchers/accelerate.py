@@ -1,5 +1,6 @@
-"""accelerate's YAML: ``distributed_type`` with ``fsdp_config``, ``parallelism_config``, ``deepspeed_config``
-or ``megatron_lm_config``, as ``accelerate config`` writes them; FSDP and data parallelism are also written.
+"""accelerate configs (YAML): ``distributed_type`` with ``fsdp_config``, ``parallelism_config``,
+``deepspeed_config`` or ``megatron_lm_config``, as ``accelerate config`` writes them. All are read; FSDP and
+data parallelism are also written.
 
 Names and defaults are those of ``accelerate/commands/launch.py`` and ``accelerate/utils/dataclasses.py``.
 """
@@ -48,14 +49,14 @@ def read(text: str) -> LaunchedJob:
     """Return the job of an accelerate config.
 
     Raises:
-        JobError: it is no YAML of accelerate, or a number is none.
+        JobError: the text is not accelerate's YAML, or a value is not a number.
     """
     try:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise JobError(f"{NAME}: not YAML: {error}; give the file that `accelerate config` writes") from None
     if not isinstance(values, dict) or "distributed_type" not in values:
-        raise JobError(f"{NAME}: there is no distributed_type; give the file that `accelerate config` writes")
+        raise JobError(f"{NAME}: distributed_type is missing; give the file that `accelerate config` writes")
     keys = Keys(values, NAME)
     kind = str(keys.take("distributed_type")).upper().rpartition(".")[2]
     processes, precision = keys.number("num_processes"), str(keys.take("mixed_precision", "no"))
@@ -63,17 +64,17 @@ def read(text: str) -> LaunchedJob:
         keys.note(f"mixed_precision = {precision}: predicted as bfloat16")
     dtype = {"no": "float32", "none": ""}.get(precision.lower(), "bfloat16")
     if dynamo := keys.take("dynamo_config.dynamo_backend"):
-        keys.note(f"dynamo_backend = {dynamo}: predicted with the kernels of operators one by one")
+        keys.note(f"dynamo_backend = {dynamo}: predicted without kernel fusion")
     kinds = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
     job = kinds.get(kind, _plain)(keys, values)
     if kind not in kinds and not kind.startswith(("MULTI_", "NO")):
-        keys.note(f"distributed_type = {kind} is not known: predicted as data parallelism")
+        keys.note(f"distributed_type = {kind} is unknown: predicted as data parallelism")
     if job.batch is None and job.micro_batch is None:
-        keys.note("the batch is the script's: predicted at the batch that is explored")
+        keys.note("the batch is set in the script: predicted at the explored batch")
     if job.micro_batches is None:
-        keys.note("how often gradients are accumulated is the script's: predicted with 1 micro-batch")
+        keys.note("gradient accumulation is set in the script: predicted with 1 micro-batch")
     inside = job.tensor * job.context * job.places
-    # Where a file counts processes, these are the devices.
+    # A file counts processes, which are the devices.
     data = processes // inside if processes and processes % inside == 0 else None
     return replace(
         job,
@@ -95,15 +96,13 @@ def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
     if strategy.lower() in ("true", "false"):
         reshard, strategy = strategy.lower() == "true", ""
     if strategy and strategy.upper() not in _STRATEGIES:
-        raise JobError(
-            f"{NAME}: the sharding strategy '{strategy}' is none; give one of {', '.join(_STRATEGIES)}"
-        )
+        raise JobError(f"{NAME}: unknown sharding strategy '{strategy}'; use one of {', '.join(_STRATEGIES)}")
     stage = _STRATEGIES[strategy.upper()] if strategy else 3 if reshard else 2
     hybrid = strategy.upper().startswith("HYBRID") or strategy in ("4", "5")
     if stage == 2:
         keys.note(GATHERED_ONCE)
-    keys.unlike(f + "offload_params", "predicted with everything on the device")
-    keys.unlike(f + "cpu_offload", "predicted with everything on the device")
+    keys.unlike(f + "offload_params", "predicted without offloading")
+    keys.unlike(f + "cpu_offload", "predicted without offloading")
     return _with_degrees(
         keys,
         LaunchedJob(
@@ -141,7 +140,7 @@ def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
         raise JobError(f"{NAME}: the config of DeepSpeed is in {file}; give that file, as deepspeed:{file}")
     stage, steps = keys.number(d + "zero_stage", 2), keys.number(d + "gradient_accumulation_steps")
     for name in ("offload_optimizer_device", "offload_param_device"):
-        keys.unlike(d + name, "predicted with everything on the device", (None, "none"))
+        keys.unlike(d + name, "predicted without offloading", (None, "none"))
     own = {"zero_optimization": {"stage": stage}, "gradient_accumulation_steps": steps}
     return replace(deepspeed.of_values(own), notes=())
 
@@ -174,7 +173,7 @@ _SEVERAL = "# On each machine: --machine_rank, --main_process_ip and --main_proc
 
 
 def refusal(job: LaunchedJob) -> str:
-    """Return what of a job accelerate's YAML cannot say; "" if it can say everything."""
+    """Return the part of a job that accelerate's YAML cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism, for which the script prepares the model": job.tensor,
         "context parallelism, for which the script splits the data": job.context,
@@ -193,9 +192,9 @@ def refusal(job: LaunchedJob) -> str:
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on as many devices that accelerate's YAML can say, the likest first."""
+    """Return jobs on as many devices that accelerate's YAML can express, the most similar first."""
     like = as_data_parallel(job, NAME)
-    # What other ranks saved of a device's memory, shards save too; and stage 1 it does not have.
+    # Other ranks' memory savings are approximated by shards; accelerate has no stage 1.
     stages = dict.fromkeys((job.stage if like.data == job.data else 3, 3, 0))
     return [
         replace(
@@ -207,7 +206,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which accelerate can be told."""
+    """Return a config that runs a job which accelerate can express."""
     data, steps = job.data or 1, job.micro_batches or 1
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

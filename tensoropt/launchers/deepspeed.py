@@ -40,19 +40,19 @@ def read(text: str) -> LaunchedJob:
     """Return the job of a DeepSpeed config.
 
     Raises:
-        JobError: it is no JSON object, or a number is none.
+        JobError: the text is not a JSON object, or a value is not a number.
     """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JobError(f"{NAME}: not JSON: {error}; give the file of --deepspeed_config") from None
     if not isinstance(values, dict):
-        raise JobError(f"{NAME}: the config is no JSON object; give the file of --deepspeed_config")
+        raise JobError(f"{NAME}: the config is not a JSON object; give the file of --deepspeed_config")
     return of_values(values)
 
 
 def of_values(values: Mapping[str, Any]) -> LaunchedJob:
-    """Return the job of a config's values."""
+    """Return the job of a parsed config."""
     keys, z = Keys(values, NAME), "zero_optimization."
     stage = keys.number(z + "stage", 0) or 0
     if stage not in range(4):
@@ -60,11 +60,11 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
     batch, micro_batch = keys.number("train_batch_size"), keys.number("train_micro_batch_size_per_gpu")
     accumulated = keys.number("gradient_accumulation_steps")
     if batch is None and micro_batch is None:
-        keys.note("the batch is left to the script (auto): predicted at the batch that is explored")
+        keys.note("the batch is left to the script (auto): predicted at the explored batch")
     for name in ("offload_optimizer", "offload_param"):
         device = keys.take(f"{z}{name}.device", "none")
         if device not in (None, "none"):
-            keys.note(f"{z}{name}.device = {device}: predicted with everything on the device")
+            keys.note(f"{z}{name}.device = {device}: predicted without offloading")
         for detail in (
             "pin_memory",
             "nvme_path",
@@ -79,11 +79,11 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
         keys.unlike(z + name, "predicted with shards over all data-parallel ranks", (None, 1, 0, -1, "auto"))
     quantised = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
     for name in quantised:
-        keys.unlike(z + name, "predicted with gathers and reductions as they are")
+        keys.unlike(z + name, "predicted without quantised communication")
     for name in ("sequence_parallel_size", "pipeline.stages", "hybrid_engine.enabled"):
         keys.unlike(name, "not part of the prediction", (None, False, 1, "auto"))
     for name in _activation_keys(values):
-        keys.unlike(f"activation_checkpointing.{name}", "what the script recomputes is not in this file")
+        keys.unlike(f"activation_checkpointing.{name}", "this file does not say what the script recomputes")
     if keys.given("fp16.enabled") and keys.true("fp16.enabled"):
         keys.note(AS_BFLOAT16)
     half = any(keys.given(f"{name}.enabled") and keys.true(f"{name}.enabled") for name in ("fp16", "bf16"))
@@ -113,7 +113,7 @@ def _activation_keys(values: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(job: LaunchedJob) -> str:
-    """Return what of a job DeepSpeed's JSON cannot say; "" if it can say everything."""
+    """Return the part of a job that DeepSpeed's JSON cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism inside attention and MLP": job.tensor,
         "context parallelism": job.context,
@@ -129,9 +129,9 @@ def refusal(job: LaunchedJob) -> str:
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on as many devices that DeepSpeed's JSON can say, the likest first."""
+    """Return jobs on as many devices that DeepSpeed's JSON can express, the most similar first."""
     like = as_data_parallel(job, NAME)
-    # What tensor parallelism or stages saved of a device's memory, shards save too.
+    # Shards replace the memory savings of tensor parallelism or stages.
     stages = [job.stage] if like.data == job.data else [3, 1]
     return [
         replace(like, stage=stage, recompute=recipe)
@@ -141,8 +141,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which DeepSpeed can be told; blocks are recomputed by the model's own
-    switch."""
+    """Return a config that runs a job which DeepSpeed can express; the model itself recomputes blocks."""
     data = job.data or 1
     config: dict[str, Any] = {}
     if job.batch:

@@ -1,5 +1,5 @@
-"""What a launcher is told of a job: degrees, ZeRO's stage, micro-batches, recomputation; and what of it is
-not understood."""
+"""Training jobs in a launcher's terms: degrees, ZeRO stage, micro-batches, recomputation; and the settings
+that were not understood."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 
 NOTHING, FULL = "none", "full"
-"""The recipes (:mod:`tensoropt.sharding.recipes`) by which nothing and all of a block is recomputed."""
+"""The recipes (:mod:`tensoropt.sharding.recipes`) that recompute nothing and whole blocks."""
 GATHERED_ONCE = (
-    "parameters stay gathered from forward to backward, in every micro-batch anew: predicted as ZeRO-2, "
+    "parameters stay gathered from forward to backward of each micro-batch: predicted as ZeRO-2, "
     "which gathers them once per step"
 )
 KEPT_IN_HALF = (
-    "parameters are kept in 16 bits beside the optimizer's 32: predicted as 32 bits, cast where they are used"
+    "parameters are stored in 16 bits beside the optimizer's 32: predicted as 32 bits, cast when used"
 )
-AS_BFLOAT16 = "fp16: predicted as bfloat16, whose numbers are as large"
-"""Notes that several launchers have in common."""
+AS_BFLOAT16 = "fp16: predicted as bfloat16, which has the same size"
+"""Notes that several launchers share."""
 
 
 class JobError(TensorOptError):
-    """A launcher's config cannot be read, or is no config of that launcher."""
+    """A launcher's config cannot be read, or belongs to another launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedJob:
-    """A job as its launcher is told of it. Degrees that are not mentioned are 1.
+    """A training job in its launcher's terms. Degrees not given are 1.
 
     Attributes:
         launcher: one of :data:`~tensoropt.launchers.registry.LAUNCHERS`.
-        data: data-parallel degree, over all nodes; None for what the other degrees leave of the devices.
-        replicas: how many groups of data-parallel ranks each have all shards of ZeRO's stage.
-        tensor, context, places: degrees of tensor, context and pipeline parallelism. ring: keys and values go
-            around the context-parallel ranks. experts: ranks over which experts are split.
-        stage: ZeRO's stage: 0 (nothing is sharded) to 3. root_once: stage 3 gathers parameters outside the
-            blocks once per step, as PyTorch's FSDP.
+        data: data-parallel degree over all nodes; None for the devices that other degrees leave.
+        replicas: groups of data-parallel ranks that each hold a full set of shards (HSDP).
+        tensor, context, places: degrees of tensor, context and pipeline parallelism. ring: context-parallel
+            ranks send keys and values around. experts: ranks over which experts are split.
+        stage: ZeRO stage, 0 (no sharding) to 3. root_once: stage 3 gathers parameters outside the blocks once
+            per step, as in PyTorch's FSDP.
         sequence_parallel: activations between tensor-parallel products are split along the sequence.
-            gathered_inputs: their inputs are gathered again in backward instead of kept.
-        recompute: the recipe by which blocks are recomputed, of every ``every``-th block, or of the ``first``
-            so many of each pipeline stage.
-        stages_per_place, schedule: the pipeline's stages on the same devices, and its schedule.
-        batch: samples of a step, over all ranks. micro_batch: of a data-parallel rank at once.
-            micro_batches: how many of these a step has. None each for what the config does not say.
-        sequence: tokens of a sample. dtype: what products compute in; "" if the config does not say.
-            optimizer: a name of ``--optimizer``; "" if the config does not say.
-        nodes: of the devices. block_classes: of the repeated blocks, by name. What a config that is written
-            says beside the degrees.
-        notes: what of the config is not part of the prediction, in words.
+            gathered_inputs: the products' inputs are gathered again in backward instead of kept.
+        recompute: the recipe of recomputed blocks: every ``every``-th block, or the ``first`` blocks of each
+            pipeline stage.
+        stages_per_place, schedule: pipeline stages per group of devices, and the schedule.
+        batch: samples per step, over all ranks. micro_batch: samples of a data-parallel rank at once.
+            micro_batches: their number per step. Each None if not given.
+        sequence: tokens per sample. dtype: compute dtype; "" if not given. optimizer: a name of
+            ``--optimizer``; "" if not given.
+        nodes: the number of nodes. block_classes: class names of the repeated blocks. Written configs contain
+            both.
+        notes: the parts of the config that predictions leave out.
     """
 
     launcher: str
@@ -82,10 +82,10 @@ class LaunchedJob:
     notes: tuple[str, ...] = ()
 
     def on(self, devices: int) -> LaunchedJob:
-        """Return the job on a number of devices, with the data-parallel degree that this leaves.
+        """Return the job on a number of devices, with its data-parallel degree filled in.
 
         Raises:
-            JobError: the degrees do not make so many devices.
+            JobError: the degrees do not multiply to this number.
         """
         inside = self.tensor * self.context * self.places
         data = self.data or devices // inside
@@ -98,7 +98,7 @@ class LaunchedJob:
             }
             listed = " x ".join(f"{name} {n}" for name, n in degrees.items() if n != 1) or "data 1"
             raise JobError(
-                f"the {self.launcher} job runs on {listed}, which does not make {devices} devices; name a "
+                f"the {self.launcher} job runs on {listed}, which is not {devices} devices; name a "
                 f"cluster of {'' if self.data else 'a multiple of '}{inside * (self.data or 1)} devices"
             )
         if data % self.replicas:
@@ -110,20 +110,20 @@ class LaunchedJob:
 
     @property
     def shard_group(self) -> int | None:
-        """The data-parallel ranks that share shards; None for all of them."""
+        """The data-parallel ranks that share one set of shards; None for all."""
         return None if self.replicas == 1 or self.data is None else self.data // self.replicas
 
     def batch_on(self, devices: int) -> int | None:
-        """Return the samples of a step on so many devices; None if the config does not say."""
+        """Return the samples per step on this many devices; None if not given."""
         if self.batch is not None or self.micro_batch is None:
             return self.batch
         return self.micro_batch * (self.micro_batches or 1) * (self.on(devices).data or 1)
 
     def micro_batches_of(self, batch: int) -> int:
-        """Return the micro-batches of a step with ``batch`` samples, of the size that the config says.
+        """Return the micro-batches per step of ``batch`` samples, given the config's micro-batch size.
 
         Raises:
-            JobError: the batch has no whole number of them.
+            JobError: the batch is not a multiple of the micro-batch size.
         """
         if self.micro_batch is None:
             return self.micro_batches or 1
@@ -138,8 +138,8 @@ class LaunchedJob:
 
 
 def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
-    """Return a job on as many devices that are all data-parallel ranks, with micro-batches in which each has
-    samples; without shards and recomputation."""
+    """Return the job with all devices as data-parallel ranks, and micro-batches of at least one sample per
+    rank; without shards or recomputation."""
     data = (job.data or 1) * job.tensor * job.context * job.places
     steps = job.micro_batches
     if steps and job.batch:
@@ -151,17 +151,17 @@ def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
 
 
 def beyond(degrees: Mapping[str, int]) -> str:
-    """Return the words of the first degree above 1; "" if there is none."""
+    """Return the words of the first entry above 1; "" if there is none."""
     return next((words for words, degree in degrees.items() if degree > 1), "")
 
 
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
-    """Return the recipe of a job if a launcher knows it, otherwise all that it knows."""
+    """Return the job's recipe if the launcher knows it, else all recipes that it knows."""
     return [job.recompute] if job.recompute in known else list(known)
 
 
 class Keys:
-    """The settings of a config by dotted name, which remembers those that were asked for.
+    """A config's settings by dotted name, recording which ones were read.
 
     Args:
         values: nested tables.
@@ -175,19 +175,19 @@ class Keys:
         self._asked: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return a setting, or what it is when it is not given."""
+        """Return a setting, or its default."""
         self._asked.add(name)
         return self._values.get(name, default)
 
     def given(self, name: str) -> bool:
-        """Return whether a setting is in the config, and says something."""
+        """Return whether a setting is in the config with a value."""
         return self._values.get(name) not in (None, "auto")
 
     def number(self, name: str, default: int | None = None) -> int | None:
-        """Return a whole number; ``default`` if it is not given, or left to the launcher (``auto``).
+        """Return a whole number; ``default`` if it is not given, or ``auto``.
 
         Raises:
-            JobError: it is no whole number.
+            JobError: the value is not a whole number.
         """
         value = self.take(name)
         if value in (None, "auto"):
@@ -197,7 +197,7 @@ class Keys:
                 return int(float(value))
         except (TypeError, ValueError):
             pass
-        raise JobError(f"{self.title}: {name} is {value!r}, which is no whole number; write it as one")
+        raise JobError(f"{self.title}: {name} is {value!r}; give a whole number")
 
     def degree(self, name: str) -> int:
         """Return a degree of parallelism, 1 if it is not given.
@@ -210,32 +210,32 @@ class Keys:
         return number
 
     def true(self, name: str, default: bool = False) -> bool:
-        """Return a switch, which files write in several ways."""
+        """Return a switch, in any of the spellings that configs use."""
         value = self.take(name, default)
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:
-        """Return what a word stands for; of an unknown one, with a note, what the default stands for."""
+        """Return the meaning of a word; for an unknown word, the default's, with a note."""
         value = str(self.take(name, default))
         by_name = {key.lower(): meaning for key, meaning in known.items()}
         if value.lower() in by_name:
             return by_name[value.lower()]
-        self.note(f"{name} = {value} is not known; taken as {default}")
+        self.note(f"{name} = {value} is unknown; taken as {default}")
         return by_name[default.lower()]
 
     def note(self, words: str) -> None:
-        """Remember something that is not part of the prediction."""
+        """Record a remark on what the prediction leaves out."""
         self.notes.append(words)
 
     def unlike(self, name: str, words: str, usual: Sequence[Any] = (None, False, "", 0, "none")) -> None:
-        """Note that a setting is not part of the prediction, if it has another value than usual."""
+        """Note that the prediction leaves out a setting, if its value is not a usual one."""
         value = self.take(name)
         if value not in usual and value != []:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, at last one on the settings that nobody asked for, except what is switched off,
-        and what costs neither time nor memory (patterns of names)."""
+        """Return all notes, and one on settings that were never read, except switched-off ones and those that
+        cost neither time nor memory (patterns of names)."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments: the words behind ``pretrain_gpt.py``, or a script or file that has them.
+"""Megatron-LM's arguments: those of ``pretrain_gpt.py``, or a script or file that contains them.
 
 Names and defaults are those of ``megatron/training/arguments.py``.
 """
@@ -29,18 +29,18 @@ _MODULES = {
     frozenset(("moe_act",)): _FUNCTIONS,
     frozenset(("layernorm", "moe_act")): _FUNCTIONS,
 }
-"""Recipes by what ``--recompute-modules`` names."""
+"""Recipes by the modules in ``--recompute-modules``."""
 _RECIPES = (NOTHING, FULL, _CORE, _FUNCTIONS)
 _GATHERED = "all_gather"
-"""Of ``--cp-comm-type``, as Transformer Engine is told; the help of the argument leaves the stroke out."""
+"""Values of ``--cp-comm-type`` as Transformer Engine spells them; the argument's help omits the ``+``."""
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _ABOVE = """\
-# Arguments of pretrain_gpt.py of Megatron-LM core_v0.15 to core_v0.19: how it runs, and no more. Missing are
-# those of the model (--num-layers, --hidden-size, --num-attention-heads, --max-position-embeddings ...), of
+# Arguments of pretrain_gpt.py of Megatron-LM core_v0.15 to core_v0.19: parallelism and batch only. Add those
+# of the model (--num-layers, --hidden-size, --num-attention-heads, --max-position-embeddings ...), of
 # the data (--data-path, --tokenizer-type ...) and of training (--train-iters, --lr ...).
 """
 _HARMLESS = (
-    # What trains, on what, and what is written down; the model is that of ``explore``.
+    # Training, data and logging; ``explore`` defines the model.
     "train-*", "lr*", "min-lr", "weight-decay*", "adam-*", "clip-grad", "init-method-std", "seed", "log-*",
     "tensorboard-*", "wandb-*", "save*", "load*", "eval-*", "data-*", "mock-data", "split", "vocab-*",
     "merge-*",
@@ -61,10 +61,10 @@ _HARMLESS = (
 
 
 def read(text: str) -> LaunchedJob:
-    """Return the job of Megatron-LM's arguments; what stands before the first one is left out.
+    """Return the job of Megatron-LM's arguments; words before the first argument are ignored.
 
     Raises:
-        JobError: there are none, or a degree is no number.
+        JobError: there are no arguments, or a degree is not a number.
     """
     keys = Keys(_arguments(text), NAME)
     tensor, places = keys.degree("tensor-model-parallel-size"), keys.degree("pipeline-model-parallel-size")
@@ -86,8 +86,8 @@ def read(text: str) -> LaunchedJob:
     for name in ("fp8-format", "fp8-recipe", "fp4-format"):
         keys.unlike(name, "predicted with products in bfloat16")
     for name in ("optimizer-cpu-offload", "cpu-offloading-num-layers", "optimizer-offload-fraction"):
-        keys.unlike(name, "predicted with everything on the device", (None, False, "0", "1.0"))
-    keys.unlike("tp-comm-overlap", "predicted as collectives that are waited for")
+        keys.unlike(name, "predicted without offloading", (None, False, "0", "1.0"))
+    keys.unlike("tp-comm-overlap", "predicted as collectives without overlap")
     keys.unlike("rampup-batch-size", "predicted at the global batch size")
     if keys.true("no-overlap-p2p-communication"):
         keys.note("no-overlap-p2p-communication: predicted with messages that overlap")
@@ -105,7 +105,7 @@ def read(text: str) -> LaunchedJob:
         stage=stage,
         root_once=root_once,
         sequence_parallel=along and tensor > 1,
-        # Korthikanti et al., section 4.2.2: what its products gather along the sequence is not kept.
+        # Korthikanti et al., section 4.2.2: inputs gathered along the sequence are not kept.
         gathered_inputs=along and tensor > 1,
         recompute=recompute,
         first=first,
@@ -122,11 +122,11 @@ def read(text: str) -> LaunchedJob:
 
 
 def _arguments(text: str) -> dict[str, str | bool]:
-    # Scripts continue lines with backslashes, and say the same through variables, which are not followed.
+    # Scripts continue lines with backslashes; their variables are not expanded.
     try:
         words = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
     except ValueError as error:
-        raise JobError(f"{NAME}: {error}; give the words behind pretrain_gpt.py in quotes") from None
+        raise JobError(f"{NAME}: {error}; give the arguments of pretrain_gpt.py in quotes") from None
     found: dict[str, str | bool] = {}
     name = ""
     for word in words:
@@ -137,13 +137,13 @@ def _arguments(text: str) -> dict[str, str | bool]:
         elif name:
             found[name] = word if found[name] is True else f"{found[name]} {word}"
     if not found:
-        raise JobError(f"{NAME}: '{text[:40]}' has no argument; give them as {NAME}:{ABOUT}")
+        raise JobError(f"{NAME}: '{text[:40]}' has no arguments; give them as {NAME}:{ABOUT}")
     variables = [
         f"--{key} {value}" for key, value in found.items() if isinstance(value, str) and "$" in value
     ]
     if variables:
         raise JobError(
-            f"{NAME}: {', '.join(variables[:3])}: variables of a script are not followed; give the "
+            f"{NAME}: {', '.join(variables[:3])}: a script's variables are not expanded; give the "
             "arguments with their values"
         )
     return found
@@ -163,7 +163,7 @@ def _stages_per_place(keys: Keys, places: int) -> int:
 
 
 def _sharded(keys: Keys) -> tuple[int, int, bool]:
-    """Return ZeRO's stage, the replicas, and whether what is outside the blocks is gathered once."""
+    """Return the ZeRO stage, the replicas, and whether parameters outside the blocks are gathered once."""
     strategy = keys.word("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
     replicas = keys.degree("num-distributed-optimizer-instances")
     state = 1 if keys.true("use-distributed-optimizer") else 0
@@ -176,7 +176,7 @@ def _sharded(keys: Keys) -> tuple[int, int, bool]:
 
 
 def _recomputed(keys: Keys) -> tuple[str, int | None]:
-    """Return the recipe, and of how many blocks at the beginning of each stage; None for all."""
+    """Return the recipe, and the number of recomputed blocks at the start of each stage; None for all."""
     granularity = str(
         keys.take("recompute-granularity", "selective" if keys.true("recompute-activations") else "")
     )
@@ -186,7 +186,7 @@ def _recomputed(keys: Keys) -> tuple[str, int | None]:
     )
     modules = frozenset(str(keys.take("recompute-modules", "core_attn")).split())
     keys.true("recompute-activations")
-    keys.unlike("distribute-saved-activations", "predicted with inputs of blocks whole on each rank")
+    keys.unlike("distribute-saved-activations", "predicted with whole block inputs on each rank")
     if not granularity:
         return NOTHING, None
     if granularity == "selective":
@@ -201,25 +201,25 @@ def _recomputed(keys: Keys) -> tuple[str, int | None]:
         return FULL, layers
     if layers > 1:
         keys.note(
-            f"recompute-num-layers = {layers}: predicted with every block by itself, which keeps the "
-            f"inputs of {layers} times as many"
+            f"recompute-num-layers = {layers}: predicted with each block recomputed alone, which keeps "
+            f"{layers} times as many block inputs"
         )
     return FULL, None
 
 
 def refusal(job: LaunchedJob) -> str:
-    """Return what of a job Megatron-LM cannot be told; "" if it can be told everything."""
+    """Return the part of a job that Megatron-LM cannot express; "" if it can express all."""
     if job.schedule not in ("1f1b", "interleaved_1f1b") and job.places > 1:
         return f"the schedule {job.schedule}"
     if job.gathered_inputs != job.sequence_parallel:
-        return "sequence parallelism that keeps the gathered inputs of products"
+        return "sequence parallelism that keeps gathered inputs for backward"
     if job.every > 1 or job.recompute not in _RECIPES:
         return f"recomputation of '{job.recompute}'"
     return ""
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs with the degrees of one that Megatron-LM can be told, the likest first."""
+    """Return jobs of the same degrees that Megatron-LM can express, the most similar first."""
     schedule = "interleaved_1f1b" if job.stages_per_place > 1 else "1f1b"
     common = replace(job, launcher=NAME, every=1, schedule=schedule, root_once=False)
     ways = (True, False) if job.tensor > 1 else (False,)
@@ -233,7 +233,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def write(job: LaunchedJob) -> str:
-    """Return the arguments that run a job which Megatron-LM can be told."""
+    """Return the arguments of a job which Megatron-LM can express."""
     data = job.data or 1
     words: list[object] = [
         "--tensor-model-parallel-size",
@@ -257,7 +257,7 @@ def write(job: LaunchedJob) -> str:
     if job.stage > 1:
         strategy = {stage: name for name, stage in _SHARDED.items()}[job.stage]
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
-        words += ["--ckpt-format", "fsdp_dtensor"]  # the only one that it starts with
+        words += ["--ckpt-format", "fsdp_dtensor"]  # the only format it starts with
     if job.replicas > 1:
         words += ["--num-distributed-optimizer-instances", job.replicas]
     words += ["--overlap-grad-reduce", *(["--overlap-param-gather"] if job.stage else [])]
@@ -278,7 +278,7 @@ def write(job: LaunchedJob) -> str:
 
 
 def _connections(job: LaunchedJob) -> str:
-    """Return what Megatron-LM asks of the environment on GPUs before Blackwell, as a comment."""
+    """Return, as a comment, the environment that Megatron-LM requires on GPUs before Blackwell."""
     if job.stage > 1:
         return "# In the environment: CUDA_DEVICE_MAX_CONNECTIONS is not 1.\n"
     if job.tensor > 1 or job.context > 1:

@@ -1,4 +1,4 @@
-"""The launchers by name, and their configs: read from a file or from words, and written."""
+"""Launchers by name; reading their configs from files or words, and writing them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tensoropt.launchers.job import JobError, LaunchedJob
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher whose jobs are read and written.
+    """A launcher whose configs are read and written.
 
     Attributes:
-        about: what is given behind its name and a colon.
-        read: returns the job of a config's text.
-        write: returns the config of a job that the launcher can be told.
-        refusal: returns what of a job the launcher cannot be told; "" if everything can be.
-        variants: returns the jobs with the same degrees that it can be told, the likest first.
-        names_blocks: whether its config names the classes of the model's blocks.
+        about: what follows its name and a colon on the command line.
+        read: returns the job of a config.
+        write: returns the config of a job which the launcher can express.
+        refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
+        variants: returns jobs of the same degrees that it can express, the most similar first.
+        names_blocks: whether its config lists the model's block classes.
     """
 
     name: str
@@ -40,50 +40,50 @@ LAUNCHERS = {
 
 
 def launcher_named(name: str) -> Launcher:
-    """Return the launcher whose configs are written under a name.
+    """Return the launcher of a name.
 
     Raises:
-        JobError: there is none.
+        JobError: the name is unknown.
     """
     if name not in LAUNCHERS:
-        raise JobError(f"no config of '{name}' is written; give one of {', '.join(LAUNCHERS)}")
+        raise JobError(f"cannot write a config for '{name}'; give one of {', '.join(LAUNCHERS)}")
     return LAUNCHERS[name]
 
 
 def read_job(text: str) -> LaunchedJob:
-    """Return the job that ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``, ``deepspeed:ds.json`` or
-    ``accelerate:config.yaml`` names.
+    """Return the job given by ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``, ``deepspeed:ds.json`` or
+    ``accelerate:config.yaml``.
 
     Raises:
-        JobError: there is no such launcher or file, or its config cannot be read; the message says what
-            should be given.
+        JobError: the launcher or file does not exist, or the config cannot be read; the message names the
+            valid forms.
     """
     name, colon, given = text.partition(":")
     forms = ", ".join(f"{n}:{launcher.about}" for n, launcher in LAUNCHERS.items())
     if name not in LAUNCHERS or not colon or not given.strip():
         hint = f" ({suggest(name, LAUNCHERS)})" if name and name not in LAUNCHERS else ""
-        raise JobError(f"'{text[:40]}' names no job{hint}; give {forms}")
+        raise JobError(f"'{text[:40]}' is not a job{hint}; give {forms}")
     return LAUNCHERS[name].read(_content(name, given))
 
 
 def _content(name: str, given: str) -> str:
-    """Return what a file holds, or words that are given themselves."""
+    """Return a file's content, or the given words themselves."""
     if given.lstrip().startswith("-"):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise JobError(f"{name}:{given}: cannot read the file ({reason}); give a file that exists") from None
 
 
 def write_job(job: LaunchedJob) -> str:
-    """Return the config of a job as its launcher reads it.
+    """Return the config of a job, for its launcher.
 
     Raises:
-        JobError: the launcher cannot be told everything; the message says what.
+        JobError: the launcher cannot express the job; names the part.
     """
     launcher = LAUNCHERS[job.launcher]
     if reason := launcher.refusal(job):
-        raise JobError(f"{job.launcher} cannot be told {reason}")
+        raise JobError(f"{job.launcher} cannot express {reason}")
     return launcher.write(job)

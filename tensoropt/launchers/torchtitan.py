@@ -1,9 +1,8 @@
-"""torchtitan's TOML: the tables ``parallelism``, ``activation_checkpoint`` and ``training``.
+"""torchtitan configs (TOML): the tables ``parallelism``, ``activation_checkpoint`` and ``training``.
 
-Names and defaults are those of ``torchtitan/config/job_config.py`` of its versions 0.2; from 0.3 on it is
-configured by functions in Python. As its ``parallelize_llama`` does, tensor
-parallelism also splits the sequence between products, and FSDP leaves parameters gathered after forward only
-if told to, or with a pipeline.
+Names and defaults are those of ``torchtitan/config/job_config.py``, versions 0.2; from 0.3 on, configs are
+Python functions. As in its ``parallelize_llama``, tensor parallelism also splits the sequence between
+products, and FSDP keeps parameters gathered after forward only if told to, or with a pipeline.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ _SCHEDULES = {
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
 _ABOVE = """\
 # Of the file for --job.config_file of torchtitan 0.2.0 to 0.2.2; torchtitan 0.3 reads no TOML: there a
-# config is a function in Python. Missing are the model ([model] name, flavor, hf_assets_path), the data
+# config is a function in Python. Add the model ([model] name, flavor, hf_assets_path), the data
 # ([training] dataset) and the optimizer.
 """
 _PER_OPERATOR = "products/2"
-"""The recipe of ``selective_ac_option = "op"``: every second product runs again (``_get_custom_policy``)."""
+"""The recipe of ``selective_ac_option = "op"``: every second product is recomputed
+(``_get_custom_policy``)."""
 _RECIPES = (NOTHING, FULL, _PER_OPERATOR)
 _HARMLESS = (
     "job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "memory_estimation.*",
@@ -46,7 +46,7 @@ def read(text: str) -> LaunchedJob:
     """Return the job of a torchtitan config.
 
     Raises:
-        JobError: it is no TOML, or a degree is no number.
+        JobError: the text is not TOML, or a degree is not a number.
     """
     try:
         keys = Keys(tomllib.loads(text), NAME)
@@ -70,11 +70,11 @@ def read(text: str) -> LaunchedJob:
         keys.note(GATHERED_ONCE)
     keys.unlike(p + "context_parallel_rotate_method", "predicted as a gather", (None, "allgather"))
     keys.unlike(p + "disable_loss_parallel", "predicted with a loss whose vocabulary is split")
-    keys.unlike(p + "enable_async_tensor_parallel", "predicted as collectives that are waited for")
-    keys.unlike(p + "pipeline_parallel_split_points", "predicted with as many blocks in every stage")
-    keys.unlike(p + "pipeline_parallel_layers_per_stage", "predicted with as many blocks in every stage")
-    keys.unlike("training.enable_cpu_offload", "predicted with everything on the device")
-    compiled = "predicted with the kernels of operators one by one"
+    keys.unlike(p + "enable_async_tensor_parallel", "predicted as collectives without overlap")
+    keys.unlike(p + "pipeline_parallel_split_points", "predicted with equal numbers of blocks per stage")
+    keys.unlike(p + "pipeline_parallel_layers_per_stage", "predicted with equal numbers of blocks per stage")
+    keys.unlike("training.enable_cpu_offload", "predicted without offloading")
+    compiled = "predicted without kernel fusion"
     keys.unlike("training.compile", compiled)
     keys.unlike("compile.enable", compiled)
     keys.unlike("model.converters", "predicted in the dtype of mixed precision")
@@ -109,7 +109,8 @@ def read(text: str) -> LaunchedJob:
 
 
 def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
-    """Return the batch, the samples that a data-parallel rank computes at once, and how often it does."""
+    """Return the batch, the samples of a data-parallel rank at once, and the number of accumulated
+    micro-batches."""
     local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
     whole = keys.number("training.global_batch_size", -1) or -1
     at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1
@@ -119,14 +120,14 @@ def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | 
 
 
 def _recomputed(keys: Keys) -> tuple[str, int]:
-    """Return the recipe, and of every how many-th block."""
+    """Return the recipe, and n if only every n-th block is recomputed."""
     mode = str(keys.take("activation_checkpoint.mode", "selective"))
     option = str(keys.take("activation_checkpoint.selective_ac_option", "2"))
     keys.take("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns")
     if mode in (NOTHING, FULL):
         return mode, 1
     if mode != "selective":
-        keys.note(f"activation_checkpoint.mode = {mode} is not known; predicted without recomputation")
+        keys.note(f"activation_checkpoint.mode = {mode} is unknown; predicted without recomputation")
         return NOTHING, 1
     if option == "op":
         return _PER_OPERATOR, 1
@@ -138,15 +139,15 @@ def _recomputed(keys: Keys) -> tuple[str, int]:
 
 
 def refusal(job: LaunchedJob) -> str:
-    """Return what of a job torchtitan cannot be told; "" if it can be told everything."""
+    """Return the part of a job that torchtitan cannot express; "" if it can express all."""
     if job.stage in (1, 2) and job.places == 1:
         return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
     if job.stage == 0 and (job.tensor > 1 or job.context > 1):
-        return "data parallelism without shards beside tensor or context parallelism"
+        return "unsharded data parallelism with tensor or context parallelism"
     if job.tensor > 1 and not job.sequence_parallel:
-        return "tensor parallelism that keeps activations between products whole"
+        return "tensor parallelism without sequence parallelism"
     if job.gathered_inputs:
-        return "inputs of products that are gathered again in backward"
+        return "regathering inputs of products in backward"
     if job.ring:
         return "a ring of keys and values that adds nothing up: its ring is PyTorch's"
     if job.first is not None or job.recompute not in _RECIPES:
@@ -155,7 +156,7 @@ def refusal(job: LaunchedJob) -> str:
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs with the degrees of one that torchtitan can be told, the likest first."""
+    """Return jobs of the same degrees that torchtitan can express, the most similar first."""
     stage = 0 if job.stage == 0 and job.tensor == job.context == job.places == 1 else 3
     common = replace(
         job, launcher=NAME, stage=stage if job.places == 1 else 2, root_once=stage == 3 and job.places == 1,
@@ -165,7 +166,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which torchtitan can be told."""
+    """Return a config that runs a job which torchtitan can express."""
     data, shards = job.data or 1, 1 if job.stage == 0 else (job.data or 1) // job.replicas
     rank_batch = (job.batch or data) // data
     micro_batches = job.micro_batches or 1
@@ -176,7 +177,7 @@ def write(job: LaunchedJob) -> str:
         "tensor_parallel_degree": job.tensor,
         "context_parallel_degree": job.context,
         "pipeline_parallel_degree": job.places,
-        # Shards again after forward without a pipeline, and only then; its last layers stay gathered.
+        # It reshards after forward only without a pipeline; its last layers stay gathered.
         "fsdp_reshard_after_forward": "default",
     }
     if job.experts > 1:

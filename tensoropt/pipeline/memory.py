@@ -168,25 +168,6 @@ class _SplitBackward:
     sent_bytes: float
 
 
-@dataclass(frozen=True)
-class _BothHalfDone:
-    """Bytes of one micro-batch on one rank when a stage makes gradients of arriving tensors before the next
-    stage, at the same place, has made those of its parameters.
-
-    Attributes:
-        inputs_bytes: the peak while the former are made.
-        given_bytes: tensors that only the next stage still holds then.
-        sent_bytes: gradients that only the next stage still holds.
-        weights_bytes: the peak of the next stage's parameter gradients, with ``given_bytes``, without
-            ``sent_bytes``.
-    """
-
-    inputs_bytes: float
-    given_bytes: float
-    sent_bytes: float
-    weights_bytes: float
-
-
 class _Storage(NamedTuple):
     """The storage of a gradient.
 
@@ -206,7 +187,6 @@ class _Apart:
 
     Args:
         evaluation: the stage's own.
-        following: the next stage, if at the same place, whose gradient storages are shared.
         given: whether the previous stage is at the same place and holds the arriving tensors.
 
     Attributes:
@@ -219,35 +199,17 @@ class _Apart:
         readers: activation -> its bytes and the groups that need it.
     """
 
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        capability: Capability | None,
-        following: _Apart | None = None,
-        *,
-        given: bool = False,
-    ):
+    def __init__(self, evaluation: Evaluation, capability: Capability | None, *, given: bool):
         self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
         self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
         self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
         self.groups = {group.name: group for group in self.graph.groups}
         self.sizes = MoveEffects(self.batch.prices)
         self.lifetimes = tuple(lower(self.batch).lifetimes())
-        self.following, self.given = following, given
-        arrivals, departing = (
-            [group for group in self.graph.groups if group.anchor.target == end] for end in (ARRIVE, DEPART)
-        )
-        self.arriving = tuple(group.writes[0] for group in arrivals)
-        # The gradients of what departs come in storages of the next stage, which may have several in one.
-        self.coming: dict[str, _Storage] = {}
-        if following is not None:
-            self.departing = dict(
-                zip(following.arriving, (group.reads[0] for group in departing), strict=True)
-            )
-            for group, arriving in zip(departing, following.arriving, strict=True):
-                self.coming[group.writes[0]] = _of_next(following.storage(arriving))
+        self.given = given
+        self.arriving = tuple(g.writes[0] for g in self.graph.groups if g.anchor.target == ARRIVE)
         self.sent = {self.storage(name) for name in self.arriving}
-        self.inputs_bytes, self.apart, self.waiting = self._first_part({})
+        self.inputs_bytes, self.apart, self.waiting = self._first_part()
         self.needed_bytes, self.readers = self._needed(self.apart)
 
     def split(self) -> _SplitBackward:
@@ -256,39 +218,21 @@ class _Apart:
             self.inputs_bytes,
             self._left(elsewhere),
             self._weights_bytes(elsewhere),
-            sum(self._sent_and_waiting().values()),
+            _total(self.waiting) - _total(self.waiting, self.sent),
         )
 
-    def both_half_done(self) -> _BothHalfDone:
-        following = self.following
-        assert following is not None
-        coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
-        passed_on = self.sent.union(*self.waiting.values())
-        elsewhere = [name for name in following.arriving if self.departing[name] in self.readers]
-        return _BothHalfDone(
-            self._first_part(coming)[0],
-            following._left(elsewhere) - following._left(following.arriving),
-            sum(size for storage, size in coming.items() if storage not in passed_on),
-            following._weights_bytes(elsewhere),
-        )
-
-    def _first_part(
-        self, outlasting: Mapping[_Storage, float]
-    ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
+    def _first_part(self) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
         """Return (peak bytes; groups with gradients of parameters, in backward order; their waiting
         storages).
 
         No activation is freed before the end; the incoming gradients of parameters' operators stay.
-
-        Args:
-            outlasting: the storages of the next stage's gradients that outlive this part.
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
         of_parameters, lifetimes = self._of_parameters_alone(), self._gradients()
         most = self.between_bytes
         apart: dict[str, SplitFacts] = {}
-        waiting: dict[str, dict[_Storage, float]] = {"": dict(outlasting)}
+        waiting: dict[str, dict[_Storage, float]] = {}
         for event in range(schedule.forward_end, schedule.last):
             moment = schedule.moments[event]
             if moment.group in of_parameters:
@@ -298,28 +242,12 @@ class _Apart:
             if moment.kind == "compute" and moment.phase == "backward":
                 facts, work, incoming = self._group(self.groups[moment.group], work)
                 counted += incoming
-            sizes: dict[_Storage, float] = {}
-            twice = 0.0
-            for storage, size in counted:
-                if storage in sizes and storage in self.coming.values():
-                    # The simulator takes what comes from other stages for storages of their own.
-                    twice += min(size, sizes[storage])
-                sizes[storage] = max(size, sizes.get(storage, 0.0))
-            more = _total(waiting, sizes) - twice
+            more = _total(waiting, [storage for storage, _ in counted])
             most = max(most, self.between_bytes + float(transient[event]) + work + more)
             if facts.waiting_bytes:
                 apart[moment.group] = facts
                 waiting[moment.group] = self._waiting(self.groups[moment.group], facts)
-        del waiting[""]
         return most, apart, waiting
-
-    def _sent_and_waiting(self) -> dict[_Storage, float]:
-        return {
-            storage: size
-            for of_group in self.waiting.values()
-            for storage, size in of_group.items()
-            if storage in self.sent
-        }
 
     def _left(self, elsewhere: Collection[str]) -> float:
         """Return the bytes that the first part leaves, without sent gradients or tensors ``elsewhere``."""
@@ -343,7 +271,7 @@ class _Apart:
     def storage(self, name: str) -> _Storage:
         readers = self._readers(name)
         if len(readers) != 1 or leaves_model(self.graph, name):
-            return self.coming.get(name, _Storage(name))
+            return _Storage(name)
         return self._given_by(readers[0], name)
 
     def _given_by(self, reader: Group, name: str) -> _Storage:
@@ -464,10 +392,6 @@ class _Apart:
 def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[_Storage] = ()) -> float:
     storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
     return sum(size for name, size in storages.items() if name not in without)
-
-
-def _of_next(storage: _Storage) -> _Storage:
-    return _Storage(f"{storage.tensor} of the next stage", storage.reader)
 
 
 def memory_of_places(
@@ -675,8 +599,6 @@ class _TransientMemory:
         # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that only
         # these need of gradients that have gone back.
         self._half_done: dict[tuple[int, int], float] = {}
-        # Those of them whose previous stage, at this place, has let go of what it gave.
-        self._alone: set[tuple[int, int]] = set()
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = _receipts(strategy.schedule, *shape)[place]
         self._taken, self._taken_on = _taken(strategy.schedule, *shape)
@@ -697,17 +619,8 @@ class _TransientMemory:
             for n in self.at_place
         }
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
-        self._split: dict[int, _SplitBackward] = {}
-        self._both_half_done: dict[int, _BothHalfDone] = {}
-        following: _Apart | None = None
         apart = [n for n in self.at_place if n > self.first and self.schedule.apart]
-        for n in sorted(apart, reverse=True):
-            following = following if n + 1 in self.at_place else None
-            stage = _Apart(stages[n], capability, following, given=shares(n))
-            self._split[n] = stage.split()
-            if following is not None:
-                self._both_half_done[n] = stage.both_half_done()
-            following = stage
+        self._split = {n: _Apart(stages[n], capability, given=shares(n)).split() for n in apart}
 
     def begin(self, number: int, action: Action) -> float:
         """Begin the ``number``-th action and return its own bytes, taking over memory counted elsewhere."""
@@ -739,17 +652,9 @@ class _TransientMemory:
         split = self._split[stage]
         if kind == "I":
             self.kept -= between
-            needed = split.inputs_bytes
-            if (stage + 1, micro_batch) in self._half_done:
-                needed = self._both_half_done[stage].inputs_bytes
-            return self._with_gradients(stage, needed) - shared
+            return self._with_gradients(stage, split.inputs_bytes) - shared
         self.kept -= split.between_bytes
-        if (stage, micro_batch) not in self._alone:
-            return split.weights_bytes
-        self._alone.remove((stage, micro_batch))
-        both = self._both_half_done[stage - 1]
-        self.on_the_way -= both.given_bytes
-        return both.weights_bytes
+        return split.weights_bytes
 
     def end(self, action: Action) -> None:
         kind, stage, micro_batch = action
@@ -769,11 +674,6 @@ class _TransientMemory:
             self.kept += self._coming_back[stage] if whole else self._split[stage].between_bytes
         if kind == "I" and stage > self.first:
             self._half_done[stage, micro_batch] = 0.0
-        both = self._both_half_done.get(stage)
-        if kind == "I" and both is not None and (stage + 1, micro_batch) in self._half_done:
-            self.on_the_way += both.given_bytes + both.sent_bytes
-            self._half_done[stage + 1, micro_batch] = both.sent_bytes
-            self._alone.add((stage + 1, micro_batch))
         if kind == "W":
             self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
         if kind in "BI" and stage > self.first:

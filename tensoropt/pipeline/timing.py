@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from tensoropt.errors import PlanError
 from tensoropt.graph import DTYPE_BYTES
@@ -20,6 +18,7 @@ from tensoropt.pipeline.stages import arriving_group, departing_group
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.timeline import by_predecessor, take_place
 from tensoropt.types import Itself
 
 _PIPELINE = 0
@@ -378,13 +377,20 @@ class _StepTasks:
     def _finish(self) -> None:
         count = len(self._after)
         self._where = np.array(self._stages), np.array([DURATIONS.index(what) for what in self._whats])
-        self._channel = np.array(self._channels)
-        self._waiting = np.array([len(after) for after in self._after])
         before = np.array([i for after in self._after for i in after], dtype=np.int64)
-        behind = np.repeat(np.arange(count), self._waiting)
-        # Successors of a task in the order of their positions.
-        self._successors = behind[np.argsort(before, kind="stable")]
-        self._first = np.searchsorted(np.sort(before), np.arange(count + 1))
+        behind = np.repeat(np.arange(count), [len(after) for after in self._after])
+        # A channel is occupied by one message at a time, and none slows down work.
+        channels, none = np.arange(2 * len(self._parts) + 1), np.zeros(0, dtype=np.int64)
+        self._columns = (
+            *by_predecessor(before, behind, count),
+            np.array(self._channels),
+            channels,
+            channels[:-1],
+            np.zeros_like(channels),
+            none,
+            np.full(count, -1),
+            0.0,
+        )
         seen = np.array(list(self._labels), dtype=np.int64)
         places = np.array([place for _, place, _, _ in self._labels.values()], dtype=np.int64)
         kinds = np.array([kind for kind, *_ in self._labels.values()])
@@ -411,9 +417,7 @@ class _StepTasks:
             raise PlanError(
                 f"{what} of stage {stage} takes {durations[number]} s; durations are finite and at least 0"
             )
-        starts, ends, order = _take_place(
-            durations, self._waiting, self._first, self._successors, self._channel, 2 * len(stages)
-        )
+        starts, ends, order = take_place(durations, *self._columns)
         if len(order) < len(durations):
             raise PlanError(
                 f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other for "
@@ -513,45 +517,3 @@ class _StepTasks:
         message = self._brings[arrives] = self._add(what, stage, [end], channel)
         self._labels[message] = kind, place, stage, action.micro_batch
         return message if self._blocking else end
-
-
-@njit(cache=True, nogil=True)
-def _take_place(
-    durations: np.ndarray,
-    predecessors: np.ndarray,
-    first: np.ndarray,
-    successors: np.ndarray,
-    channels: np.ndarray,
-    channel_count: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (starts, ends, order) of tasks as :func:`tensoropt.simulate.timeline.schedule` does; cycles are
-    left out of the order.
-
-    Args:
-        predecessors: the number of predecessors of each task.
-        first, successors: those of task i are ``successors[first[i]:first[i + 1]]``.
-        channels: the channel that a task occupies alone; -1 for none.
-    """
-    count = len(durations)
-    waiting, earliest, free = predecessors.copy(), np.zeros(count), np.zeros(channel_count)
-    starts, ends, order = np.zeros(count), np.zeros(count), np.empty(count, dtype=np.int64)
-    # By the time at which it became ready, then by position: ties keep the given order.
-    ready = [(0.0, i) for i in range(count) if waiting[i] == 0]
-    taken = 0
-    while len(ready):
-        start, i = heappop(ready)
-        channel = channels[i]
-        if channel >= 0 and free[channel] > start:
-            start = free[channel]
-        end = start + durations[i]
-        starts[i], ends[i], order[taken] = start, end, i
-        taken += 1
-        if channel >= 0:
-            free[channel] = end
-        for j in successors[first[i] : first[i + 1]]:
-            if end > earliest[j]:
-                earliest[j] = end
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                heappush(ready, (earliest[j], j))
-    return starts, ends, order[:taken]

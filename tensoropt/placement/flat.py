@@ -1,9 +1,9 @@
-"""A placement problem as flat arrays, and the seconds of its step, for searches over many placements."""
+"""A placement problem as flat arrays, and the tasks of a placement's step in columns."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from tensoropt.placement.problem import Placement, PlacementProblem
-from tensoropt.types import Floats
+from tensoropt.simulate.timeline import by_predecessor, take_place
+from tensoropt.types import Floats, Itself
 
 Integers = NDArray[np.int64]
 
@@ -27,12 +28,14 @@ class FlatProblem(NamedTuple):
         gradient: (t,) whether a gradient comes back.
         first_reader: (t + 1,) the start of each tensor's readers in ``readers``.
         message_s: (t, d, d) the seconds of a tensor's message between two devices.
-        first_lane: (d * d + 1,) the start of each pair's lanes in ``lanes``.
+        first_lane, lanes: what each ordered pair's messages occupy, then broadcasts, then each device's work,
+            as :func:`~tensoropt.simulate.timeline.take_place` takes it.
         results_s: seconds of each result's broadcast.
         host_s: (n, d) the host's seconds to launch an operator in a step.
         ends: (d, 6) :class:`~tensoropt.placement.problem.MessageEnds`.
         slower: the share by which messages slow down work.
         sizes: (t,) the bytes of each tensor.
+        first_end, message_ends: the devices that a message over each of ``lanes`` slows down.
     """
 
     micro_batches: int
@@ -53,40 +56,57 @@ class FlatProblem(NamedTuple):
     ends: Floats
     slower: float
     sizes: Floats
+    first_end: Integers
+    message_ends: Integers
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> FlatProblem:
-        step = problem.repeated if problem.micro_batches > 1 else problem
-        devices, count = step.devices, step.devices.count
-        sizes = np.array([t.bytes for t in step.tensors], dtype=float)
-        message_s = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
-        pairs = [devices.lanes_of(i, j) for i in range(count) for j in range(count)]
-        number = {lane: i for i, lane in enumerate(dict.fromkeys(lane for pair in pairs for lane in pair))}
-        first_lane, lanes = joined([number[lane] for lane in pair] for pair in pairs)
-        first_reader, readers = joined(t.readers for t in step.tensors)
-        peaks = step.update_peak_bytes
-        return cls(
-            problem.micro_batches,
-            np.ascontiguousarray(step.forward_s, dtype=float),
-            np.ascontiguousarray(step.backward_s, dtype=float),
-            np.ascontiguousarray(step.update_s, dtype=float),
-            np.zeros(step.size, bool) if peaks is None else np.asarray(peaks) > 0,
-            np.array([t.producer for t in step.tensors], dtype=np.int64),
-            np.array([t.gradient for t in step.tensors], dtype=bool),
-            first_reader,
-            readers,
-            message_s,
-            first_lane,
-            lanes,
-            np.array([result.seconds for result in step.results], dtype=float),
-            step.training,
-            np.zeros_like(step.forward_s, dtype=float)
-            if step.host_s is None
-            else np.ascontiguousarray(step.host_s, dtype=float),
-            devices.end_seconds,
-            float(devices.slower),
-            sizes,
-        )
+        return _flat(Itself(problem))
+
+
+@lru_cache(maxsize=4)
+def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
+    problem = of.content
+    step = problem.repeated if problem.micro_batches > 1 else problem
+    devices, count = step.devices, step.devices.count
+    sizes = np.array([t.bytes for t in step.tensors], dtype=float)
+    message_s = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
+    everyone = tuple(range(count))
+    pairs = [(i, j) for i in everyone for j in everyone]
+    used = [
+        *(devices.lanes_of(*pair) for pair in pairs),
+        ("all devices",),
+        *((f"device {d}",) for d in everyone),
+    ]
+    number = {lane: i for i, lane in enumerate(dict.fromkeys(lane for lanes in used for lane in lanes))}
+    first_lane, lanes = joined([number[lane] for lane in of_one] for of_one in used)
+    first_end, message_ends = joined([*pairs, everyone, *(() for _ in everyone)])
+    first_reader, readers = joined(t.readers for t in step.tensors)
+    peaks = step.update_peak_bytes
+    return FlatProblem(
+        problem.micro_batches,
+        np.ascontiguousarray(step.forward_s, dtype=float),
+        np.ascontiguousarray(step.backward_s, dtype=float),
+        np.ascontiguousarray(step.update_s, dtype=float),
+        np.zeros(step.size, bool) if peaks is None else np.asarray(peaks) > 0,
+        np.array([t.producer for t in step.tensors], dtype=np.int64),
+        np.array([t.gradient for t in step.tensors], dtype=bool),
+        first_reader,
+        readers,
+        message_s,
+        first_lane,
+        lanes,
+        np.array([result.seconds for result in step.results], dtype=float),
+        step.training,
+        np.zeros_like(step.forward_s, dtype=float)
+        if step.host_s is None
+        else np.ascontiguousarray(step.host_s, dtype=float),
+        devices.end_seconds,
+        float(devices.slower),
+        sizes,
+        first_end,
+        message_ends,
+    )
 
 
 def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
@@ -96,13 +116,38 @@ def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
     return first, np.array([item for row in rows for item in row], dtype=np.int64)
 
 
-def step_s(problem: FlatProblem, placement: Placement) -> float:
-    """Return the seconds of a placement's step, as the simulator finds them; its orders must not deadlock."""
+def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
+    """Return (devices, operators in the order of their forwards, of their backwards), device by device."""
     ahead, back = (
         np.array([o for order in orders for o in order], dtype=np.int64)
         for orders in (placement.forward, placement.backward_orders)
     )
-    return float(flat_step(tuple(problem), np.array(placement.device, dtype=np.int64), ahead, back)[0])
+    return np.array(placement.device, dtype=np.int64), ahead, back
+
+
+def step_s(problem: FlatProblem, placement: Placement) -> float:
+    """Return the seconds of a placement's step, as the simulator finds them; its orders must not deadlock."""
+    return float(flat_step(tuple(problem), *arrays_of(placement))[0])
+
+
+class StepTasks(NamedTuple):
+    """The tasks of a placement's step: forwards, messages, backwards, gradients, optimizers, results.
+
+    Attributes:
+        columns: the arguments of :func:`~tensoropt.simulate.timeline.take_place`.
+        forward, backward: the task of each operator, of all micro-batches; backward empty in inference.
+        arrival, returned: (t, d) the task that brings a tensor, or its gradient back from there; -1 for none.
+        update: (d,) the optimizer's task; -1 for none.
+        host_s: (d,) the host's seconds.
+    """
+
+    columns: tuple[Any, ...]
+    forward: Integers
+    backward: Integers
+    arrival: Integers
+    returned: Integers
+    update: Integers
+    host_s: Floats
 
 
 @njit(cache=True, nogil=True)
@@ -111,12 +156,33 @@ def flat_step(
 ) -> tuple[float, Floats, Floats]:
     """Return (step seconds, forward starts (n,), backward starts (n,)).
 
-    Starts are the first micro-batch's; seconds are inf on deadlock.
+    Starts are the first micro-batch's; seconds are inf on deadlock. Arguments as for :func:`step_tasks`.
+    """
+    tasks, ahead_of, back_of, _, _, _, host = step_tasks(problem, device, ahead, back, True)
+    starts, ends, order = take_place(*tasks)
+    last = max(ends.max(), host.max()) if len(order) == len(starts) else np.inf
+    size = device.shape[0]
+    returns = starts[back_of[:size]] if len(back_of) else np.zeros(size)
+    return last, starts[ahead_of[:size]], returns
+
+
+@njit(cache=True, nogil=True)
+def _pair(pairs: Integers, count: int, before: int, behind: int) -> int:
+    pairs[0, count], pairs[1, count] = before, behind
+    return count + 1
+
+
+@njit(cache=True, nogil=True)
+def step_tasks(
+    problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers, enforced: bool
+) -> tuple[Any, ...]:
+    """Return the values of :class:`StepTasks`.
 
     Args:
         problem: the values of a :class:`FlatProblem`.
         device: (n,) the device of each operator.
         ahead, back: (n,) all operators, forward and backward; each device runs its own in this order.
+        enforced: False lets devices run the first ready operator.
     """
     # A plain tuple: the cache of compiled kernels would not survive a new name of the class.
     (
@@ -138,63 +204,60 @@ def flat_step(
         ends,
         slower,
         sizes,
+        first_end,
+        message_ends,
     ) = problem
     size = device.shape[0]
     devices = forward_s.shape[1]
     tensors = producer.shape[0]
     operators = size * count
-    # Tasks have the positions that the simulator gives them, by which it decides between those that are ready
-    # at the same time.
+    # By its number it is decided between tasks that are ready at the same time.
     first = np.zeros(devices + 1, np.int64)
     for o in range(size):
         first[device[o] + 1] += count
     for d in range(devices):
         first[d + 1] += first[d]
     arrival = np.full((tensors, devices), -1, np.int64)
+    returned = np.full((tensors, devices), -1, np.int64)
     position = operators
-    edges = 2 * operators
     for t in range(tensors):
-        source = device[producer[t] % size]
         for r in range(first_reader[t], first_reader[t + 1]):
             d = device[readers[r] % size]
-            if d != source and arrival[t, d] < 0:
+            if d != device[producer[t] % size]:
                 arrival[t, d] = 0
         for d in range(devices):
             if arrival[t, d] == 0:
                 arrival[t, d] = position
                 position += 1
-        edges += 3 * (first_reader[t + 1] - first_reader[t]) + 4 * devices
     backward = position
-    returned = np.full((tensors, devices), -1, np.int64)
+    update = np.full(devices, -1, np.int64)
     if training:
         position += operators
         for t in range(tensors):
-            if gradient[t]:
-                for d in range(devices):
-                    if arrival[t, d] >= 0:
-                        returned[t, d] = position
-                        position += 1
-        edges += 3 * operators
-    update = position
-    if training:
-        position += devices
+            for d in range(devices):
+                if gradient[t] and arrival[t, d] >= 0:
+                    returned[t, d] = position
+                    position += 1
+        for o in range(operators):
+            if update_s[o, device[o % size]] > 0.0 or has_update[o]:
+                update[device[o % size]] = 0
+        for d in range(devices):
+            if update[d] == 0:
+                update[d] = position
+                position += 1
     results = position
     position += results_s.shape[0]
-    edges += operators * (results_s.shape[0] + 1)
 
     seconds = np.zeros(position)
-    waiting = np.zeros(position, np.int64)
-    head = np.full(position, -1, np.int64)
-    following = np.empty(edges, np.int64)
-    target = np.empty(edges, np.int64)
-    edge = 0
-    pair = np.full(position, -1, np.int64)  # the devices of a message
-    where = np.full(position, -1, np.int64)  # the device of work
+    uses = np.full(position, -1, np.int64)
+    works = np.full(position, -1, np.int64)
+    most = 4 * operators + 2 * len(readers) + 4 * tensors * devices + devices + operators * len(results_s)
+    pairs, edges = np.empty((2, most), np.int64), 0
     host = np.zeros(devices)
     for o in range(operators):
         host[device[o % size]] += host_s[o, device[o % size]]
     ahead_of = np.empty(operators, np.int64)
-    back_of = np.empty(operators, np.int64)
+    back_of = np.empty(operators if training else 0, np.int64)
     previous = np.full(devices, -1, np.int64)
     place = first.copy()
     for i in range(count):
@@ -205,21 +268,21 @@ def flat_step(
             place[d] += 1
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
-            where[task] = d
-            if previous[d] >= 0:
-                following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
-                edge += 1
-                waiting[task] += 1
+            works[task] = d
+            # Without an order the device itself keeps its operators apart, and takes what is ready first.
+            if not enforced:
+                uses[task] = devices * devices + 1 + d
+            elif previous[d] >= 0:
+                edges = _pair(pairs, edges, previous[d], task)
             previous[d] = task
     for t in range(tensors):
-        maker = producer[t]
-        source = device[maker % size]
-        made = ahead_of[maker]
+        source = device[producer[t] % size]
+        made = ahead_of[producer[t]]
         for d in range(devices):
             task = arrival[t, d]
             if task >= 0:
                 seconds[task] = message_s[t, source, d]
-                pair[task] = source * devices + d
+                uses[task] = source * devices + d
                 reader = np.int64(position)
                 for r in range(first_reader[t], first_reader[t + 1]):
                     if device[readers[r] % size] == d:
@@ -228,21 +291,13 @@ def flat_step(
                 seconds[reader] += ends[d, 0] + sizes[t] * ends[d, 1]
                 host[source] += ends[source, 4]
                 host[d] += ends[d, 4]
-                following[edge], target[edge], head[made] = head[made], task, edge
-                edge += 1
-                waiting[task] += 1
+                edges = _pair(pairs, edges, made, task)
         for r in range(first_reader[t], first_reader[t + 1]):
-            reader = readers[r]
-            d = device[reader % size]
-            before = made if d == source else arrival[t, d]
-            task = ahead_of[reader]
-            following[edge], target[edge], head[before] = head[before], task, edge
-            edge += 1
-            waiting[task] += 1
+            d = device[readers[r] % size]
+            edges = _pair(pairs, edges, made if d == source else arrival[t, d], ahead_of[readers[r]])
     if training:
         for d in range(devices):
             place[d] = backward + first[d]
-        updates = np.zeros(devices, np.bool_)
         for i in range(count):
             for k in range(size):
                 o = back[k] + i * size
@@ -251,20 +306,22 @@ def flat_step(
                 place[d] += 1
                 back_of[o] = task
                 seconds[task] = backward_s[o, d]
-                where[task] = d
-                # A device begins backward after its last forward operator.
-                following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
-                edge += 1
-                waiting[task] += 1
-                following[edge], target[edge], head[ahead_of[o]] = head[ahead_of[o]], task, edge
-                edge += 1
-                waiting[task] += 1
+                works[task] = d
+                if not enforced:
+                    uses[task] = devices * devices + 1 + d
+                else:  # a device begins backward after its last forward operator, as one process does
+                    edges = _pair(pairs, edges, previous[d], task)
+                edges = _pair(pairs, edges, ahead_of[o], task)
                 previous[d] = task
-                seconds[update + d] += update_s[o, d]
-                updates[d] = updates[d] or has_update[o]
+                if update[d] >= 0:
+                    seconds[update[d]] += update_s[o, d]
+                    works[update[d]] = d
+                    uses[update[d]] = uses[task]
+                    if not enforced:
+                        edges = _pair(pairs, edges, task, update[d])
         for t in range(tensors):
-            maker = producer[t]
-            source = device[maker % size]
+            source = device[producer[t] % size]
+            made = back_of[producer[t]]
             shares = 0
             for r in range(first_reader[t], first_reader[t + 1]):
                 shares += device[readers[r] % size] == source
@@ -273,8 +330,7 @@ def flat_step(
                     task = returned[t, d]
                     if task >= 0:
                         seconds[task] = message_s[t, d, source]
-                        pair[task] = d * devices + source
-                        made = back_of[maker]
+                        uses[task] = d * devices + source
                         reader = np.int64(-1)
                         for r in range(first_reader[t], first_reader[t + 1]):
                             if device[readers[r] % size] == d:
@@ -287,111 +343,37 @@ def flat_step(
                             seconds[made] += ends[source, 2] + sizes[t] * ends[source, 3]
                             host[source] += ends[source, 5]
                         shares += 1
-                        following[edge], target[edge], head[task] = head[task], made, edge
-                        edge += 1
-                        waiting[made] += 1
+                        edges = _pair(pairs, edges, task, made)
                 for r in range(first_reader[t], first_reader[t + 1]):
-                    reader = readers[r]
-                    d = device[reader % size]
-                    task = back_of[maker] if d == source else returned[t, d]
-                    before = back_of[reader]
-                    following[edge], target[edge], head[before] = head[before], task, edge
-                    edge += 1
-                    waiting[task] += 1
-            # The optimizer begins when all that its device has sent is gone.
+                    d = device[readers[r] % size]
+                    task = made if d == source else returned[t, d]
+                    edges = _pair(pairs, edges, back_of[readers[r]], task)
+            # The optimizer begins when all that its device has sent is gone (``Transport.finish``).
             for d in range(devices):
-                if arrival[t, d] >= 0:
-                    task = arrival[t, d]
-                    following[edge], target[edge], head[task] = head[task], update + source, edge
-                    edge += 1
-                    waiting[update + source] += 1
-                if returned[t, d] >= 0:
-                    task = returned[t, d]
-                    following[edge], target[edge], head[task] = head[task], update + d, edge
-                    edge += 1
-                    waiting[update + d] += 1
+                if arrival[t, d] >= 0 and update[source] >= 0:
+                    edges = _pair(pairs, edges, arrival[t, d], update[source])
+                if returned[t, d] >= 0 and update[d] >= 0:
+                    edges = _pair(pairs, edges, returned[t, d], update[d])
         for d in range(devices):
-            where[update + d] = d
-            if seconds[update + d] == 0.0 and not updates[d]:
-                waiting[update + d] = -1  # no such task
-            elif previous[d] >= 0:
-                following[edge], target[edge], head[previous[d]] = head[previous[d]], update + d, edge
-                edge += 1
-                waiting[update + d] += 1
+            if enforced and update[d] >= 0:
+                edges = _pair(pairs, edges, previous[d], update[d])
     for r in range(results_s.shape[0]):
         seconds[results + r] = results_s[r]
+        uses[results + r] = devices * devices
         for o in range(operators):
-            task = ahead_of[o]
-            following[edge], target[edge], head[task] = head[task], results + r, edge
-            edge += 1
-            waiting[results + r] += 1
-
-    free = np.zeros(lanes.max() + 1 if lanes.shape[0] else 1)
-    broadcast = 0.0
-    starts = np.zeros(position)
-    # The remaining seconds of messages beside each device's work, and since when.
-    flying, since = np.zeros(devices), np.zeros(devices)
-    lost = slower / (1.0 + slower) if slower < np.inf else 1.0
-    earliest = np.zeros(position)
-    last = 0.0
-    done = 0
-    missing = 0
-    ready = [(0.0, np.int64(0)) for _ in range(0)]
-    for task in range(position):
-        if waiting[task] == 0:
-            heapq.heappush(ready, (0.0, np.int64(task)))
-        elif waiting[task] < 0:
-            missing += 1
-    while len(ready) > 0:
-        start, task = heapq.heappop(ready)
-        if pair[task] >= 0:
-            for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
-                start = max(start, free[lanes[k]])
-        elif task >= results:
-            start = max(start, broadcast)
-        took = seconds[task]
-        if slower > 0.0 and (pair[task] >= 0 or task >= results):
-            for d in range(devices):
-                if pair[task] >= 0 and d != pair[task] // devices and d != pair[task] % devices:
-                    continue
-                if start > since[d]:
-                    flying[d] = max(flying[d] - (start - since[d]), 0.0)
-                    since[d] = start
-                flying[d] += 0.5 * took
-        if slower > 0.0 and where[task] >= 0:
-            d = where[task]
-            if start > since[d]:
-                flying[d] = max(flying[d] - (start - since[d]), 0.0)
-                since[d] = start
-            if took > 0.0 and flying[d] > 0.0:
-                took += min(flying[d] * lost, took * slower)
-            flying[d] = max(flying[d] - took, 0.0)
-            since[d] = start + took
-        end = start + took
-        if pair[task] >= 0:
-            for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
-                free[lanes[k]] = end
-        elif task >= results:
-            broadcast = end
-        starts[task] = start
-        last = max(last, end)
-        done += 1
-        edge = head[task]
-        while edge >= 0:
-            after = target[edge]
-            if waiting[after] > 0:
-                earliest[after] = max(earliest[after], end)
-                waiting[after] -= 1
-                if waiting[after] == 0:
-                    heapq.heappush(ready, (earliest[after], after))
-            edge = following[edge]
-    if done + missing < position:
-        last = np.inf
-    last = max(last, host.max())
-    begins = np.empty(size)
-    returns = np.zeros(size)
-    for o in range(size):
-        begins[o] = starts[ahead_of[o]]
-        if training:
-            returns[o] = starts[back_of[o]]
-    return last, begins, returns
+            edges = _pair(pairs, edges, ahead_of[o], results + r)
+    predecessors, first_after, after = by_predecessor(pairs[0, :edges], pairs[1, :edges], position)
+    columns = (
+        seconds,
+        predecessors,
+        first_after,
+        after,
+        uses,
+        first_lane,
+        lanes,
+        first_end,
+        message_ends,
+        works,
+        slower,
+    )
+    return columns, ahead_of, back_of, arrival, returned, update, host

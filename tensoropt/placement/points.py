@@ -13,7 +13,7 @@ from tensoropt.errors import PlanError
 from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
-from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
+from tensoropt.placement.simulate import SimulatedPlacement
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
 from tensoropt.plan.point import Point, stages_point
@@ -24,7 +24,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, TimelineEvent
-from tensoropt.simulate.timeline import Timeline, joined, length_s
+from tensoropt.simulate.timeline import joined, length_s
 
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
@@ -119,47 +119,20 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
     """Return all memory of a device with the points of its memory curve between which it is alive."""
-    timeline, owned = holders(simulated)
-    where = device_name(device)
-    steps = timeline.steps(where)
-    takes, gives = _words(timeline, where)
-    holdings: list[Owned] = []
-    for kind, first, end, size in _spans(steps):
-        holder, memory_kind = owned[int(kind)]
-        stays = first == 0 and end == len(steps)
-        since, until = ("", "") if stays else (takes.get(kind, ""), gives.get(kind, "the end of the step"))
-        label = _WORDS.get(holder.what, holder.what)
-        holdings.append((holder.operator, holder.tensor, label, memory_kind, size, first, end, since, until))
-    return holdings
-
-
-def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, int, int, float]]:
-    """Yield (kind, first point, end, bytes) of every holding, in the order of release."""
-    begun: dict[str, tuple[int, int, float]] = {}  # with its number in the order of taking
-    count = 0
-    for point, changes in enumerate(steps):
-        ended = []
-        for kind, size in changes:
-            if kind not in begun:
-                begun[kind] = count, point, size
-                count += 1
-            else:
-                ended.append((*begun.pop(kind), kind))
-        for _, first, span_bytes, kind in sorted(ended):
-            yield kind, first, point, span_bytes
-    for kind, (_, first, span_bytes) in begun.items():
-        yield kind, first, len(steps), span_bytes
-
-
-def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
-    takes: dict[str, str] = {}
-    gives: dict[str, str] = {}
-    for event in timeline.events:
-        task = event.task
-        words = f"{task.phase} {task.name}" if task.name != task.phase else task.name
-        takes.update((kind, words) for device, kind, _ in task.allocates if device == where)
-        gives.update((kind, f"the end of {words}") for device, kind, _ in task.frees if device == where)
-    return takes, gives
+    problem, owned = simulated.problem, list[Owned]()
+    for holding, first, end in simulated.spans(device):
+        operator = name = since = until = ""
+        if holding.operator >= 0:
+            micro_batch, o = divmod(holding.operator, problem.size)
+            operator = problem.names[o]
+            tensor = problem.tensors[holding.tensor % len(problem.tensors)] if holding.tensor >= 0 else None
+            name = simulated.label(operator if tensor is None else tensor.name, micro_batch)
+        if holding.first >= 0:
+            since = simulated.events[holding.first].words
+            until = f"the end of {simulated.events[holding.last].words}"
+        what, kind = _WORDS.get(holding.what, holding.what), MEMORY_KINDS[holding.kind]
+        owned.append((operator, name, what, kind, holding.bytes, first, end, since, until))
+    return owned
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
@@ -214,7 +187,7 @@ def fullest(simulated: SimulatedPlacement) -> int:
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
     """Return the seconds that a device waits while a message to or from it is in flight."""
-    either = joined([*simulated.messages_of(device), *simulated.timeline.busy([device_name(device)])])
+    either = joined([*simulated.messages_of(device), *simulated.busy(device)])
     # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
     # message.
     return max(length_s(either) - simulated.busy_s[device], 0.0)
@@ -246,16 +219,10 @@ def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dic
 
 
 def events_of(simulated: SimulatedPlacement) -> Iterator[TimelineEvent]:
-    for event in simulated.timeline.events:
-        task = event.task
-        if task.duration_s:
-            lane = _lane(task.resources)
-            yield TimelineEvent(task.name, lane, event.start_s, task.duration_s, task.phase, task.group)
-
-
-def _lane(resources: Sequence[str]) -> str:
-    named = resources[0].removeprefix("device ").isdigit()
-    return resources[0] if named else "link " + " - ".join(resources)
+    for event in simulated.events:
+        if event.duration_s:
+            lane = f"link {' - '.join(event.lanes)}" if event.ends else event.lanes[0]
+            yield TimelineEvent(event.name, lane, event.start_s, event.duration_s, event.phase, event.group)
 
 
 def operator_rows(

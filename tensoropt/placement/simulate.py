@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
+
+from tensoropt.errors import PlanError
+from tensoropt.placement.flat import FlatProblem, StepTasks, arrays_of, step_tasks
 from tensoropt.placement.order import Flow, TensorTransfer, ordered
 from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
-from tensoropt.simulate.timeline import Holding, Task, Timeline, joined, length_s, schedule
+from tensoropt.simulate.timeline import joined, length_s, take_place
 
-_OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
-"""The label of what the optimizer needs while it runs."""
+_KEPT, _TRANSIENT = MEMORY_KINDS.index("kept"), MEMORY_KINDS.index("transient")
 
 
 @cache
@@ -22,12 +25,49 @@ def device_name(device: int) -> str:
     return f"device {device}"
 
 
-class _Holder(NamedTuple):
-    """The owner of a holding's bytes: the operator, its tensor (or itself again), and a label."""
+class _Holding(NamedTuple):
+    """Bytes on a device from the start of one task to the end of another.
 
-    operator: str
-    tensor: str
+    Attributes:
+        kind: one of :data:`~tensoropt.simulate.recording.MEMORY_KINDS`, by number.
+        first, last: the tasks; -1 for the whole step.
+        operator, tensor: to whom they belong; -1 for none.
+    """
+
+    device: int
+    kind: int
+    bytes: float
+    first: int
+    last: int
+    operator: int
+    tensor: int
     what: str
+
+
+class _PlacedEvent(NamedTuple):
+    """A task of a step for people.
+
+    Attributes:
+        name, group: its operator or tensor, of which micro-batch; its operator alone.
+        lanes: those it occupies: a device, or links.
+        ends: the devices between which a message goes.
+    """
+
+    name: str
+    phase: str
+    group: str
+    lanes: tuple[str, ...]
+    ends: tuple[int, ...]
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def words(self) -> str:
+        return f"{self.phase} {self.name}" if self.name != self.phase else self.name
 
 
 @dataclass(slots=True)
@@ -87,32 +127,104 @@ class SimulatedPlacement:
     """One simulated training step of a placement.
 
     Attributes:
-        timeline: all tasks, with the memory that each allocates and frees.
+        tasks: all tasks, of all micro-batches.
+        starts, ends: (tasks,) seconds.
+        order: the tasks by start.
+        holdings: what is alive, and from when until when.
         transfers: those of one micro-batch, in the order in which the first one's start.
-        host_s: by device, the host's seconds to launch its work; 0 on CPUs.
     """
 
     problem: PlacementProblem
     placement: Placement
-    timeline: Timeline
+    tasks: StepTasks
+    starts: np.ndarray
+    ends: np.ndarray
+    order: Sequence[int]
+    holdings: Sequence[_Holding]
     transfers: tuple[TensorTransfer, ...]
-    host_s: tuple[float, ...]
 
     @property
     def micro_batches(self) -> int:
         return self.problem.micro_batches
 
     @property
+    def host_s(self) -> tuple[float, ...]:
+        """By device, the host's seconds to launch its work; 0 on CPUs."""
+        return tuple(self.tasks.host_s.tolist())
+
+    @property
+    def device_s(self) -> float:
+        """The end of the last task."""
+        return float(self.ends.max())
+
+    @property
     def time_s(self) -> float:
         """Seconds of the step, the slower of devices and hosts."""
-        return max(self.timeline.total_s, *self.host_s, 0.0)
+        return max(self.device_s, *self.host_s, 0.0)
+
+    @property
+    def operator_starts(self) -> np.ndarray:
+        """(2, n) when the forwards and backwards of the first micro-batch start; backwards 0 in inference."""
+        size = self.problem.size
+        back = self.starts[self.tasks.backward[:size]] if self.problem.training else np.zeros(size)
+        return np.stack([self.starts[self.tasks.forward[:size]], back])
+
+    @cached_property
+    def _changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of tasks' starts and ends among all changes of memory, and the times by position."""
+        count, ranks = len(self.starts), np.array(_positions(self.order))
+        times, starting = np.concatenate([self.starts, self.ends]), np.repeat([True, False], count)
+        # By time, then frees before allocations, then by the order of starts. A task without duration must
+        # not free before it has allocated, so its frees are sorted among the allocations of its time.
+        late = starting | np.tile(self.ends <= self.starts, 2)
+        by_time = np.lexsort((~starting, np.tile(ranks, 2), late, times))
+        positions = np.empty(2 * count, dtype=np.int64)
+        positions[by_time] = np.arange(1, 2 * count + 1)
+        return positions.reshape(2, count), np.append(0.0, times[by_time])
+
+    @cached_property
+    def _spans(self) -> np.ndarray:
+        """(4, holdings) device, kind, and the positions of the beginning and end; 0 for the step's."""
+        (begins, overs), _ = self._changes
+        rows = np.array([(h.device, h.kind, h.first, h.last) for h in self.holdings], dtype=np.int64)
+        devices, kinds, first, last = rows.reshape(-1, 4).T
+        return np.stack([devices, kinds, *np.where(first < 0, 0, (begins[first], overs[last]))])
+
+    def _points(self, device: int) -> np.ndarray:
+        """Return the positions of the changes of a device's memory, from the step's beginning on."""
+        return np.unique(np.append(self._spans[2:, self._spans[0] == device], 0))
+
+    @cached_property
+    def _curves(self) -> np.ndarray:
+        """(devices, kinds, positions) bytes alive after each change on any device."""
+        devices, kinds, first, last = self._spans
+        curves = np.zeros((self.problem.devices.count, len(MEMORY_KINDS), 2 * len(self.starts) + 1))
+        sizes = np.array([holding.bytes for holding in self.holdings])
+        np.add.at(curves, (devices, kinds, first), sizes)
+        np.add.at(curves, (devices, kinds, last), np.where(last > 0, -sizes, 0.0))
+        return curves.cumsum(axis=2)
+
+    def memory(self, device: int) -> list[tuple[float, list[float]]]:
+        """Return (time, bytes by kind) after every change on a device, from the initial state on."""
+        points, (_, times) = self._points(device), self._changes
+        curve = self._curves[device][:, points].T
+        return list(zip(times[points].tolist(), curve.tolist(), strict=True))
+
+    def spans(self, device: int) -> Iterator[tuple[_Holding, int, int]]:
+        """Yield a device's holdings with the points of its memory between which they are alive."""
+        points = self._points(device)
+        first, last = np.searchsorted(points, self._spans[2:])
+        for holding, begin, end in zip(self.holdings, first.tolist(), last.tolist(), strict=True):
+            if holding.device == device:
+                yield holding, begin, end or len(points)
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """The bytes by kind at each device's peak."""
+        """The bytes by kind at each device's peak, the first of equals."""
+        highest = self._curves.sum(axis=1).argmax(axis=1)
         return tuple(
-            {kind: float(peak.get(kind, 0.0)) for kind in MEMORY_KINDS}
-            for peak in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
+            dict(zip(MEMORY_KINDS, self._curves[device, :, at].tolist(), strict=True))
+            for device, at in enumerate(highest)
         )
 
     @cached_property
@@ -124,28 +236,62 @@ class SimulatedPlacement:
         return max(self.peak_bytes)
 
     @cached_property
+    def events(self) -> tuple[_PlacedEvent, ...]:
+        """All tasks with their names, by number."""
+        problem, place, tasks = self.problem, self.placement, self.tasks
+        names, tensors, device = problem.names, problem.tensors, place.device
+        told: dict[int, tuple[str, str, str, tuple[str, ...], tuple[int, ...]]] = {}
+
+        for phase, of_phase in (("forward", tasks.forward), ("backward", tasks.backward)):
+            for number, task in enumerate(of_phase.tolist()):
+                micro_batch, o = divmod(number, problem.size)
+                told[task] = self.label(names[o], micro_batch), phase, names[o], (device_name(device[o]),), ()
+        for phase, messages in (("send", tasks.arrival), ("send gradient", tasks.returned)):
+            for (number, other), task in _numbered(messages):
+                micro_batch, t = divmod(number, len(tensors))
+                ends = device[tensors[t].producer], other
+                source, target = ends if phase == "send" else ends[::-1]
+                lanes, group = problem.devices.lanes_of(source, target), names[tensors[t].producer]
+                told[task] = self.label(tensors[t].name, micro_batch), phase, group, lanes, (source, target)
+        for d, task in enumerate(tasks.update.tolist()):
+            told[task] = "optimizer", "optimizer", "", (device_name(d),), ()
+        everyone = tuple(range(problem.devices.count))
+        for number, result in enumerate(reversed(problem.results), 1):
+            group = names[result.producer]
+            words = f"result of {group}", "send results", group
+            told[len(self.starts) - number] = *words, ("all devices",), everyone
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return tuple(_PlacedEvent(*told[task], *span) for task, span in enumerate(spans))
+
+    def label(self, name: str, micro_batch: int) -> str:
+        return f"{name} of micro-batch {micro_batch}" if self.micro_batches > 1 else name
+
+    def _spans_of(self, mask: np.ndarray) -> tuple[tuple[float, float], ...]:
+        mask &= self.ends > self.starts
+        return joined(zip(self.starts[mask].tolist(), self.ends[mask].tolist(), strict=True))
+
+    def busy(self, device: int) -> tuple[tuple[float, float], ...]:
+        """Return the spans in which a device computes."""
+        return self._spans_of(self.tasks.columns[-2] == device)
+
+    @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """The seconds in which each device computes."""
-        return tuple(
-            length_s(self.timeline.busy([device_name(d)])) for d in range(self.problem.devices.count)
-        )
+        return tuple(length_s(self.busy(d)) for d in range(self.problem.devices.count))
 
     @cached_property
     def busiest_lane(self) -> tuple[str, float]:
         """The busiest lane, and its seconds; the first of equals by name."""
         seconds: dict[str, float] = defaultdict(float)
-        for event in self.timeline.events:
-            if event.task.phase.startswith("send"):
-                for lane in event.task.resources:
-                    seconds[lane] += event.task.duration_s
+        # Of messages, which nothing slows down: a difference of times would be rounded.
+        for event, took in zip(self.events, self.tasks.columns[0].tolist(), strict=True):
+            for lane in event.lanes if event.ends else ():
+                seconds[lane] += took
         return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
 
     def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
         """Return the spans with a message to or from a device in flight."""
-        name = device_name(device)
-        return joined(
-            (e.start_s, e.end_s) for e in self.timeline.events if name in e.task.ends and e.task.duration_s
-        )
+        return self._spans_of(np.array([device in event.ends for event in self.events], dtype=bool))
 
     def communication_s(self, device: int) -> float:
         return length_s(self.messages_of(device))
@@ -168,24 +314,32 @@ def simulate_placement(
         PlanError: the placement does not fit the problem, or deadlocks.
     """
     placement.check(problem)
-    simulated = _step_simulation(problem, placement, enforced=enforced).simulate()
-    if problem.micro_batches == 1:
-        return simulated
-    first = tuple(t for t in simulated.transfers if t.tensor < len(problem.tensors))
-    return SimulatedPlacement(problem, placement, simulated.timeline, first, simulated.host_s)
+    flat = tuple(FlatProblem.of(problem))
+    tasks = StepTasks(*step_tasks(flat, *arrays_of(placement), enforced))
+    seconds = tasks.columns[0]
+    wrong = seconds[~(np.isfinite(seconds) & (seconds >= 0))]
+    if len(wrong):
+        raise PlanError(
+            f"an operator or a message of a placement takes {wrong[0]} s; durations are finite and at least 0"
+        )
+    starts, ends, order = take_place(*tasks.columns)
+    if len(order) < len(starts):
+        ran = set(order.tolist())
+        stuck = [problem.names[o % problem.size] for o, task in enumerate(tasks.forward) if task not in ran]
+        raise PlanError(
+            f"{len(starts) - len(order)} tasks wait for each other for ever, among them the forwards of "
+            f"{', '.join(stuck[:3]) or 'none'}; give an order without a cycle"
+        )
+    memory = _StepMemory(problem, placement, tasks, enforced, order.tolist(), ends)
+    return SimulatedPlacement(
+        problem, placement, tasks, starts, ends, memory.order, memory.holdings(), memory.transfers()
+    )
 
 
-def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder, str]]]:
-    """Return the timeline with a kind of memory for every holding, and their owners by number."""
-    simulation = _step_simulation(simulated.problem, simulated.placement, enforced=True)
-    return simulation.owners(simulated.timeline)
-
-
-def _step_simulation(problem: PlacementProblem, placement: Placement, *, enforced: bool) -> _StepSimulation:
-    if problem.micro_batches == 1:
-        return _StepSimulation(problem, placement, enforced)
-    repeated = repeat_placement(placement, problem.micro_batches)
-    return _StepSimulation(problem.repeated, repeated, enforced, of_one=problem.size)
+def _numbered(messages: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yield ((tensor, device), task) of all messages."""
+    for number, device in np.argwhere(messages >= 0).tolist():
+        yield (number, device), int(messages[number, device])
 
 
 def _positions(order: Sequence[int]) -> list[int]:
@@ -195,293 +349,66 @@ def _positions(order: Sequence[int]) -> list[int]:
     return positions
 
 
-@dataclass
-class _StepSimulation:
-    """The tasks of one step. ``of_one``: the operators per micro-batch, if there are several; else 0."""
+class _StepMemory:
+    """What is alive in a step whose tasks are scheduled: only then is it known which user is the last.
 
-    problem: PlacementProblem
-    placement: Placement
-    enforced: bool
-    of_one: int = 0
-    tasks: list[Task] = field(default_factory=list)
-    forward: dict[int, int] = field(default_factory=dict)
-    backward: dict[int, int] = field(default_factory=dict)
-    copies: list[tuple[int, ...]] = field(default_factory=list)
-    """The devices that each tensor is sent to."""
-    arrival: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(tensor, device) -> the task that receives it."""
-    returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(tensor, device) -> the task that returns its gradient."""
-    results: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Broadcast task -> the producer and bytes of the result."""
-    updates: dict[int, Holding] = field(default_factory=dict)
-    """Optimizer task -> its temporaries."""
-    work_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    """(phase, operator) -> its seconds with its messages' ends."""
-    host_s: list[float] = field(default_factory=list)
-    """The host's seconds of each device."""
-    owned: list[tuple[_Holder, str]] | None = None
-    """If collected, the owner of each holding and its kind; kinds are then numbers."""
+    With several micro-batches the problem and its placement are repeated, once for each.
+    """
 
-    def simulate(self) -> SimulatedPlacement:
-        problem, place = self.problem, self.placement
-        self._make_tasks()
-        # Memory follows time: only once the tasks are scheduled is it known which user of a tensor is the
-        # last.
-        timeline = self._holding(schedule(self.tasks, slower=problem.devices.slower))
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        placement: Placement,
+        tasks: StepTasks,
+        enforced: bool,
+        order: Sequence[int],
+        ends: np.ndarray,
+    ):
+        several = problem.micro_batches > 1
+        self.one, self.of_one = problem, placement
+        self.problem = problem.repeated if several else problem
+        self.placement = repeat_placement(placement, problem.micro_batches) if several else placement
+        self.enforced, self.order, self.tasks = enforced, order, tasks
+        self.rank = _positions(order)
+        # In the order of their ends; tasks that end together in the order in which they ran.
+        self.ended = _positions(sorted(order, key=ends.tolist().__getitem__))
+        self.forward, self.backward = tasks.forward.tolist(), tasks.backward.tolist()
+        self.arrival, self.returned = dict(_numbered(tasks.arrival)), dict(_numbered(tasks.returned))
+        # The devices that each tensor is sent to.
+        self.copies: list[list[int]] = [[] for _ in self.problem.tensors]
+        for number, device in self.arrival:
+            self.copies[number].append(device)
+        self.alive: list[_Holding] = []
+
+    def transfers(self) -> tuple[TensorTransfer, ...]:
+        """Return the messages of the first micro-batch in the order in which they start."""
         messages = {i: self._transfer(*key, back=False) for key, i in self.arrival.items()}
         messages |= {i: self._transfer(*key, back=True) for key, i in self.returned.items()}
-        transfers = tuple(messages[i] for i in timeline.order if i in messages)
-        return SimulatedPlacement(problem, place, timeline, transfers, tuple(self.host_s))
+        of_one = (messages[i] for i in self.order if i in messages)
+        return tuple(transfer for transfer in of_one if transfer.tensor < len(self.one.tensors))
 
     def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
         producer = self.placement.device[self.problem.tensors[tensor].producer]
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
 
-    def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[_Holder, str]]]:
-        self.owned = []
-        self._make_tasks()
-        return self._holding(timeline), self.owned
-
-    def _holding(self, timeline: Timeline) -> Timeline:
-        return replace(timeline, tasks=self._with_memory(timeline), initial=tuple(self._stored()))
-
-    # -- tasks ------------------------------------------------------------------------------------
-
-    def _make_tasks(self) -> None:
-        self._number()
-        self._count_work()
-        self._forward()
-        if self.problem.training:
-            self._backward()
-            self._update()
-        self._hand_out()
-
-    def _kind(self, kind: str, operator: int | None, tensor: int | None, label: str) -> str:
-        if self.owned is None:
-            return kind
-        problem = self.problem
-        name = "" if operator is None else problem.names[operator]
-        subject = name if tensor is None else problem.tensors[tensor].name
-        if operator is not None:
-            subject = self._label(subject, operator)
-        self.owned.append((_Holder(name, subject, label), kind))
-        return str(len(self.owned) - 1)
-
-    def _number(self) -> None:
-        """Number all tasks: operators, messages, backward, update."""
+    def holdings(self) -> list[_Holding]:
+        """Return everything that is alive."""
         problem, place = self.problem, self.placement
-        # Numbered before any is made, as tasks name others that come later: backward waits for gradients on
-        # their way. The methods below append in this very order.
-        position = 0
-        for order in place.forward:
-            for operator in order:
-                self.forward[operator] = position
-                position += 1
-        for number, tensor in enumerate(problem.tensors):
-            source = place.device[tensor.producer]
-            self.copies.append(tuple(sorted({place.device[r] for r in tensor.readers} - {source})))
-            for device in self.copies[number]:
-                self.arrival[number, device] = position
-                position += 1
-        if not problem.training:
-            return
-        for order in place.backward_orders:
-            for operator in order:
-                self.backward[operator] = position
-                position += 1
-        for number, device in self.arrival:
-            if problem.tensors[number].gradient:
-                self.returned[number, device] = position
-                position += 1
-
-    def _count_work(self) -> None:
-        """Compute the seconds of operators and hosts with the ends of messages."""
-        problem, place, work = self.problem, self.placement, self.work_s
-        devices = problem.devices.count
-        self.host_s = [0.0] * devices
-        for operator, device in enumerate(place.device):
-            work["forward", operator] = float(problem.forward_s[operator, device])
-            work["backward", operator] = float(problem.backward_s[operator, device])
-            if problem.host_s is not None:
-                self.host_s[device] += float(problem.host_s[operator, device])
-        if problem.devices.ends is None:
-            return
-        ends = problem.devices.end_seconds.tolist()
-
-        def take_in(phase: str, operator: int, device: int, size: float) -> None:
-            end_s, per_byte, _, _, host_s, _ = ends[device]
-            work[phase, operator] += end_s + size * per_byte
-            self.host_s[device] += host_s
-
-        for number, device in self.arrival:
-            tensor = problem.tensors[number]
-            source = place.device[tensor.producer]
-            readers = [r for r in tensor.readers if place.device[r] == device]
-            take_in("forward", tensor.producer, source, 0.0)
-            take_in("forward", min(readers, key=self.forward.__getitem__), device, tensor.bytes)
-        for number, device in self.returned:
-            tensor = problem.tensors[number]
-            source = place.device[tensor.producer]
-            readers = [r for r in tensor.readers if place.device[r] == device]
-            take_in("backward", max(readers, key=self.backward.__getitem__), device, 0.0)
-            take_in("backward", tensor.producer, source, tensor.bytes)
-            # The first share becomes the gradient as it is.
-            if device != self.copies[number][0] or any(place.device[r] == source for r in tensor.readers):
-                _, _, add_s, per_byte, _, host_s = ends[source]
-                work["backward", tensor.producer] += add_s + tensor.bytes * per_byte
-                self.host_s[source] += host_s
-
-    def _forward(self) -> None:
-        problem, place = self.problem, self.placement
-        for device, order in enumerate(place.forward):
-            previous: list[int] = []
-            for operator in order:
-                after = list(previous)
-                for number in problem.read[operator]:
-                    producer = problem.tensors[number].producer
-                    is_local = place.device[producer] == device
-                    after.append(self.forward[producer] if is_local else self.arrival[number, device])
-                self._add(operator, device, self.work_s["forward", operator], after, "forward")
-                # Without an enforced order only the device's resource keeps its operators apart, and
-                # whichever is ready first takes it.
-                previous = [self.forward[operator]] if self.enforced else []
-        for number, device in self.arrival:
-            self._send(number, device, [self.forward[problem.tensors[number].producer]], "send")
-
-    def _backward(self) -> None:
-        problem, place = self.problem, self.placement
-        for device, order in enumerate(place.backward_orders):
-            # A device begins backward after its last forward operator, as one process that runs both does.
-            forwards = [self.forward[o] for o in place.forward[device]]
-            previous = forwards[-1:] if self.enforced else []
-            for operator in order:
-                after = [*previous, self.forward[operator]]
-                # Its gradient is complete when every reader has added to it, those elsewhere by one message.
-                for number in problem.made[operator]:
-                    tensor = problem.tensors[number]
-                    if tensor.gradient:
-                        after += [self.backward[r] for r in tensor.readers if place.device[r] == device]
-                        after += [self.returned[number, d] for d in self.copies[number]]
-                self._add(operator, device, self.work_s["backward", operator], after, "backward")
-                previous = [self.backward[operator]] if self.enforced else []
-        for number, device in self.returned:
-            readers = [r for r in problem.tensors[number].readers if place.device[r] == device]
-            self._send(number, device, [self.backward[r] for r in readers], "send gradient")
-
-    def _update(self) -> None:
-        problem, place = self.problem, self.placement
-        for device, order in enumerate(place.backward_orders):
-            seconds = sum(float(problem.update_s[o, device]) for o in order)
-            peaks = problem.update_peak_bytes
-            # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
-            peak = 0.0 if peaks is None else sum(float(peaks[o]) for o in order)
-            if seconds or peak:
-                # Backward is over when all that the device has sent is gone (``Transport.finish``).
-                sent = [i for (_, where), i in self.returned.items() if where == device]
-                sent += [
-                    i
-                    for (number, _), i in self.arrival.items()
-                    if place.device[problem.tensors[number].producer] == device
-                ]
-                after = (*(self.backward[o] for o in order), *sent)
-                kind = self._kind("transient", None, None, _OPTIMIZER_TEMPORARIES)
-                self.updates[len(self.tasks)] = (device_name(device), kind, peak)
-                self.tasks.append(
-                    Task(
-                        name="optimizer",
-                        duration_s=seconds,
-                        resources=(device_name(device),),
-                        after=after,
-                        phase="optimizer",
-                    )
-                )
-
-    def _hand_out(self) -> None:
-        forward = tuple(self.forward.values())
-        for producer, size, seconds in self.problem.results:
-            self.results[len(self.tasks)] = (producer, size)
-            self.tasks.append(
-                Task(
-                    name=f"result of {self.problem.names[producer]}",
-                    duration_s=seconds,
-                    resources=("all devices",),
-                    after=forward,
-                    phase="send results",
-                    group=self.problem.names[producer],
-                    ends=tuple(map(device_name, range(self.problem.devices.count))),
-                )
-            )
-
-    def _add(self, operator: int, device: int, seconds: float, after: list[int], phase: str) -> None:
-        name = self.problem.names[operator]
-        self.tasks.append(
-            Task(
-                name=self._label(name, operator),
-                duration_s=seconds,
-                resources=(device_name(device),),
-                after=tuple(dict.fromkeys(after)),
-                phase=phase,
-                group=name,
-            )
-        )
-
-    def _send(self, number: int, device: int, after: list[int], phase: str) -> None:
-        tensor, devices = self.problem.tensors[number], self.problem.devices
-        ends = (self.placement.device[tensor.producer], device)
-        source, target = ends if phase == "send" else ends[::-1]
-        self.tasks.append(
-            Task(
-                name=self._label(tensor.name, tensor.producer),
-                duration_s=devices.transfer_s(tensor.bytes, source, target),
-                resources=devices.lanes_of(source, target),
-                after=tuple(dict.fromkeys(after)),
-                phase=phase,
-                group=self.problem.names[tensor.producer],
-                ends=(device_name(source), device_name(target)),
-            )
-        )
-
-    def _label(self, name: str, operator: int) -> str:
-        return f"{name} of micro-batch {operator // self.of_one}" if self.of_one else name
-
-    # -- memory -----------------------------------------------------------------------------------
-
-    def _stored(self) -> list[Holding]:
-        problem, holdings = self.problem, []
         stored = (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes)
-        sizes = zip(*(each.tolist() for each in stored), strict=True)
-        for operator, (device, of_operator) in enumerate(zip(self.placement.device, sizes, strict=True)):
-            for kind, size in zip(MEMORY_KINDS[:3], of_operator, strict=True):
+        for operator, sizes in enumerate(zip(*(each.tolist() for each in stored), strict=True)):
+            for kind, size in enumerate(sizes):
                 if size:
-                    named = self._kind(kind, operator, None, kind)
-                    holdings.append((device_name(device), named, float(size)))
-        return holdings
-
-    def _with_memory(self, timeline: Timeline) -> list[Task]:
-        problem, place, training = self.problem, self.placement, self.problem.training
-        takes: list[list[Holding]] = [[] for _ in self.tasks]
-        gives: list[list[Holding]] = [[] for _ in self.tasks]
-        rank = _positions(timeline.order)
-        # In the order of their ends; tasks that end together in the order in which they ran.
-        ended = _positions(sorted(timeline.order, key=timeline.ends.__getitem__))
-        room = self._room(timeline)
-
-        def hold(device: int, kind: str, size: float, first: int, users: Sequence[int] = ()) -> None:
-            if size:
-                holding = (device_name(device), kind, float(size))
-                takes[first].append(holding)
-                gives[max((first, *users), key=ended.__getitem__)].append(holding)
-
+                    holding = place.device[operator], kind, size, -1, -1, operator, -1, MEMORY_KINDS[kind]
+                    self.alive.append(_Holding(*holding))
+        room = self._room()
         forward_peaks, kept_bytes = problem.forward_peak_bytes.tolist(), problem.kept_bytes.tolist()
         for operator, device in enumerate(place.device):
-            forward, backward = self.forward[operator], self.backward.get(operator)
-            kind = self._kind("transient", operator, None, "workspace")
-            hold(device, kind, forward_peaks[operator], forward)
-            if backward is not None:
-                kind = self._kind("kept", operator, None, "saved inside for backward")
-                hold(device, kind, kept_bytes[operator], forward, [backward])
+            forward = self.forward[operator]
+            self._hold(device, _TRANSIENT, forward_peaks[operator], forward, (), operator, -1, "workspace")
+            if self.backward:
+                users, what = [self.backward[operator]], "saved inside for backward"
+                self._hold(device, _KEPT, kept_bytes[operator], forward, users, operator, -1, what)
         for (number, device), (users, kept) in self._uses_of_storages().items():
             tensor = problem.tensors[number]
             message = self.arrival.get((number, device))
@@ -491,20 +418,37 @@ class _StepSimulation:
                 # A whole parameter that its own device reads is stored already.
                 size = 0 if tensor.stored else tensor.bytes if tensor.extent is None else tensor.extent
             label = "activation" if device == place.device[tensor.producer] else "copy of another device's"
-            kind = self._kind("kept" if kept else "transient", tensor.producer, number, label)
-            hold(device, kind, size, first, [*users, *kept])
-        if training:
-            self._hold_gradients(hold, rank, room)
-        for task, (producer, size) in self.results.items():
+            kind = _KEPT if kept else _TRANSIENT
+            self._hold(device, kind, size, first, [*users, *kept], tensor.producer, number, label)
+        if problem.training:
+            self._hold_gradients(room)
+        for number, (producer, size, _) in enumerate(reversed(self.one.results), 1):
+            task = len(self.order) - number
             for device in range(problem.devices.count):
-                hold(device, self._kind("transient", producer, None, "result"), size, task)
-        for task, holding in self.updates.items():
-            takes[task].append(holding)
-            gives[task].append(holding)
-        return [
-            task._replace(allocates=tuple(begun), frees=tuple(over))
-            for task, begun, over in zip(timeline.tasks, takes, gives, strict=True)
-        ]
+                self._hold(device, _TRANSIENT, size, task, (), producer, -1, "result")
+        if problem.update_peak_bytes is not None:
+            # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
+            peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
+            for device, task in enumerate(self.tasks.update.tolist()):
+                if task >= 0:
+                    what = "optimizer's temporaries"
+                    self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
+        return self.alive
+
+    def _hold(
+        self,
+        device: int,
+        kind: int,
+        size: float,
+        first: int,
+        users: Sequence[int],
+        operator: int,
+        tensor: int,
+        what: str,
+    ) -> None:
+        if size:
+            last = max((first, *users), key=self.ended.__getitem__)
+            self.alive.append(_Holding(device, kind, float(size), first, last, operator, tensor, what))
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
         problem, place = self.problem, self.placement
@@ -528,55 +472,39 @@ class _StepSimulation:
         made_there = place.device[tensor.producer] == device
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
-    def _room(self, timeline: Timeline) -> dict[int, int]:
+    def _room(self) -> dict[int, int]:
         """Return, for each message, the task with which its receiver allocates its buffer."""
         if not self.enforced:
             return {message: message for message in (*self.arrival.values(), *self.returned.values())}
-        problem, place = self.problem, self.placement
-        size = self.of_one or problem.size
-        count = problem.size // size
-        tensors = problem.tensors[: len(problem.tensors) // count]
-        one = Placement(
-            place.device[:size],
-            *(
-                tuple(tuple(o for o in order if o < size) for order in orders)
-                for orders in (place.forward, place.backward_orders)
-            ),
-        )
-        flow = Flow(
-            problem.names[:size],
-            problem.read[:size],
-            [tensor.producer for tensor in tensors],
-            [tensor.gradient for tensor in tensors],
-        )
+        problem, count = self.one, self.one.micro_batches
+        tensors, size = problem.tensors, problem.size
+        makers, gradient = [t.producer for t in tensors], [t.gradient for t in tensors]
+        flow = Flow(problem.names, problem.read, makers, gradient)
         room: dict[int, int] = {}
         for messages, tasks, back in (
             (self.arrival, self.forward, False),
             (self.returned, self.backward, True),
         ):
             started = {i: key for key, i in messages.items()}
-            first = [started[i] for i in timeline.order if i in started and started[i][0] < len(tensors)]
+            first = [started[i] for i in self.order if i in started and started[i][0] < len(tensors)]
             routes = [self._transfer(*key, back=back) for key in first]
             waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            for is_operator, number in ordered(flow, one, routes, backward=back) if tasks else ():
+            for is_operator, number in ordered(flow, self.of_one, routes, backward=back) if tasks else ():
                 if not is_operator:
                     waiting[routes[number].target].append(first[number])
                     continue
-                for tensor, device in waiting.pop(place.device[number], ()):
+                for tensor, device in waiting.pop(self.of_one.device[number], ()):
                     for i in range(count):
                         message = messages[tensor + i * len(tensors), device]
                         room[message] = tasks[number + i * size]
         return room
 
-    def _hold_gradients(
-        self, hold: Callable[..., None], rank: Sequence[int], room: Mapping[int, int]
-    ) -> None:
-        problem, place = self.problem, self.placement
-        memory = self._gradient_memory(rank, room)
-        for storage in memory.storages:
-            number = storage.tensor
-            kind = self._kind("transient", problem.tensors[number].producer, number, "gradient")
-            hold(storage.device, kind, storage.bytes, storage.first, storage.users)
+    def _hold_gradients(self, room: Mapping[int, int]) -> None:
+        problem, place, rank = self.problem, self.placement, self.rank
+        memory = self._gradient_memory(room)
+        for made in memory.storages:
+            producer, sized = problem.tensors[made.tensor].producer, (made.bytes, made.first, made.users)
+            self._hold(made.device, _TRANSIENT, *sized, producer, made.tensor, "gradient")
         peaks, handed = problem.backward_peak_bytes.tolist(), problem.handed_peak_bytes
         for operator, device in enumerate(place.device):
             backward, peak = self.backward[operator], peaks[operator]
@@ -592,16 +520,15 @@ class _StepSimulation:
                 peak = max(peak - sum(made.bytes for *_, made in memory.summed[backward]), most)
             if backward in memory.additions:
                 peak = max(peak, memory.adding_bytes(backward, rank))
-            kind = self._kind("transient", operator, None, "workspace of backward")
-            hold(device, kind, peak, backward)
+            self._hold(device, _TRANSIENT, peak, backward, (), operator, -1, "workspace of backward")
 
-    def _gradient_memory(self, rank: Sequence[int], room: Mapping[int, int]) -> _GradientMemory:
+    def _gradient_memory(self, room: Mapping[int, int]) -> _GradientMemory:
         """Return the memory of all gradients.
 
         As in ``Tape.add``, a first share is kept as it is, and a second makes a new sum; shares of other
         devices are added last, right before the backward that needs them.
         """
-        problem, place = self.problem, self.placement
+        problem, place, rank = self.problem, self.placement, self.rank
         storages: list[_GradientStorage] = []
         sums: dict[tuple[int, int], _GradientStorage] = {}
         given = Counter[int]()

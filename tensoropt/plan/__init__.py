@@ -1,1 +1,1 @@
-"""Plans and points: strategies with their figures, and the files that keep them."""
+"""Points and plans: strategies with their figures, and plan files."""

@@ -1,4 +1,4 @@
-"""Facts as rows of a table, shown as text and HTML; this module knows none of the figures."""
+"""Tables of facts, as text and HTML, independent of the figures shown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """A row of a fact sheet: a name, its value, and the value's source.
+    """A row of a fact sheet: name, value and source.
 
     Attributes:
-        name: the name that people use; "" for a further line of the fact above.
-        value: the value; None if it is unknown, in which case ``note`` says why.
-        unit: writes a value for people.
+        name: the label; "" for a further line of the fact above.
+        value: None if unknown; ``note`` then gives the reason.
+        unit: formats the value.
         source: where the value comes from.
         note: a remark.
     """
@@ -48,7 +48,7 @@ def fact_lines(facts: Iterable[Fact]) -> list[str]:
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ def filled(template: Path, **values: Any) -> str:
 
 
 def facts_rows(facts: Iterable[Fact]) -> Html:
-    """Return the facts as an HTML table of the class ``facts``, for a page with a style of its own."""
+    """Return the facts as an HTML table of the class ``facts``, for a page with its own style."""
     cells = "".join(f"<tr><th scope=row>{escape(fact.name)}<td>{escape(fact.words)}" for fact in facts)
     return Html(f"<table class=facts><tbody>{cells}</tbody></table>")
 

@@ -1,8 +1,8 @@
-"""The figures of a point: the name, unit, label and meaning of each, defined in one place.
+"""The registry of a point's figures: name, unit, label and meaning of each.
 
-The CSV, ``--json``, ``choose``, the page's table of points and its tooltips are made from this registry, and
-so are the columns of a saved frontier. A figure that a simulation finds is a keyword of
-:meth:`~tensoropt.plan.point.Point.of`; for one that follows from others, the registry has the formula.
+The CSV, ``--json``, ``choose``, the dashboard's table and tooltips, and the columns of a saved frontier are
+made from it. A simulated figure is a keyword of :meth:`~tensoropt.plan.point.Point.of`; a derived one has its
+formula here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _FigureUnit:
-    """The unit of a figure, and how values in it are written.
+    """The unit of a figure, with its formats.
 
     Attributes:
-        cell: in a CSV file.
-        plain: in JSON.
-        words: for people.
+        cell: formats a value for CSV.
+        plain: converts a value for JSON.
+        words: formats a value for people.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Figure:
     """One figure of a point.
 
     Attributes:
-        name: the name of its column, and of the attribute of a point that has it.
-        label: the name that people use.
-        about: a sentence that says what it is.
-        of: the formula for a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for what a
-            simulation finds, which each point keeps.
-        part: the breakdown that it is a part of and its name there: ``("terms", "context")``.
-        default: the value of a point without it; NaN if that means unknown.
-        listed: whether it has a line of its own in ``choose`` and in tooltips, and a column in the page's
-            table; the others are worked into sentences.
+        name: the column's name, and the attribute of a point.
+        label: the name shown to people.
+        about: a sentence on its meaning.
+        of: the formula for a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for simulated
+            figures, which points store.
+        part: its breakdown and its name there: ``("terms", "context")``.
+        default: the value for points without it; NaN if that means unknown.
+        listed: whether it has its own line in ``choose`` and tooltips, and a column in the dashboard; other
+            figures appear in sentences.
     """
 
     name: str
@@ -69,19 +69,19 @@ class Figure:
     listed: bool = False
 
     def value(self, row: Any) -> Any:
-        """Return the figure of a row; None where it is unknown or does not apply."""
+        """Return the figure of a row; None if it is unknown or does not apply."""
         if self.of is not None:
             return self.of(row)
         found = row.point.figures.get(self.name, self.default)
         return None if found != found else found
 
     def cell(self, row: Any) -> Any:
-        """Return the figure of a row in a CSV file; empty where it is unknown."""
+        """Return the figure of a row for CSV; empty if unknown."""
         value = self.value(row)
         return "" if value is None else self.unit.cell(value)
 
     def plain(self, row: Any) -> Any:
-        """Return the figure of a row in JSON."""
+        """Return the figure of a row for JSON."""
         value = self.value(row)
         return None if value is None else self.unit.plain(value)
 
@@ -95,9 +95,7 @@ def _parts(
     *,
     default: float = 0.0,
 ) -> list[Figure]:
-    """Return the figures of a breakdown; ``{}`` in their names and descriptions stands for the name of a
-    part.
-    """
+    """Return the figures of a breakdown; ``{}`` in names and descriptions stands for the part's name."""
     return [
         Figure(
             name.format(part.replace(" ", "_")),
@@ -117,27 +115,27 @@ FIXED = (
     Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
     Figure("devices", _COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
     Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
-    Figure("micro_batches", _COUNT, "micro-batches", "How often the batch is cut.",
+    Figure("micro_batches", _COUNT, "micro-batches", "Into how many micro-batches the batch is cut.",
            lambda row: row.space.micro_batches),
-    Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
-    Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
-    Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
+    Figure("compute_s", SECONDS, "compute", "How long a device computes in a step."),
+    Figure("communication_s", SECONDS, "network", "How long all communication takes, overlapped or not."),
+    Figure("exact", FLAG, "exact", "Whether no searched strategy is better in the additive model.",
            default=0.0),
-    Figure("gap", _SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
-    Figure("planner", _WORDS, "planner", "Who found it.", lambda row: row.point.planner),
+    Figure("gap", _SHARE, "gap", "The most by which a strategy with no more memory could be faster."),
+    Figure("planner", _WORDS, "planner", "The planner that found it.", lambda row: row.point.planner),
 )  # fmt: skip
-"""The first columns of a frontier's file, which other people's programs read by name and place."""
+"""A frontier's fixed first columns, which other programs read by name and position."""
 
 FURTHER = (
-    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
-    Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
+    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory by the search's sums."),
+    Figure("additive_time_s", SECONDS, "time added up", "The time by the search's sums."),
     Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
-    Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
+    Figure("hidden_s", SECONDS, "hidden", "Communication that overlaps other work."),
     Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
     *_parts("sources", SOURCES, "{}_share", _SHARE, "How much of all seconds is {}."),
     *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
-    Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
+    Figure("host_s", SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
            default=0.0),
     Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
@@ -145,16 +143,16 @@ FURTHER = (
            lambda row: len(row.point.stages.stages) or None),
     Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
            lambda row: row.point.stages.schedule or None),
-    Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
+    Figure("cuts", _WORDS, "cuts", "The first operator of each stage after the first.",
            lambda row: " ".join(row.point.stages.begins) or None),
-    Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
+    Figure("name", _WORDS, "plan", "The plan's usual name.", lambda row: row.name),
     Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
-    Figure("needs_bytes", BYTES, "needs", "What it needs of a device: tensors, process, driver, allocator.",
+    Figure("needs_bytes", BYTES, "needs", "Memory needed on a device: tensors, process, driver, allocator.",
            lambda row: row.needs),
-    Figure("fits", _WORDS, "fits", "Whether a device has that: yes, tight within the error, or no.",
+    Figure("fits", _WORDS, "fits", "Whether a device has that memory: yes, tight (within the error), or no.",
            lambda row: row.fits),
 )  # fmt: skip
-"""Columns behind the fixed ones; new ones go to the end."""
+"""Columns after the fixed ones; new ones go to the end."""
 
 _RATES = (
     Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
@@ -171,19 +169,19 @@ _RATES = (
 
 FIGURES = (*FIXED, *FURTHER, *_RATES)
 KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
-"""What a simulation finds, by name: the figures that a point keeps."""
+"""Simulated figures by name, which points store."""
 LISTED = tuple(figure for figure in KEPT.values() if figure.listed)
 BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
     name: {figure.part[1]: figure.name for figure in FIGURES if figure.part and figure.part[0] == name}
     for name in dict.fromkeys(figure.part[0] for figure in FIGURES if figure.part)
 }
-"""By the name of a breakdown: by the name of a part the figure that it is."""
+"""Figures by breakdown and part name."""
 
 
 def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures that a point keeps, from figures and breakdowns by name; None and NaN are left out.
+    """Return the figures that a point stores, from figures and breakdowns by name; None and NaN are left out.
 
-    A breakdown is a mapping by the names of its parts, or a sequence of all of them.
+    A breakdown is a mapping by part names, or a sequence of all parts.
     """
     found: dict[str, float] = {}
     for name, value in named.items():
@@ -208,7 +206,5 @@ class _Worded(dict[str, str]):
 
 
 def worded(of: object, text: str) -> str:
-    """Return a text in which ``{time_s}`` is replaced by that figure of a point, a plan or a step, in
-    words.
-    """
+    """Return a text with each ``{time_s}`` replaced by that figure of a point, plan or step, in words."""
     return text.format_map(_Worded(of))

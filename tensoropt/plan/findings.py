@@ -1,7 +1,7 @@
-"""The fields of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds the verbs.
+"""The data of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds methods.
 
-The files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and pictures are made from
-these fields alone, so that none of them needs the class that calls it.
+Files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and plots need only these fields, and so
+do not import the class that calls them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Findings:
 
     Attributes:
         points: ascending in memory, strictly descending in time.
-        spaces: the spaces that were searched.
+        spaces: the searched spaces.
         model, cluster, settings, versions: as in a plan.
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
-        others: the points that other planners found in the same spaces, each with its planner's name.
-        comparison: what every planner did, in the form of :mod:`tensoropt.planners.compare`.
-        captured: the capture, while in the process that explored; not saved.
+        others: points of other planners in the same spaces, each with its planner's name.
+        comparison: each planner's result, in the form of :mod:`tensoropt.planners.compare`.
+        captured: the capture, in the process that explored; not saved.
         recorded: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`); None
             if an operator has an argument that no file can hold.
     """
@@ -56,7 +56,7 @@ class Findings:
 
     @cached_property
     def all_points(self) -> PointTable:
-        """The frontier's points, followed by the points of other planners that are not among them."""
+        """The frontier's points, then other planners' points that are not among them."""
         points, others = PointTable.of(self.points), PointTable.of(self.others)
         by_others = np.isin(points.column("planner"), others.column("planner"))
         known = {points[row].identity for row in np.flatnonzero(by_others)}
@@ -65,32 +65,32 @@ class Findings:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The display name of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+        """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
         return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
 
     @cached_property
     def weights(self) -> Weights:
-        """What operators and parameters weigh in plans (:mod:`tensoropt.plan.shares`)."""
+        """The weights of operators and parameters in plan names (:mod:`tensoropt.plan.shares`)."""
         return weights_of(self.recorded.graph if self.recorded else None, self.cluster)
 
     @cached_property
     def exceptions(self) -> np.ndarray:
-        """For each of :attr:`all_points`, the share of its plan that goes another way than its name
+        """For each of :attr:`all_points`, the share of its time in operators split otherwise than its name
         begins (:func:`~tensoropt.plan.plan_names.exceptions_share`)."""
         return exceptions_share(self.all_points, self.spaces, self.weights)
 
     @cached_property
     def is_dense_transformer(self) -> bool:
-        """Whether the model is a transformer without experts; False where its operators were not saved."""
+        """Whether the model is a transformer without experts; False if its operators were not saved."""
         if self.recorded is None:
             return False
-        from tensoropt.ops.registry import is_dense_transformer  # brings torch, as kept operators do
+        from tensoropt.ops.registry import is_dense_transformer  # imports torch, as saved operators do
 
         return is_dense_transformer(op.target for op in self.recorded.graph.operators)
 
     def title(self, index: int) -> str:
-        """Return ``point 17 of 201`` for a point of the frontier, always counted from 1 in order of memory;
-        for others, the planner and the number of its plan: ``zero 2 of 5``.
+        """Return ``point 17 of 201`` for a point of the frontier, numbered from 1 by memory; for others the
+        planner and its plan's number: ``zero 2 of 5``.
         """
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
@@ -109,19 +109,18 @@ class Findings:
 
     @cached_property
     def knee(self) -> int:
-        """The index of the frontier's knee: the point from which both memory and time get dearest, among
-        those that fit if any does."""
+        """The index of the frontier's knee, where both memory and time rise most steeply, among points that
+        fit if any does."""
         return self.knee_within(self.limit_bytes)
 
     def knee_within(self, limit_bytes: float) -> int:
-        """Return the index of the knee of the frontier's points that need at most so much; of all of them if
-        none does."""
+        """Return the index of the knee among the frontier's points within a limit; among all if none is."""
         rows = self.within(limit_bytes)
         rows = rows if len(rows) else np.arange(len(self.points))
         return int(rows[knee(PointTable([self.points[row] for row in rows.tolist()]))])
 
     def within(self, limit_bytes: float) -> np.ndarray:
-        """Return the indices of the frontier's points that need at most so much of a device, ascending."""
+        """Return the ascending indices of the frontier's points within a memory limit per device."""
         found: np.ndarray = np.flatnonzero(self.needs[: len(self.points)] <= limit_bytes)
         return found
 
@@ -131,32 +130,32 @@ class Findings:
 
     @property
     def device_bytes(self) -> float:
-        """The memory of the smallest device; infinite if nothing is known of devices."""
+        """The memory of the smallest device; infinite if unknown."""
         return float(min((kind["memory_bytes"] for kind in self.cluster.get("kinds", ())), default=math.inf))
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """What each of :attr:`all_points` needs of a device, in bytes."""
+        """The memory that each of :attr:`all_points` needs on a device, in bytes."""
         return all_needs(self.all_points, lambda: self.spaces, self._device)
 
     @property
     def limit_bytes(self) -> float:
-        """The bytes that a plan may need: the budget that the exploration was made for, else what the usual
-        headroom leaves of a device."""
+        """The memory limit per device in bytes: the exploration's budget, else a device less the usual
+        headroom."""
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | None = None) -> float:
-        """Return the bytes that a plan may need within a budget and a headroom
+        """Return the memory in bytes that a plan may need within a budget and a headroom
         (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         return usable_bytes(self.device_bytes, budget_bytes, headroom)
 
     def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
-        """Return whether what a point needs fits the smallest device, or a budget of its memory."""
+        """Return in words whether a point fits the smallest device, or a budget."""
         is_gpu = self._device is not None and self._device.device_type == "cuda"
         room = room_bytes(self.device_bytes, budget_bytes)
         return verdict_on(float(self.needs[index]), room, estimated=is_gpu)
 
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
-        """Return whether a point fits the smallest device, or a budget of its memory."""
+        """Return how a point fits the smallest device, or a budget."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
         return point_needs(point, lambda: self.spaces, self._device, room)

@@ -1,7 +1,7 @@
-"""Keys of plans: two plans have the same key if they do the same, whatever their figures.
+"""Keys of plans: equal for plans that do the same, whatever their figures.
 
-A key is 16 hex digits: the hashes of the model, the optimizer, the mesh and all that a plan says of its
-operators, parameters and tensors, combined in no order. It follows from the plan, which does not keep it.
+A key is 16 hex digits: an order-independent hash of the model, optimizer, mesh and everything that a plan
+states on its operators, parameters and tensors. Plans do not store it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tensoropt.plan.plan import Plan
 
 
 def plan_key(plan: Plan) -> str:
-    """Return the key of a plan."""
     mesh, step = plan.mesh, (plan.model.fingerprint, plan.optimizer)
     base = _hash(("step", step, mesh.shape, mesh.names, mesh.placed, plan.micro_batches))
     return f"{reduce(xor, map(_hash, _said(plan)), base):016x}"

@@ -1,6 +1,6 @@
-"""The kinds of plans: what each is called, and what is said of its figures where kinds differ.
+"""The kinds of plans: their names, and how texts on them differ.
 
-What shows, saves or explains plans reads these words, and treats all kinds alike.
+Code that shows, saves or explains plans uses these words and treats all kinds alike.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 STAGE_AXIS = "stage"
-"""The name of a mesh axis along which the stages of a pipeline lie."""
+"""The mesh axis of a pipeline's stages."""
 
 
 @dataclass(frozen=True)
 class PlanKind:
-    """A kind of plans.
+    """A kind of plan.
 
     Attributes:
-        name: what such a plan is called.
-        first_axes: the axis along which its stages lie; operators are split along the others.
-        placed: whether each operator lies on one device.
-        key: what of its stages tells it apart, as :mod:`tensoropt.plan.keys` names it.
-        rows: what the seconds of its operators' rows are, if not those of every device; "" if they are.
-        lanes: what the rows of its timeline are, in that case.
-        each: what a peak of its memory is given for.
-        mesh_words: what stands before the sizes of its mesh.
-        strategies: what has a strategy of its own, or a device, where no strategy on one mesh says all.
-        memory_of: the devices whose memory a point has.
-        headline: the devices whose memory and whose seconds a point has.
-        time_of: the devices whose seconds a point has; "" if all have the same.
-        idle: what a device waits for if it waits neither for a link nor for its host.
-        host_wait: what idle time is if the host is slower than the device.
-        host: where the host's seconds are counted, if an operator takes as long as the slower of
-            device and host; "" if they are a figure of their own.
-        overlap: what is assumed to overlap what.
-        owners: what is not known of the owners of its memory; "" if all is.
+        name: the kind's name.
+        first_axes: the axis of its stages; operators are split along the others.
+        placed: whether each operator runs on one device.
+        key: what distinguishes its stages in a key (:mod:`tensoropt.plan.keys`).
+        rows: the meaning of operator rows' seconds if not those of every device; else "".
+        lanes: the meaning of its timeline's rows in that case.
+        each: the devices for which a memory peak is given.
+        mesh_words: words before the mesh's sizes.
+        strategies: the parts with their own strategy or device, if one mesh does not describe all.
+        memory_of: the devices whose memory a point states.
+        headline: the devices whose memory and seconds a point states.
+        time_of: the devices whose seconds a point states; "" if all are alike.
+        idle: what an idle device waits for, other than links and its host.
+        host_wait: the meaning of idle time if the host is slower than the device.
+        host: where host seconds are counted if operators take the longer of device and host; "" if they are a
+            separate figure.
+        overlap: the assumed overlap.
+        owners: what is unknown about the owners of its memory; "" if nothing.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PlanKind:
     owners: str = ""
 
     def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
-        """Return whether such plans lie on a mesh with these axes."""
+        """Return whether such plans run on a mesh with these axes."""
         return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
 
@@ -66,8 +66,8 @@ PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
     rows="seconds of a rank of the operator's stage, in all micro-batches",
-    lanes="a stage's row has its actions with their waits, between which it is idle; its devices' and links' "
-    "have the work in them, of one of these devices",
+    lanes="a stage's row shows its actions and waits, idle in between; rows of devices and links "
+    "show the work of one of the stage's devices",
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     each="the devices of each stage",
     mesh_words="pp",
@@ -75,7 +75,7 @@ PIPELINED = PlanKind(
     idle="idle time of the pipeline, in which its busiest devices wait for others",
     host_wait="idle, or waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
-    owners="of each micro-batch of a stage, the largest tensors are named",
+    owners="only the largest tensors of each micro-batch of a stage are named",
 )
 """Stages of several operators, through which micro-batches pass by a schedule."""
 PLACED = PlanKind(
@@ -89,24 +89,24 @@ PLACED = PlanKind(
     host="in compute",
     overlap="messages run beside computing; those that share a lane queue",
 )
-"""Stages of one device each, which run their operators in an order of their own."""
+"""Stages of one device each, with their own order of operators."""
 _KINDS = (PIPELINED, PLACED, SHARDED)
 PLACE_AXES = tuple(axis for kind in _KINDS for axis in kind.first_axes)
-"""The axes along which stages lie: in the configuration of an operator, its stage or device."""
+"""Axes of stages; an operator's choice on one is its stage or device."""
 
 
 def numbered(part: int, parts: int, devices: int) -> str:
-    """Return the numbers of the devices of one of equal parts: ``4``, or ``4–7``."""
+    """Return the device numbers of one of equal parts: ``4``, or ``4–7``."""
     each = devices // parts
     return str(part) if each == 1 else f"{part * each}–{(part + 1) * each - 1}"
 
 
 def devices_words(part: int, parts: int, devices: int) -> str:
-    """Return ``device 4``, or ``devices 4–7``: one of equal parts of the devices, as a stage of a pipeline
-    has."""
+    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a pipeline
+    stage."""
     return f"device{'s' if devices > parts else ''} {numbered(part, parts, devices)}"
 
 
 def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:
-    """Return the kind of the plans on a mesh with these axes."""
+    """Return the kind of plans on a mesh with these axes."""
     return next((kind for kind in _KINDS if kind.lies_on(axes, placed=placed)), SHARDED)

@@ -1,4 +1,4 @@
-"""What plans need of a device: of one point with its parts, and of many as a column."""
+"""Memory that plans need on a device: one point in parts, many points as a column."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tensoropt.plan.space import Space
 
 
 def device_of(cluster: Mapping[str, Any]) -> Cluster | None:
-    """Return the cluster of a saved one; None if its devices were not saved."""
+    """Return the cluster from its saved data; None if its devices were not saved."""
     return Cluster.from_dict(cluster) if cluster.get("devices") else None
 
 
 def point_needs(
     point: Point, spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None, room: float
 ) -> DeviceFit:
-    """Return what a point needs of the smallest device, beside a part of its memory.
+    """Return the memory that a point needs, compared with that of the smallest device or a part of it.
 
     Args:
-        spaces_of: returns the spaces of the points; called only where a point counts tensors alone,
-            so that what its process takes is estimated from what it sends.
+        spaces_of: returns the points' spaces; called only if a point counts tensors alone, to estimate the
+            process memory from what it sends.
     """
     terms, tensors = point.terms, point.memory_bytes - sum(point.terms.values())
     if cluster is None or cluster.device_type != "cuda":
         return device_fit(tensors, terms, 0.0, room, estimated=False)
     if CONTEXT not in terms:
-        # Of a message its two ranks are known, which follow one another on the first axis.
+        # A message is between neighbouring ranks of the first axis.
         over = ((kind, (0,) if kind == "send" else axes) for kind, axes, *_ in point.collectives)
         shape = spaces_of()[point.space].mesh.shape
         terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), over, shape), **terms}
@@ -42,5 +42,5 @@ def point_needs(
 def all_needs(
     points: Sequence[Point], spaces_of: Callable[[], Sequence[Space]], cluster: Cluster | None
 ) -> np.ndarray:
-    """Return what each point needs of the smallest device, in bytes, as :func:`point_needs`."""
+    """Return the memory in bytes that each point needs on the smallest device, as :func:`point_needs`."""
     return np.array([point_needs(point, spaces_of, cluster, 0.0).needed_bytes for point in points])

@@ -1,4 +1,4 @@
-"""Rough seconds of single operators of the unsplit model, read off the shapes of their tensors."""
+"""Rough seconds of single operators of the unsplit model, from tensor shapes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 
 
 def seconds_of(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) -> float:
-    """Return the rough seconds of an operator on a device; 0 of one that launches nothing."""
+    """Return an operator's rough seconds on a device; 0 if it launches no kernel."""
     if not launches(op.target):
         return 0.0
     reads, made = [tensors[name] for name in op.inputs()], [tensors[name] for name in op.outputs]
     written = sum(tensor.bytes for tensor in made)
     cls = cost_class_of(op.target)
-    # A lookup reads the rows that it returns, whatever the size of its table.
+    # A lookup reads only the rows that it returns, whatever the size of its table.
     read = written if cls is CostClass.LOOKUP else sum(tensor.bytes for tensor in reads)
     flops = _flops(cls, [t for t in reads if len(t.shape) > 1 and t.dtype in FLOATING], made)
     reached = reached_by(device)
@@ -31,10 +31,10 @@ def seconds_of(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) 
 
 
 def _flops(cls: CostClass | None, reads: list[Tensor], made: list[Tensor]) -> float:
-    """Return the FLOP of a product, multiply-adds counted as two; 0 for other operators.
+    """Return the FLOP of a matrix product (a multiply-add is two); 0 for other operators.
 
     Args:
-        reads: its operands of two or more dims.
+        reads: operands of two or more dims.
     """
     if len(reads) < 2 or not made:
         return 0.0

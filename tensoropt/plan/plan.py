@@ -1,11 +1,11 @@
-"""A plan: a strategy written down with all that is needed to run it again.
+"""Plans: a strategy with everything needed to run it, and the plan file.
 
-The fields of a plan must agree among themselves, which an edit by hand easily breaks. The declarations of
-single fields check their types; :func:`check_plan` checks what several fields say together, before a model is
-loaded. Whether a plan fits its model is checked where the two meet.
+Field declarations check single values; :func:`check_plan` checks that fields agree with each other, which
+editing by hand easily breaks, before a model is loaded. Whether a plan fits a model is checked when both are
+known.
 
-A plan keeps the call that it was made for, as data: shapes and dtypes in place of tensors, numbers as they
-are. With it a plan can be applied to a model object without an example call.
+A plan stores its example call as data: shapes and dtypes for tensors, numbers as they are. So it can be
+applied to a model object without an example call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse a plan that contradicts itself.
 
     Raises:
-        PlanError: names the fields that do not agree, their values, and the remedy.
+        PlanError: names the contradicting fields, their values, and the remedy.
     """
     _check_mesh(plan)
     _check_cluster(plan)
@@ -53,7 +53,7 @@ def check_plan(plan: Plan) -> None:
         _check_place(plan, f"parameter {name}", device=parameter.device)
         if parameter.device is None and len(parameter.stored) != 1 + len(plan.axes):
             raise PlanError(
-                f"parameter {name} is stored as {list(parameter.stored)}, but has one placement for the "
+                f"parameter {name} is stored as {list(parameter.stored)}, but needs one placement for the "
                 f"micro-batches and one for each mesh axis ({_listed(plan.axes)})"
             )
         if parameter.device is not None and parameter.device >= plan.devices:
@@ -67,10 +67,10 @@ def check_plan(plan: Plan) -> None:
 def _check_mesh(plan: Plan) -> None:
     mesh, kind = plan.mesh, plan.kind
     if any(size < 1 for size in mesh.shape):
-        raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
+        raise PlanError(f"the mesh {list(mesh.shape)} has an axis of size below 1; give sizes of at least 1")
     if len(mesh.names) != len(mesh.shape) or len(set(mesh.names)) != len(mesh.names):
         raise PlanError(
-            f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} different names of axes, and has "
+            f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} distinct axis names, but has "
             f"{list(mesh.names)}"
         )
     if not kind.lies_on(mesh.names, placed=mesh.placed):
@@ -88,12 +88,12 @@ def _check_cluster(plan: Plan) -> None:
         cluster = Cluster.from_dict(plan.cluster)
     except TensorOptError as error:
         raise PlanError(f"the plan's cluster cannot be read: {error}") from error
-    except (AttributeError, ValueError) as error:  # fields of a wrong kind, deep inside
-        raise PlanError(f"the plan's cluster is not a saved one ({error}); choose the plan again") from error
+    except (AttributeError, ValueError) as error:  # fields of a wrong type, deep inside
+        raise PlanError(f"the plan's cluster is damaged ({error}); choose the plan again") from error
     if cluster.device_count != plan.devices:
         raise PlanError(
-            f"the plan's mesh {plan.mesh.label} has {plan.devices} devices, and its cluster {cluster.name} "
-            f"{cluster.device_count}; explore on as many devices as are meant, for example --cluster "
+            f"the plan's mesh {plan.mesh.label} has {plan.devices} devices, but its cluster {cluster.name} "
+            f"has {cluster.device_count}; explore on the intended number of devices, for example --cluster "
             f"{cluster.name}[{plan.devices}]"
         )
 
@@ -102,12 +102,12 @@ def _check_axes(name: str, given: Mapping[str, str], axes: tuple[str, ...]) -> N
     for axis in given:
         if axis not in axes:
             raise PlanError(
-                f"operator {name} has the axis '{axis}', which the mesh has not; it has {_listed(axes)}"
+                f"operator {name} has the axis '{axis}', which the mesh does not have; it has {_listed(axes)}"
             )
     for axis in axes:
         if axis not in given:
             raise PlanError(
-                f"operator {name} says nothing of the mesh axis '{axis}'; write which of its dims that "
+                f"operator {name} has no entry for the mesh axis '{axis}'; write the dim that it "
                 "splits, or none"
             )
 
@@ -116,18 +116,18 @@ def _check_place(plan: Plan, what: str, **numbers: int | None) -> None:
     if {number is not None for number in numbers.values()} != {plan.kind.placed}:
         given = " and ".join(f"{name} {number}" for name, number in numbers.items())
         raise PlanError(
-            f"{what} has {given} in a {plan.kind.name}; say where operators and parameters lie in a placed "
-            "plan, and in no other"
+            f"{what} has {given} in a {plan.kind.name}; give devices for operators and parameters in "
+            "placed plans only"
         )
 
 
 def _check_figures(plan: Plan) -> None:
     for name, value in plan.predicted:
-        # A gap may be without bound, and everything else is measured in bytes or seconds.
+        # A gap may be infinite; all other figures are bytes or seconds.
         figures = value.values() if isinstance(value, Mapping) else (value,)
         wrong = [x for x in figures if isinstance(x, int | float) and not (isfinite(x) and x >= 0)]
         if wrong and name != "gap":
-            raise PlanError(f"the predicted {name} is {wrong[0]}, but figures are finite and not below 0")
+            raise PlanError(f"the predicted {name} is {wrong[0]}; figures must be finite and not negative")
 
 
 def _listed(axes: tuple[str, ...]) -> str:
@@ -150,7 +150,7 @@ def _describe(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    # JSON has no tuples; a model may tell them from lists.
+    # JSON has no tuples, but a model may distinguish them from lists.
     if isinstance(value, tuple):
         return {"tuple": [_describe(v) for v in value]}
     if isinstance(value, list):
@@ -172,7 +172,7 @@ def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
         return tuple(_example(a) for a in data["args"]), {k: _example(v) for k, v in data["kwargs"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise PlanError(
-            f"the plan does not say readably how the model is called ({type(error).__name__}: {error}); "
+            f"the plan's example call cannot be read ({type(error).__name__}: {error}); "
             "choose the plan again, or pass args=... and kwargs=..."
         ) from error
 
@@ -193,7 +193,7 @@ def _example(value: Any) -> Any:
 
 _SCHEMA = "tensoropt.plan/4"
 _OLD_SCHEMAS = ("tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3")
-"""Of plans that have ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
+"""Older schemas, with ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
 
 
 class _Strict(BaseModel):
@@ -201,16 +201,14 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """The options with which an ONNX file was opened:
-    :class:`tensoropt.question.model_source.OnnxOptions`.
-    """
+    """The options of an opened ONNX file: :class:`tensoropt.question.model_source.OnnxOptions`."""
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
     loss: str | None = None
 
     def options(self) -> OnnxOptions:
-        """Return the options as the importer takes them."""
+        """Return the options for the importer."""
         return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
@@ -223,11 +221,10 @@ def _known_optimizer(name: str) -> str:
 
 
 class ModelInfo(_Strict):
-    """The identity of a model: its source, a fingerprint of its operator graph, and the shapes it is called
-    with.
+    """A model's identity: its source, its operator graph's fingerprint, and its inputs' shapes.
 
-    ``trained`` are the parameters that have a gradient, None if that is not known; ``adapters`` says of which
-    kind these are, such as ``LoRA r16``.
+    ``trained`` are the parameters with a gradient, None if unknown; ``adapters`` is their kind, such as
+    ``LoRA r16``.
     """
 
     source: str
@@ -243,8 +240,8 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """The sizes and names of the mesh axes, outermost first. If ``placed``, there is no mesh but a row of
-    devices. A pipeline is the first axis, named :data:`STAGE_AXIS`.
+    """The sizes and names of the mesh axes, outermost first. ``placed``: the devices form a row, not a mesh.
+    A pipeline is the first axis, named :data:`STAGE_AXIS`.
     """
 
     shape: tuple[int, ...]
@@ -253,7 +250,7 @@ class MeshInfo(_Strict):
 
     @property
     def places(self) -> int:
-        """The number of places through which micro-batches pass: 1 but for pipelines."""
+        """The number of pipeline places that micro-batches pass; 1 without a pipeline."""
         return dict(zip(self.names, self.shape, strict=True)).get(STAGE_AXIS, 1)
 
     @property
@@ -264,10 +261,9 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """The split of an operator's group: for each mesh axis the loop dim that it splits (``none``,
-    ``partial``, ...).
+    """The split of an operator's group: the loop dim that each mesh axis splits (``none``, ``partial``, ...).
 
-    In a placed plan instead: its device, and its position in that device's forward and backward order.
+    In a placed plan instead: its device, and its position in the device's forward and backward order.
     """
 
     axes: dict[str, str]
@@ -279,15 +275,15 @@ class OperatorPlan(_Strict):
 
     @property
     def position(self) -> str:
-        """Its device and its position there in words; "" if it has none of its own."""
+        """The operator's device and position in words; "" if it has none."""
         return "" if self.device is None else f"device {self.device}, position {self.order}"
 
 
 class ParameterPlan(_Strict):
-    """The stored placement of a parameter on each axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``. The
-    first is ``held`` if a gathered copy serves the whole step, ``held/P`` if the gradient waits with that
-    copy, and ``ahead`` if the parameter is gathered while the block before its own computes. In a placed
-    plan: the device on which it lies.
+    """The stored placement of a parameter, micro-batches first, then each axis: ``S(n)``, ``R`` or ``R/P``.
+    The first is ``held`` if the parameter is gathered once per step, ``held/P`` if its gradient is also
+    reduced once, and ``ahead`` if it is gathered while the previous block computes. In a placed plan: its
+    device.
     """
 
     key: str
@@ -308,12 +304,12 @@ _LEFT_OUT = ("once", "gathered_again")
 
 
 class _Recomputing(_Strict):
-    """What runs again in backward.
+    """The recomputation in backward.
 
-    ``recomputed`` names repeated blocks whose forward, or a part of it, runs again; ``once`` the operator
-    groups of these blocks that run once; ``gathered_again`` the tensors whose gathered copies are gathered
-    again instead of kept (:mod:`tensoropt.sharding.gathered_again`). The last two are left out of files where
-    there are none.
+    ``recomputed`` names repeated blocks that run again, wholly or in part; ``once`` the operator groups in
+    them that do not; ``gathered_again`` the tensors whose gathered copies are not kept but gathered again
+    (:mod:`tensoropt.sharding.gathered_again`). Empty ``once`` and ``gathered_again`` are not written to
+    files.
     """
 
     @model_serializer(mode="wrap")
@@ -323,11 +319,11 @@ class _Recomputing(_Strict):
 
 
 class StagePlan(_Recomputing):
-    """The strategy of one stage, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes it, without
-    its mesh.
+    """One stage's strategy without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes
+    it.
 
     Attributes:
-        begins: the operator group with which it begins; "" for the first stage.
+        begins: its first operator group; "" for the first stage.
     """
 
     begins: str = ""
@@ -340,21 +336,21 @@ class StagePlan(_Recomputing):
 
 
 class StagesInfo(_Strict):
-    """The stages of a plan that is not one stage on the whole mesh, and their schedule.
+    """The stages of a pipelined or placed plan, and their schedule.
 
-    A plan with a schedule is a pipeline: stages of several operators, through which micro-batches pass. One
-    without is placed: its stages are devices, which run their operators in the order that ``operators`` says.
+    A plan with a schedule is a pipeline: micro-batches pass through stages of several operators. One without
+    is placed: each stage is a device, which runs its operators in the order given in ``operators``.
 
     Attributes:
-        schedule: the order in which micro-batches pass the stages; "" for a placed plan.
+        schedule: the order of micro-batches in the stages; "" for a placed plan.
         again: the tensors that stages recompute instead of receiving them.
-        stages: in order; the places are the first axis of the plan's mesh, and have as many stages each as
-            the schedule gives them. None of a placed plan, whose operators have a device each.
-        splits: (loop dim, number of pieces) of the operator groups that are cut into pieces.
-        transfers: the transfers of one micro-batch, in the order that all devices follow; in a pipeline they
-            follow from the stages.
-        peak_bytes: per place of one of its ranks, or per device.
-        kinds: per place the names of its kinds of devices; only where places differ in them.
+        stages: in order, as many per place as the schedule gives; places are the first mesh axis. Empty for a
+            placed plan, whose operators have a device each.
+        splits: (loop dim, number of pieces) of operator groups that are cut into pieces.
+        transfers: the transfers of one micro-batch, in an order common to all devices; a pipeline's follow
+            from its stages.
+        peak_bytes: peak memory of one rank of each place, or of each device.
+        kinds: the device kinds of each place, if places differ.
     """
 
     schedule: str = ""
@@ -367,7 +363,7 @@ class StagesInfo(_Strict):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The operator groups with which the stages behind the first begin."""
+        """The first operator group of each stage after the first."""
         return tuple(stage.begins for stage in self.stages[1:])
 
 
@@ -379,7 +375,8 @@ def plan_kind(stages: StagesInfo | None) -> PlanKind:
 
 
 def placing_words(operators: Mapping[str, OperatorPlan], stages: StagesInfo) -> tuple[str, ...]:
-    """Return on how many devices single operators lie, and how many are cut for that, in words."""
+    """Return, in words, the number of devices that single operators are placed on, and of operators cut for
+    it."""
     devices = {operator.device for operator in operators.values()} - {None}
     return (
         *counted_if_any(len(devices), "device", "placed on {}"),
@@ -388,7 +385,7 @@ def placing_words(operators: Mapping[str, OperatorPlan], stages: StagesInfo) -> 
 
 
 class CollectiveCount(_Strict):
-    """A predicted collective: its kind, mesh axes, bytes on one rank, and count per step."""
+    """A predicted collective: kind, mesh axes, bytes on one rank, and count per step."""
 
     kind: str
     axes: tuple[int, ...]
@@ -397,13 +394,12 @@ class CollectiveCount(_Strict):
 
 
 class Predicted(_Strict):
-    """The predictions of the cost tables and the simulator, in bytes and seconds of one rank and one step.
+    """The predictions for one rank and one step, in bytes and seconds.
 
-    ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
-    ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
-    names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``communication_s``
-    is all of it, ``exposed_s`` what is waited for. ``host_s`` is what issuing all of it takes the host, where
-    that is not the device.
+    ``memory_bytes`` and ``time_s`` are simulated; ``additive_memory_bytes`` and ``additive_time_s`` are the
+    search's sums. ``memory`` is the peak of tensors by kind, ``terms`` the further memory of a process (on
+    GPUs); together they are ``memory_bytes``. ``communication_s`` is all communication, ``exposed_s`` the
+    part waited for. ``host_s`` is the host's time to issue the step, if the host is not the device.
     """
 
     memory_bytes: float
@@ -430,20 +426,20 @@ class Predicted(_Strict):
 
     @property
     def tensor_bytes(self) -> float:
-        """The part of the memory that tensors take, as a tracker of tensors measures it."""
+        """The memory of tensors alone, as a tensor tracker measures it."""
         return self.memory_bytes - sum(self.terms.values())
 
 
 class Plan(_Recomputing):
-    """One plan file; see the field types for shapes and units.
+    """A plan file; field types give shapes and units.
 
-    A plan without ``stages`` is one stage on the whole mesh. One whose stages have a schedule cuts the model
-    (:mod:`tensoropt.pipeline`), and says more of each stage there than ``operators`` and ``parameters`` do.
-    One whose stages have none puts every operator, or piece of one, on one device
-    (:mod:`tensoropt.placement`); its mesh is the row of devices, and its figures are those of the fullest.
+    Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
+    (:mod:`tensoropt.pipeline`), with more detail per stage than ``operators`` and ``parameters``. Without a
+    schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`); the mesh is the
+    row of devices, and figures are those of the fullest.
     """
 
-    # An alias, since pydantic's BaseModel has a method called schema.
+    # An alias, since pydantic's BaseModel has a method named schema.
     schema_: Literal["tensoropt.plan/4"] = Field("tensoropt.plan/4", alias="schema")
     planner: str
     model: ModelInfo
@@ -464,23 +460,23 @@ class Plan(_Recomputing):
 
     @property
     def devices(self) -> int:
-        """The number of devices, and so of ranks, that the plan runs on."""
+        """The number of devices, and so of ranks."""
         return prod(self.mesh.shape)
 
     @property
     def kind(self) -> PlanKind:
-        """The kind of the plan, with the words for it."""
+        """The plan's kind, with its vocabulary."""
         return plan_kind(self.stages)
 
     @property
     def info(self) -> StagesInfo:
-        """The stages and their schedule; an empty list of a plan that is one stage."""
+        """The stages and schedule; no stages for a plan of one stage."""
         return self.stages or StagesInfo()
 
     @property
     def place_of(self) -> dict[str, dict[str, str]]:
-        """The stage or device of each operator that has one, as the axis of a configuration; the first of
-        several stages."""
+        """The stage or device of each operator that has one, as an axis entry; the first of several
+        stages."""
         devices = {name: operator.device for name, operator in self.operators.items()}
         places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
         for number, stage in enumerate(self.info.stages):
@@ -505,16 +501,14 @@ class Plan(_Recomputing):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of computation: ``bfloat16`` for mixed precision; see
-        :mod:`tensoropt.capture.precision`.
-        """
+        """The compute dtype: ``bfloat16`` for mixed precision; see :mod:`tensoropt.capture.precision`."""
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
-        """Return the strategy as :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads it.
+        """Return the strategy in the form that :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads.
 
         Raises:
-            PlanError: no strategy on one mesh says all of the plan.
+            PlanError: the plan is not a strategy on one mesh.
         """
         if self.stages is not None:
             raise PlanError(
@@ -538,13 +532,12 @@ class Plan(_Recomputing):
         """Return the strategy of this plan for a grouped graph.
 
         Raises:
-            PlanError: the plan is for another model; names the first difference.
+            PlanError: the plan was made for another model; names the first difference.
         """
 
         from tensoropt.sharding.strategy import Strategy
 
-        # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
-        # does.
+        # Before the fingerprint, whose error cannot name the operator that differs.
         strategy = Strategy.from_data(self.strategy_data(), graph)
         self.check_model(graph)
         return strategy
@@ -559,7 +552,7 @@ class Plan(_Recomputing):
             )
 
     def to_data(self) -> dict[str, Any]:
-        """Return the plan as plain data, as a plan file has it."""
+        """Return the plan as plain data, the content of a plan file."""
         return self.model_dump(by_alias=True, mode="json")
 
     def to_json(self) -> str:
@@ -587,21 +580,21 @@ def _converted(data: dict[str, Any]) -> dict[str, Any]:
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
     given = {name: value for name, value in stages.items() if value is not None}
     if len(given) > 1:
-        raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
+        raise PlanError("the plan has both 'placed' and 'pipeline'; leave out one of them")
     if isinstance(mesh := data.get("mesh"), dict):
-        # The first placed plans did not say so of their mesh.
+        # The first placed plans did not mark their mesh as placed.
         data["mesh"] = {**mesh, "placed": mesh.get("placed", False) or "placed" in given}
     return {**data, "stages": next(iter(given.values()), None)}
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the plan of a file, checked.
+    """Return the checked plan of a file.
 
     Raises:
-        PlanError: there is no such file, or it is not a plan; names the first field that is wrong.
+        PlanError: there is no such file, or it is not a plan; names the first invalid field.
     """
     try:
-        # Editors on some systems put a mark of the byte order before UTF-8.
+        # Some editors write a byte-order mark before UTF-8.
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
@@ -613,10 +606,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanError(
-            f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
-            "again"
+            f"{path} is not a plan: line {error.lineno}: {error.msg}; the file may be incomplete: choose the "
+            "plan again"
         ) from error
-    # Numbers of thousands of digits, lists in lists in ...
+    # Numbers with thousands of digits, deeply nested lists, ...
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
     schemas = (*_OLD_SCHEMAS, _SCHEMA)

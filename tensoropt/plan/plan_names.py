@@ -1,9 +1,9 @@
-"""Plans by the names that people know: ``DP 8 · ZeRO-1 · TP 2 · 3/12 blocks recomputed · 4 micro-batches``.
+"""Names of plans in common terms: ``DP 8 · ZeRO-1 · TP 2 · 3/12 blocks recomputed · 4 micro-batches``.
 
-A name is read off the plan: which dim of each operator a mesh axis splits, how parameters are stored. An axis
-is called after what it does for most of the operators' seconds; what it does otherwise is said with its share
-of these, from 2 % on, and likewise how parameters are stored, by bytes (:mod:`tensoropt.plan.shares`; of an
-exploration that kept no operator graph every operator and parameter weighs the same).
+A name follows from the dim that each mesh axis splits in each operator, and from how parameters are stored.
+An axis is named after its use in most operators, weighted by seconds; other uses follow with their share,
+from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.shares`; without a saved operator graph all
+operators and parameters weigh the same).
 
 - *DP*: an axis splits the batch
 - *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
@@ -43,29 +43,29 @@ from tensoropt.plan.space import Space
 from tensoropt.units import share_words
 
 DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
-"""What an operator does on one mesh axis; *added*: it computes the same on all ranks, whose gradients add up,
-beside others that split the batch or the sequence."""
+"""Uses of a mesh axis by an operator. *added*: all ranks compute the same and their gradients are added up,
+beside operators that split the batch or sequence."""
 _KINDS = ADDED + 1
 QUERIES, AROUND, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 4)
-"""Which of these split attention along its queries, and of those, which send keys around; which split it
-along its heads; which follow the sequence on other axes, and are whole on this one."""
+"""Further counts: split attention along its queries; of these, with keys sent around (ring); split it along
+its heads; follow the sequence on other axes but are whole on this one."""
 _COUNTED = UNSPLIT_SEQUENCE + 1
 _TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
-"""Labels of a mesh axis along which an operator splits none of its loops."""
+"""Labels of an axis on which an operator splits none of its loops."""
 _WEIGHT_LOOPS = frozenset(
     (
         *("out_features", "in_features", "out_channels", "in_channels", "channels", "groups"),
         *("vocabulary", "hidden", "heads", "group", "classes", "experts", "features"),
     )
 )
-"""Loops of weights, and of what follows them: heads, and the classes of a loss (Megatron's section 3)."""
+"""Loops of weights and what follows from them: heads, and a loss's classes (Megatron, section 3)."""
 _BATCH_LOOPS = frozenset(("batch", "batch0", "rows", "rows.0", "d0"))
-"""Loops of the batch: of activations it is the first dim."""
+"""Loops of the batch, an activation's first dim."""
 _QUERIES, _RING, _HEADS = "queries", "ring", ("heads", "group")
 """Loops of attention."""
 _EXPERT_LOOPS = frozenset(("experts", "dispatch"))
-"""Loops of experts: with all tokens on every rank, and with rows sent to the ranks of their experts."""
+"""Loops of experts: with all tokens on every rank, or with rows sent to their experts' ranks."""
 _ROWS, _DISPATCH = "rows", "dispatch"
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -74,7 +74,7 @@ SCHEDULES = {
     "zero_bubble": "zero bubble",
     "zbv": "ZBV",
 }
-"""Short titles of pipelines' schedules."""
+"""Short titles of pipeline schedules."""
 _PLANNER_TITLES = {
     "frontier": "frontier",
     "data_parallel": "data parallel",
@@ -100,40 +100,40 @@ _PLANNER_TITLES = {
     "post": "Post",
     "pesto_extended": "Pesto extended",
 }
-"""The names of planners in a legend; others appear by their own name."""
+"""Display names of planners; others appear under their own name."""
 HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
-"""Planners that put each operator on one device in a single pass, which is quick."""
+"""Planners that place each operator on one device in one quick pass."""
 YOUR_JOB = "your_job_"
-"""How the planner of a point begins that a launcher runs today; its name ends with the launcher's."""
+"""Prefix of the planner name of a user's job; the launcher's name follows."""
 OWN = ("frontier", "local_search", "cut_search")
-"""Planners that no one published: their plans are not what others are compared with."""
+"""Planners of our own, which are not baselines."""
 _ALIKE = Weights()
-"""The weights without a graph: everything weighs the same."""
+"""Weights without a graph: everything weighs the same."""
 _STAGE_OF = {"held/P": 1, "held": 2}
-"""ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
+"""ZeRO stages by a stored layout's micro-batch entry; else 3."""
 JOIN = " · "
 
 
 _FAMILIES = {"placed": "placed", "PP": "PP", "CP": "CP", "SP": "CP", "TP": "TP", "ZeRO": "ZeRO", "DP": "DP"}
-"""The families of plans by a word of their names; a plan is of the first that its name has."""
+"""Families of plans by a word of the name; the first match counts."""
 OTHER_FAMILY = "other"
 
 
 def family(name: str) -> str:
-    """Return the family of plans that one belongs to, given its name: ``DP``, ``ZeRO``, ``TP``, ``CP``,
-    ``PP``, ``placed``, or ``other``."""
+    """Return the family of a plan, given its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, or
+    ``other``."""
     words = {part.replace("-", " ").split(" ", 1)[0] for part in name.split(JOIN)}
     return next((title for word, title in _FAMILIES.items() if word in words), OTHER_FAMILY)
 
 
 def is_recomputed(name: str) -> bool:
-    """Return whether a plan recomputes blocks, given its name."""
+    """Return whether the plan of this name recomputes blocks."""
     return " recomputed" in name
 
 
 def brief_name(name: str) -> str:
-    """Return the few words of a plan's name that go into a table or beside a point in a picture: of several
-    ZeRO stages the commonest, without shares, and without what another column says."""
+    """Return a short form of a plan's name for tables and plots: the commonest ZeRO stage, no shares, nothing
+    that another column shows."""
     kept = []
     for part in name.split(JOIN):
         part = re.sub(r" \(.*?\)", "", part)
@@ -150,33 +150,33 @@ def _percent(stage: str) -> float:
 
 
 def stage_of(micro: str) -> int:
-    """Return ZeRO's stage of a parameter in shards, by what its layout says on the micro-batch axis."""
+    """Return the ZeRO stage of a sharded parameter, given its layout's micro-batch entry."""
     return _STAGE_OF.get(micro, 3)
 
 
 def planner_title(name: str) -> str:
-    """Return a planner's name for a legend."""
+    """Return a planner's display name."""
     if name.startswith(YOUR_JOB):
         return f"your job ({name.removeprefix(YOUR_JOB)})"
     return _PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str, sequence: str = "") -> int:
-    """Return the kind of split that a label means on one axis.
+    """Return the use of an axis that an operator's label means.
 
     Args:
-        batch: the operator's label on the micro-batch axis; "" where micro-batches are refused (batch norms),
-            which leaves its loops' own names.
-        sequence: the label with which it follows the sequence; "" if it does not.
+        batch: the operator's label on the micro-batch axis; "" if micro-batches are impossible (batch norm),
+            which leaves its loops unnamed.
+        sequence: the operator's label for splitting the sequence; "" if it has none.
     """
     if label in ("none", "partial"):
         return WHOLE
     if label in UNSPLIT:
         return ADDED if label in (batch, sequence) else WHOLE
-    # Where rows are sent to their experts, the tokens that they are from are split as well.
+    # Sending rows to their experts splits their tokens as well.
     if label.replace(_DISPATCH, _ROWS) == batch:
         return DATA
-    # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
+    # `rows.1@S(0)`: the loop, its atom, and the placement of the reduced partial sum.
     dim = label.partition("@")[0]
     if not batch and dim in _BATCH_LOOPS and dim != sequence:
         return DATA
@@ -187,7 +187,7 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
 
 @cache
 def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
-    """Return (_COUNTED,) in which of the counts an operator with this label is."""
+    """Return (_COUNTED,) flags: the counts that include an operator with this label."""
     counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
     counted[kind] = 1
     counted[QUERIES], counted[AROUND] = label in (_QUERIES, _RING), label == _RING
@@ -197,19 +197,18 @@ def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
 
 
 def splits_experts(label: str) -> bool:
-    """Return whether an operator's label on an axis says that its experts are split along it."""
+    """Return whether a label splits experts along its axis."""
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
 ) -> tuple[str, ...]:
-    """Return the name of every point, in one call because points of a space share most of what is looked
-    up.
+    """Return the name of every point; one call, since points of a space share most look-ups.
 
     Args:
-        adapters: what alone is trained, such as ``LoRA r16``; "" if that is all there is.
-        weights: what operators and parameters weigh.
+        adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
+        weights: those of operators and parameters.
     """
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
@@ -225,11 +224,10 @@ def plan_names(
 def exceptions_share(
     points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE
 ) -> np.ndarray:
-    """Return, for each point, the share of its plan that goes another way than its name begins.
+    """Return, for each point, the share of its plan that differs from the beginning of its name.
 
-    It is the largest of three: of the operators' seconds on an axis, of the bytes of parameters beside the
-    commonest storage, of blocks that are not recomputed as most are. Of a plan that puts single operators on
-    devices it is 1.
+    The largest of three shares: operators' seconds on an axis, bytes of parameters with other storage than
+    most, and blocks recomputed otherwise than most. It is 1 for placed operators.
     """
     found = np.ones(len(points))
     of_spaces, records = by_strategy(points)
@@ -258,8 +256,8 @@ def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
 
 
 def _other_way(counts: np.ndarray) -> np.ndarray:
-    """Return (points, axes) the share of the operators' seconds in which an axis does not do what it is named
-    after, nor what goes with that."""
+    """Return (points, axes) the share of the operators' seconds for which an axis has another use than its
+    name, or a use that goes with it."""
     named = counts[..., :OTHER]
     named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
     main = named.argmax(axis=-1)
@@ -276,13 +274,13 @@ def _other_way(counts: np.ndarray) -> np.ndarray:
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return (axes, _COUNTED) what operators of each count weigh, (4,) what parameters weigh that could be
-    stored in shards and that are, by ZeRO stage, and into how many parts each layer's experts are split."""
+    """Return (axes, _COUNTED) weights of operators by count, (4,) weights of parameters that can be sharded
+    and that are, by ZeRO stage, and the number of parts of each expert layer."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
         for name, (batch, *labels) in stage.groups.items():
-            if name in record.operators:  # and not what arrives or departs
+            if name in record.operators:  # skips received and sent tensors
                 weight = weights.of_operators(record.operators[name].members or (name,))
                 for axis, label in enumerate(labels):
                     counts[axis] += weight * _counted(label, batch, space.sequence.get(name, ""))
@@ -327,13 +325,13 @@ def _micro(space: Space) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OfSpace:
-    """What the names of a space's points are made of.
+    """The data from which the names of a space's points are made.
 
     Attributes:
-        counts: (points, axes, _COUNTED) what operators of each count weigh.
-        stored: (points, 4) what parameters weigh that could be stored in shards, and that are, by stage.
-        once: for each block, (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
-        experts: for each layer of experts, (points,) into how many parts they are split.
+        counts: (points, axes, _COUNTED) weights of operators by count.
+        stored: (points, 4) weights of parameters that can be sharded, and that are, by ZeRO stage.
+        once: for each block (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
+        experts: for each expert layer (points,) the number of parts.
     """
 
     space: Space
@@ -343,7 +341,7 @@ class _OfSpace:
     experts: Sequence[np.ndarray]
 
     def ways(self) -> Iterator[Counter[str]]:
-        """Yield how many blocks of each point are recomputed in each way; :data:`_NOT_AT_ALL` is one."""
+        """Yield the number of blocks of each point by recipe, :data:`_NOT_AT_ALL` included."""
         known: dict[tuple[str, bytes], str] = {}
         for i in range(len(self.counts)):
             found = Counter[str]()
@@ -371,7 +369,7 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
         at = choices[:, place] % configurations
         batch, along = "" if refused else group["micro"], space.sequence.get(name, "")
         sizes = tuple(weights.of_parameter(parameter) for parameter in group["parameters"])
-        # Layers that look alike have the same tables.
+        # Layers that look alike share tables.
         key = repr((group["configurations"], group["options"], batch, along, sizes))
         if key not in tables:
             tables[key] = _tables(group, shape, batch, along, sizes)
@@ -382,7 +380,7 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
             experts.append(parts[at])
         if name in space.regions:
             runs[space.regions[name]].append(choices[:, place] < configurations)
-    # Behind the groups' variables are those of hubs, then those of tied parameters.
+    # Variables of groups come first, then hubs, then tied parameters.
     for place, (name, layouts) in enumerate(space.shared.items(), groups + len(space.hubs)):
         if place < choices.shape[1]:
             of_tied = weights.of_parameter(name) * np.array([_of_tied(layout) for layout in layouts])
@@ -398,7 +396,7 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
 def _sharded_names(points: Sequence[Point], space: Space, weights: Weights) -> Iterator[str]:
     told, known = _of_space(points, space, weights), dict[bytes, str]()
     for i, ways in enumerate(told.ways()):
-        # Many points share their first words, and arrays take long to word.
+        # Formatting is slow, and many points share their first words.
         key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(space.mesh.shape, told.counts[i], told.stored[i]))
@@ -409,7 +407,7 @@ def _sharded_names(points: Sequence[Point], space: Space, weights: Weights) -> I
 
 
 _NOT_AT_ALL = "not at all"
-"""The way of a block of which nothing runs again."""
+"""The recipe of a block that is not recomputed."""
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
@@ -429,11 +427,11 @@ def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
 
 
 def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
-    """Yield ``EP 8``: into how many parts the experts of layers are split.
+    """Yield ``EP 8``: the number of parts that experts are split into.
 
     Args:
-        parts: of each layer; 1 where they are not.
-        layers: how many layers have experts.
+        parts: that of each layer; 1 if not split.
+        layers: the number of layers with experts.
     """
     split = [count for count in parts if count > 1]
     for count in sorted(set(split)):
@@ -444,9 +442,9 @@ def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
 def _tables(
     group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (configurations, axes, _COUNTED) in which counts a group is, (configurations, options, 4) what
-    parameters (of ``sizes``) weigh that could be stored in shards, and that are, by ZeRO stage, and
-    (configurations,) into how many parts its experts are split.
+    """Return (configurations, axes, _COUNTED) flags of a group's counts, (configurations, options, 4) weights
+    of its parameters (of ``sizes``) that can be sharded and that are, by ZeRO stage, and (configurations,)
+    the number of parts of its experts.
     """
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
@@ -455,7 +453,7 @@ def _tables(
             counted[c, axis] = _counted(label, batch, sequence)
     stored = np.zeros((len(configurations), max(map(len, group["options"]), default=1), 4))
     for c, options in enumerate(group["options"]):
-        # Where an axis splits the parameter for its use, shards are no storage of their own.
+        # If an axis splits the parameter's use anyway, its shards are not ZeRO's.
         labels = configurations[c]
         outside = [a for a in range(axes) if not counted[c, a, TENSOR] and not splits_experts(labels[a])]
         sharded = [
@@ -472,8 +470,8 @@ def _tables(
 
 
 def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
-    """Return the same counts for a tied parameter's layout; plain shards may be those of a split use, and are
-    left out.
+    """Return the storage counts of a tied parameter's layout; plain shards are left out, as they may come
+    from a split use.
     """
     found = [0, 0, 0, 0]
     in_shards = any(name.startswith("S(") for name in layout[1:])
@@ -485,9 +483,9 @@ def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
 
 
 def _main(counts: np.ndarray) -> int:
-    """Return the kind of split after which an axis is named; ``counts`` is (_COUNTED,)."""
-    # Elementwise operators follow splits of weights under names of dims: they do not name an axis that has
-    # any operator of a kind that has a name.
+    """Return the use after which an axis is named; ``counts`` is (_COUNTED,)."""
+    # Elementwise operators follow splits of weights under names of dims, so they name an axis only if no
+    # operator with a named use does.
     named = counts[:OTHER] if counts[:OTHER].any() else counts[:WHOLE]
     if named.any():
         return int(np.argmax(named))
@@ -495,8 +493,8 @@ def _main(counts: np.ndarray) -> int:
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
-    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: what the axes of more than one device do, and how parameters are
-    stored.
+    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of axes of more than one device, and the storage of
+    parameters.
     """
     axes = [(axis, _main(counts[axis])) for axis, size in enumerate(shape) if size > 1]
     if not axes:
@@ -522,7 +520,7 @@ def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: i
     by_heads = kind == SEQUENCE and heads > queries
     if kind == SEQUENCE:
         title = "CP" if queries or heads else title
-        # What follows the sequence under the name of another dim.
+        # The sequence under another dim's name.
         left_out |= {OTHER}
     along = kind == TENSOR and bool(_is_along(mine).all())
     if along:
@@ -547,7 +545,7 @@ def _is_along(counts: np.ndarray) -> np.ndarray:
 
 
 def _spent(counts: np.ndarray, kind: int, main: int) -> float:
-    # What is added up belongs to the split along the sequence if the axis has that.
+    # If the axis splits the sequence, *added* belongs to that.
     added = counts[ADDED] if kind == DATA and main != SEQUENCE else 0.0
     return float(counts[kind] + added)
 

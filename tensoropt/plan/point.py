@@ -1,4 +1,4 @@
-"""A point of a frontier, and the reduction of several points to those that no other beats."""
+"""Points of a frontier, and the reduction of points to those that no other beats."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
     from tensoropt.simulate.collectives import Collective
 
 FRONTIER = "frontier"
-"""The planner of the search's own points, and in a comparison the row of all that are shown."""
+"""The planner of the search's own points; in a comparison, the row of the whole frontier."""
 
 
 @dataclass(frozen=True, repr=False)
 class Point:
-    """A strategy of the frontier with its figures, in bytes and seconds of one rank and one step.
+    """A strategy with its figures, in bytes and seconds of one rank and one step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
-    the simulator's, ``additive_...`` what the search added up. ``communication_s`` is all of it:
-    ``exposed_s`` is waited for, ``hidden_s`` runs beside something else; ``time_s = compute_s + exposed_s +
-    idle_s``. ``host_s``: what issuing all of it takes the host, where that is not the device; a step takes
-    the slower of both.
+    simulated, ``additive_...`` are the search's sums. ``communication_s`` is all communication: ``exposed_s``
+    is waited for, ``hidden_s`` overlaps other work; ``time_s = compute_s + exposed_s + idle_s``. ``host_s``
+    is the host's time to issue the step, if the host is not the device; a step takes the longer of both.
 
-    ``exact``: proven that no strategy of any searched space is better in the additive model, faster with no
-    more memory or leaner and no slower. ``gap``: by how much a strategy of no more additive memory could be
-    faster there, at most (additive time over the bound, less 1). A point that the simulator prefers though
-    others are better in the additive model has the gap that this is.
+    ``exact``: proven that no strategy of any searched space is better in the additive model: faster with no
+    more memory, or leaner and no slower. ``gap``: the most by which a strategy with no more additive memory
+    could be faster there (additive time over the bound, less 1); also for points that only the simulator
+    prefers.
 
     ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts tensors only.
 
-    ``record``: the plan of a placed or pipelined point, instead of indices; its memory is that of the fullest
-    rank, its breakdown that of the busiest.
+    ``record``: the plan of a placed or pipelined point, instead of indices; its memory is the fullest rank's,
+    its breakdown of time the busiest's.
     """
 
     figures: Mapping[str, float]
@@ -64,13 +63,13 @@ class Point:
         record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
-        """Return a point from a strategy and its figures by name; the parts of a breakdown are given
-        together, in order or by name: ``terms={"context": 3e8}``.
+        """Return a point from a strategy and figures by name; a breakdown is given as a whole, in order or by
+        name: ``terms={"context": 3e8}``.
         """
         return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
-        """Return this point with other fields or figures; a breakdown is replaced as a whole."""
+        """Return a copy with other fields or figures; breakdowns are replaced as a whole."""
         own = {name: changes.pop(name) for name in _FIELDS & changes.keys()}
         gone = {
             *changes,
@@ -92,7 +91,7 @@ class Point:
 
     @property
     def gap(self) -> float | None:
-        """The most by which a strategy of no more memory could be faster; None if nothing is proven."""
+        """The most by which a strategy with no more memory could be faster; None if nothing is proven."""
         return self.figures.get("gap")
 
     @property
@@ -102,12 +101,12 @@ class Point:
 
     @property
     def terms(self) -> dict[str, float]:
-        """The memory that a process takes in addition to tensors, by name; empty on CPU ranks."""
+        """The memory of a process beside tensors, by name; empty on CPU ranks."""
         return self._parts("terms")
 
     @property
     def sources(self) -> dict[str, float]:
-        """The share of all seconds except idle ones that each source of figures accounts for."""
+        """The share of the non-idle seconds by source."""
         return self._parts("sources")
 
     def _parts(self, breakdown: str) -> dict[str, float]:
@@ -116,33 +115,33 @@ class Point:
 
     @property
     def stages(self) -> StagesInfo:
-        """The stages of a placed or pipelined point; none of a choice in a searched space."""
+        """The stages of a placed or pipelined point; empty for others."""
         return self.record.info
 
     @property
     def kind(self) -> PlanKind:
-        """The kind of its plan, with the words for it."""
+        """The plan's kind, with its vocabulary."""
         return self.record.kind
 
     @property
     def tensor_bytes(self) -> float:
-        """The part of the memory that tensors take, as a tracker of tensors measures it."""
+        """The memory of tensors alone, as a tensor tracker measures it."""
         return sum(self.memory)
 
     @property
     def host_bound(self) -> bool:
-        """Whether the device waits for the host that issues its work."""
+        """Whether the device waits for the host to issue its work."""
         return is_host_bound(self)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A value that two points share only if they are the same strategy by the same planner."""
-        # Points without indices are told apart by their plans.
+        """A value that is equal for two points only if strategy and planner are the same."""
+        # Points without indices are identified by their plans.
         return (self.planner, self.space, self.choice, self.options, self.record.identity)
 
     @property
     def proven(self) -> str:
-        """What is proven in the additive model: ``exact``, ``within 0.1 %``, or nothing of use (``-``)."""
+        """The proof in the additive model: ``exact``, ``within 0.1 %``, or none (``-``)."""
         if self.gap is None or self.gap > PROOF:
             return "-"
         return "exact" if self.exact else f"within {share_words(max(self.gap, LEAST_SHARE))}"
@@ -161,11 +160,11 @@ def stages_point(
     sent: Mapping[Collective, int],
     **fields: Any,
 ) -> Point:
-    """Return the point of a simulated plan of several stages, with nothing proven about it.
+    """Return the point of a simulated pipelined or placed plan, without a proof.
 
     Args:
-        seconds_by_source: all seconds, computing and sending, by the source of their figures.
-        sent: how many of each collective or message are sent.
+        seconds_by_source: all seconds of computing and sending, by source.
+        sent: the number of each collective or message.
         fields: the other fields and figures of :meth:`Point.of`.
     """
     whole = sum(seconds_by_source.values()) or 1.0
@@ -178,13 +177,13 @@ def stages_point(
 
 
 _ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
-"""What a figure is that is not given, where that is not unknown."""
+"""Defaults of figures whose absence does not mean unknown."""
 _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
-"""What a point has beside its figures."""
+"""Fields of a point other than figures."""
 
 
 def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
-    """Return the rows of the points with indices, by their space, and the records of the others, by row."""
+    """Return the rows of points with indices, by space, and the records of the others, by row."""
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):
@@ -202,16 +201,16 @@ def reduce_points(
     items: Sequence[Item],
     costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
 ) -> tuple[Item, ...]:
-    """Return the items that no other beats in both (memory, time), but for rounding of the time, ascending in
-    memory; the first of equal ones.
+    """Return the items that no other beats in (memory, time), up to rounding of time, ascending in memory;
+    the first of equal ones.
     """
     kept: list[Item] = []
     best = float("inf")
     # Ascending in memory, then time: an item stays if it is strictly faster than all leaner ones. sorted() is
-    # stable, so that of equals the first stays.
+    # stable, so the first of equal items stays.
     for item in sorted(items, key=costs):
         time_s = costs(item)[1]
-        # Steps that one host holds up take the same time, but for rounding.
+        # Steps bound by one host take the same time, up to rounding.
         if time_s * (1 + SAME) < best:
             kept.append(item)
             best = time_s
@@ -219,17 +218,17 @@ def reduce_points(
 
 
 PROOF = 0.1
-"""The largest gap that is told as a proof; more says nothing about a plan. An assumption."""
+"""The largest gap reported as a proof; a larger one says little (an assumption)."""
 SAME = 1e-9
-"""Figures that differ by less, as a share, are one: placed and sharded plans are added up in other orders,
-each sum rounding by some 1e-16 per term."""
+"""Relative differences below this are rounding: placed and sharded plans are summed in different orders, with
+some 1e-16 per term."""
 
 
 def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
-    """Return a frontier merged with those other points that beat one of its own or lie between them.
+    """Return a frontier merged with other points that beat its points or lie between them.
 
-    Another point comes in only where no point of the frontier needs as little of both, but for rounding. A
-    point goes where another needs as little of one, but for rounding, and less of the other.
+    Another point is added only if no frontier point needs as little of both, up to rounding. A point is
+    dropped if another needs as little of one, up to rounding, and less of the other.
 
     Args:
         points: ascending in memory, descending in time.
@@ -255,14 +254,14 @@ def _beats(other: Point, point: Point) -> bool:
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points; one that another beats in additive memory and time is no longer called exact.
+    """Return the points; those beaten by another in additive memory and time lose their ``exact``.
 
-    Bounds are right but for rounding, so that a point of one space can lie a rounding above one of another,
-    and they say nothing of what is placed. Here the figures themselves are compared, as the CSV shows them.
+    Bounds hold up to rounding, so a point of one space may be a rounding error above one of another; and they
+    do not cover placed plans. So the figures themselves are compared, as the CSV shows them.
     """
     order = sorted(range(len(points)), key=lambda i: _additive(points[i]))
     found = list(points)
-    best = (float("inf"), float("inf"))  # the least time so far, and the memory it needs
+    best = (float("inf"), float("inf"))  # the least time so far, and its memory
     for i in order:
         memory, time_s = _additive(points[i])
         if best[0] < time_s or (best[0] == time_s and best[1] < memory):

@@ -1,4 +1,4 @@
-"""Points turned into plans: a point's indices are looked up in its space's catalogue of names."""
+"""Making plans of points, by looking up their indices in their space's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 
 def plan_of(findings: Findings, point: Point) -> Plan:
-    """Return the plan of a point of one of the exploration's spaces; neither model nor search is needed."""
+    """Return the plan of a point of one of the exploration's spaces, without model or search."""
     space = findings.spaces[point.space]
     return Plan(
         planner=point.planner,

@@ -1,6 +1,6 @@
-"""The records of placed and pipelined points, which have no indices: their plans.
+"""Records: the plans of placed and pipelined points, which have no indices.
 
-:func:`record_of` and :meth:`StagesRecord.to_data` are the one way from and to a saved exploration's JSON.
+:func:`record_of` and :meth:`StagesRecord.to_data` read and write their JSON in a saved exploration.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing
 from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
-"""The recipe of a block that runs again as a whole, that of no product, and the word for what no recipe
-describes."""
+"""The recipes that recompute a whole block, or everything but products; and the word for other sets."""
 
 
 def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
-    """Return how many blocks are recomputed, or what of them: ``norms and activations recomputed``.
+    """Return how many blocks are recomputed, or which part: ``norms and activations recomputed``.
 
     Args:
-        ways: how many blocks each recipe recomputes.
-        blocks: how many might be; 0 if that is unknown.
+        ways: the number of blocks by recipe.
+        blocks: the number of repeated blocks; 0 if unknown.
     """
     total = ways.total()
     if not total:
@@ -43,15 +42,15 @@ def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StagesRecord:
-    """The plan of a point that no indices describe; empty for others.
+    """The plan of a point without indices; empty for other points.
 
     Attributes:
-        stages: what the plan says beside its operators and parameters; None of a point with indices.
-        operators, parameters: of all stages; what several stages have is listed as in the first of them.
+        stages: the plan's stages; None for a point with indices.
+        operators, parameters: those of all stages; entries of several stages are listed once, as in the
+            first.
         recomputed: the recomputed blocks of all stages.
         notes: its planner's remarks.
-        recipes: by which recipe blocks are recomputed that are not wholly; in records of an earlier version
-            none.
+        recipes: the recipes of partly recomputed blocks; empty in records of an earlier version.
     """
 
     stages: StagesInfo | None = None
@@ -63,34 +62,35 @@ class StagesRecord:
 
     @cached_property
     def info(self) -> StagesInfo:
-        """The stages; an empty list of a point with indices."""
+        """The stages; empty for a point with indices."""
         return self.stages or StagesInfo()
 
     @cached_property
     def identity(self) -> str:
-        """What tells the plan from others; the same for all points with indices."""
+        """A value that distinguishes plans; equal for all points with indices."""
         return self.info.model_dump_json()
 
     @cached_property
     def kind(self) -> PlanKind:
-        """The kind of the plan, with the words for it."""
+        """The plan's kind, with its vocabulary."""
         return plan_kind(self.stages)
 
     @property
     def placing(self) -> tuple[str, ...]:
-        """On how many devices single operators lie, and how many are cut for that, in words."""
+        """The number of devices that single operators are placed on, and of operators cut for it, in
+        words."""
         return placing_words(self.operators, self.info)
 
     @property
     def recomputing(self) -> tuple[str, ...]:
-        """How many blocks are recomputed, or what of them, in words."""
+        """The number or part of recomputed blocks, in words."""
         otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
         ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
         return recomputed_words(ways)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:
-        """Return the record that :meth:`to_data` wrote, or an older version, which has ``placed`` or
+        """Return the record written by :meth:`to_data`, also by older versions with ``placed`` or
         ``pipeline`` in place of ``stages``."""
         name = next(name for name in ("stages", "placed", "pipeline") if name in data)
         return _PLAIN.validate_python({**data, "stages": data[name]})
@@ -104,10 +104,10 @@ _PLAIN = TypeAdapter(StagesRecord)
 
 
 WITH_INDICES = StagesRecord()
-"""The record of all points that indices describe."""
+"""The record of every point with indices."""
 
 
 def record_of(saved: Mapping[str, Any]) -> StagesRecord:
-    """Return the record among the fields of a point that any version saved."""
+    """Return the record in the fields of a saved point of any version."""
     data = saved.get("record") or saved.get("placed") or saved.get("pipeline")
     return StagesRecord.from_data(data) if data else WITH_INDICES

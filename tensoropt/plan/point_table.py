@@ -1,4 +1,4 @@
-"""Points as a table with a column for every figure, and the arrays of a file that they are stored as."""
+"""Points as a table with a column per figure, stored as the arrays of a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tensoropt.plan.point_records import record_of
 from tensoropt.plan.space import Space
 
 _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
-"""The choice and the options of a point."""
+"""Choice and options of a point."""
 
 
 class PointTable(Sequence[Point]):
-    """Points in order, and each of their figures as a column."""
+    """Points in order, with each figure as a column."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -27,11 +27,11 @@ class PointTable(Sequence[Point]):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> PointTable:
-        """Return the table of some points; a table is returned unchanged."""
+        """Return a table of points; a table is returned unchanged."""
         return points if isinstance(points, PointTable) else cls(points)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a figure of all points, NaN if it is unknown; ``space`` and ``planner`` likewise."""
+        """Return a figure of all points, NaN if unknown; also ``space`` and ``planner``."""
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -44,12 +44,12 @@ class PointTable(Sequence[Point]):
 
     @property
     def memory(self) -> np.ndarray:
-        """The bytes per device of all points; with :attr:`time`, the input of the frontier tools."""
+        """Bytes per device of all points; with :attr:`time`, the input of the frontier functions."""
         return self.column("memory_bytes")
 
     @property
     def time(self) -> np.ndarray:
-        """The seconds per step of all points."""
+        """Seconds per step of all points."""
         return self.column("time_s")
 
     def __len__(self) -> int:
@@ -70,17 +70,16 @@ class PointTable(Sequence[Point]):
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
-    """Return the columns of some points, and their indices; the indices of a space are rows of one length,
-    which a file needs.
+    """Return points as columns and index arrays; each space's indices are one array of equal rows.
 
     ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
-    count) of each collective, of which ``send_kind`` and ``send_axes`` are the words.
+    count) of each collective, ``send_kind`` and ``send_axes`` its words.
     """
     table = PointTable.of(points)
     space = table.column("space")
     arrays = {"planner": table.column("planner"), "space": space}
     for name in KEPT:
-        # NaN also for a figure with a default, so that a point has again what it was made with.
+        # NaN even for figures with a default, so that a point is read back as it was made.
         column = np.array([point.figures.get(name, np.nan) for point in points], dtype=float)
         if not np.isnan(column).all():
             arrays[name] = column
@@ -89,7 +88,7 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
     of_spaces, _ = by_strategy(points)
     for s in range(len(spaces)):
         rows = of_spaces.get(s, [])
-        # Per space, as points of different spaces have different numbers of variables.
+        # Per space, as the number of variables differs between spaces.
         arrays[f"rows_{s}"] = np.array(rows, dtype=np.int32)
         arrays[f"choice_{s}"] = _packed([points[row].choice for row in rows])
         arrays[f"options_{s}"] = _packed([points[row].options for row in rows])
@@ -106,22 +105,22 @@ def read_points(
     spaces: int | None = None,
     carried: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[Point, ...]:
-    """Return the points that :func:`point_arrays` wrote.
+    """Return the points that :func:`point_arrays` stored.
 
     Args:
-        spaces: the number of spaces; without it points have figures and no strategies.
-        carried: the plans of points without indices, by row.
+        spaces: the number of spaces; without it, points have figures but no strategies.
+        carried: plans of points without indices, by row.
 
     Raises:
-        ValueError: the arrays do not fit together.
+        ValueError: the arrays do not match.
     """
     space, planner, carried = arrays["space"], arrays["planner"], carried or {}
     columns = {name: arrays[name] for name in KEPT if name in arrays}
     if any(column.shape != space.shape for column in (planner, *columns.values())):
         raise ValueError("columns of different lengths")
     if any(column.dtype.kind != "f" for column in columns.values()):
-        raise ValueError("figures that are no numbers")
-    # As Python numbers, flags as bools.
+        raise ValueError("figures that are not numbers")
+    # As Python numbers; flags as bools.
     values = [
         (name, (column == 1.0 if KEPT[name].unit is FLAG else column).tolist())
         for name, column in columns.items()
@@ -157,10 +156,10 @@ def read_points(
 def _strategies(space: int, arrays: Mapping[str, np.ndarray]) -> dict[int, _Strategy]:
     rows, *indices = (arrays[f"{name}_{space}"] for name in ("rows", "choice", "options"))
     choice, options = indices
-    # Behind the options of variables are those of tensors that may be gathered again.
+    # Options of variables come first, then those of regathered tensors.
     alike = {len(choice), len(options)} == {len(rows)} and choice.shape[1] <= options.shape[1]
     if not alike or (arrays["space"][rows] != space).any():
-        raise ValueError(f"indices of space {space} that do not fit its points")
+        raise ValueError(f"indices of space {space} that do not match its points")
     found = zip(map(tuple, choice.tolist()), map(tuple, options.tolist()), strict=True)
     return dict(zip(rows.tolist(), found, strict=True))
 

@@ -1,7 +1,7 @@
-"""The record of how an exploration's points came about: the operator graph and the costs used.
+"""The operator graph and costs saved with an exploration.
 
-With it a saved exploration explains any of its points (:mod:`tensoropt.report.detail`) and can be costed
-again (:func:`tensoropt.api.recost`) without the model. One gzip'd JSON file, ``recorded.json.gz``.
+They explain any of its points (:mod:`tensoropt.report.detail`) and allow costing it again
+(:func:`tensoropt.api.recost`) without the model. Stored as gzip'd JSON in ``recorded.json.gz``.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SCHEMA = "tensoropt.recorded/1"
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """The facts and seconds of one workload, for one micro-batch.
+    """Facts and seconds of one workload, for one micro-batch.
 
     Attributes:
-        forward_host_s, backward_host_s: the seconds of issuing it on the host; 0 if the host is the device,
-            and in explorations that were saved before the host's seconds were separate.
-        weight_gradient_s: the seconds of one product of its backward, see
-            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; likewise 0 in older explorations.
+        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device, and in
+            explorations that predate this split.
+        weight_gradient_s: seconds of the weight-gradient product in its backward
+            (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`); 0 in older explorations.
     """
 
     facts: Facts
@@ -59,7 +59,7 @@ class RecordedWork:
 
 @dataclass(frozen=True)
 class RecordedCompute:
-    """The seconds that were saved with an exploration; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
+    """Compute costs saved with an exploration; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
     works: Mapping[str, RecordedWork]
     optimizer_s_per_element: float
@@ -84,12 +84,12 @@ class RecordedCompute:
         return found.forward_s, found.backward_s
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the saved (forward, backward) seconds of issuing one micro-batch."""
+        """Return the saved (forward, backward) host seconds of one micro-batch."""
         found = self.of(work)
         return found.forward_host_s, found.backward_host_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the saved seconds of the product of a weight's gradient."""
+        """Return the saved seconds of the weight-gradient product."""
         return self.of(work).weight_gradient_s
 
     def source_of(self, work: Workload) -> str:
@@ -99,7 +99,7 @@ class RecordedCompute:
 
 @dataclass(frozen=True)
 class RecordedPart:
-    """The seconds of workloads on some devices of a cluster, and the overheads there."""
+    """Workload seconds and overheads on some devices of a cluster."""
 
     compute: RecordedCompute
     overheads: Overheads
@@ -107,14 +107,14 @@ class RecordedPart:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The operator graph and the costs of the points kept.
+    """The operator graph, and the costs behind an exploration's points.
 
     Attributes:
-        whole: the costs of workloads that all devices run.
-        links: the fits of collectives, by the label of the mesh; of messages, too, by :func:`_with_pairs`.
-        discovered: the discoveries about operators without a rule, by signature; some are the model's own.
-        parts: the costs on a part of the devices, where they differ from the whole's: of a pipeline's place
-            by :func:`_place_key`, and of one kind of devices by :func:`_device_key`.
+        whole: costs of workloads that all devices run.
+        links: fits of collectives by mesh label; fits with messages by :func:`_with_pairs`.
+        discovered: discoveries for operators without a rule, by signature; some are specific to the model.
+        parts: costs that differ on a part of the devices: a pipeline place (:func:`_place_key`) or one device
+            kind (:func:`_device_key`).
     """
 
     graph: OperatorGraph
@@ -125,25 +125,23 @@ class Recorded:
 
     @property
     def compute(self) -> RecordedCompute:
-        """The seconds of workloads that all devices run."""
+        """Seconds of workloads that all devices run."""
         return self.whole.compute
 
     @cached_property
     def grouped(self) -> GroupGraph:
-        """The operator graph, factored into atoms and grouped as it was when it was explored."""
+        """The operator graph, factored into atoms and grouped as when it was explored."""
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """Return what was discovered about an operator; see
-        :class:`tensoropt.sharding.discovery.discover.Kept`.
-        """
+        """Return an operator's discovery; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
-        """Do nothing: a recorded exploration stays as it is."""
+        """Do nothing: recorded costs do not change."""
 
     def joined(self, other: Recorded) -> Recorded:
-        """Return the same with the costs of further strategies of this model."""
+        """Return a copy with the costs of further strategies of this model."""
 
         def with_works(part: RecordedPart, more: RecordedPart) -> RecordedPart:
             works = {**more.compute.works, **part.compute.works}
@@ -162,10 +160,10 @@ class Recorded:
         work: Callable[[str, RecordedWork], RecordedWork],
         overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
     ) -> Recorded:
-        """Return the same with other workloads and overheads, of all parts.
+        """Return a copy with changed workloads and overheads in all parts.
 
         Args:
-            work: returns the changed record of a workload, of its key and its record.
+            work: returns the changed record of a workload, given its key and record.
         """
 
         def of_part(part: RecordedPart) -> RecordedPart:
@@ -176,7 +174,7 @@ class Recorded:
         return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
-        """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""
+        """Write a gzip'd JSON file that :func:`load_recorded` reads."""
         data = {
             "schema": _SCHEMA,
             "graph": graph_to_dict(self.graph),
@@ -188,13 +186,13 @@ class Recorded:
         if self.parts:
             data["parts"] = {key: _part_to_dict(part) for key, part in sorted(self.parts.items())}
         text = json.dumps(data, separators=(",", ":")).encode()
-        # Without name and time in the header, the same exploration gives the same bytes.
+        # No name or time in the header: the same exploration gives the same bytes.
         with open(path, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
             packed.write(text)
 
 
 def load_recorded(path: Path) -> Recorded:
-    """Read what :meth:`Recorded.save` wrote.
+    """Read a file that :meth:`Recorded.save` wrote.
 
     Raises:
         TensorOptError: it is of another version, or damaged.
@@ -218,13 +216,13 @@ def load_recorded(path: Path) -> Recorded:
 
 
 class RecordedCosts:
-    """The costs on a cluster as an exploration recorded them, or changed; a
+    """An exploration's recorded or changed costs on a cluster; a
     :class:`~tensoropt.costs.prices.ClusterCosts`.
 
     Args:
         cluster: the exploration's, or one with the same devices and other links.
-        settings: those of the exploration.
-        part: the costs of a part of the devices, in place of the whole's.
+        settings: the exploration's settings.
+        part: costs of a part of the devices, replacing the whole's.
     """
 
     def __init__(
@@ -238,14 +236,14 @@ class RecordedCosts:
         self.part = part or recorded.whole
         self.optimizer, self.training = settings.optimizer, settings.mode == "train"
         self.beside = runs_beside(cluster.device_type, settings.overlap)
-        # Facts of what lies on single devices are those of the whole, and are saved with the seconds.
+        # Facts of single-device work equal the whole's, and are saved with the seconds.
         parts = [recorded.parts.get(_device_key(kind)) for kind in cluster.device_kinds]
         works = [part.compute.works for part in (*parts, self.part) if part is not None]
         known = {key: work for of_part in works for key, work in of_part.items()}
         self.facts = self.timings = _Saved(replace(self.part.compute, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
-        """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
+        """Return the costs among devices of some of the cluster's kinds; itself for all kinds."""
         if len(kinds) == len(self.cluster.device_kinds):
             return self
         names = {kind.name for kind in kinds}
@@ -263,15 +261,15 @@ class RecordedCosts:
         return self._part(_device_key(kind)).compute
 
     def overheads(self) -> Overheads:
-        """Return the overheads of a step on the slowest kind of devices."""
+        """Return a step's overheads on the slowest device kind."""
         return self.part.overheads
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
-        """Return the overheads of a step on one kind of devices."""
+        """Return a step's overheads on one device kind."""
         return self._part(_device_key(kind)).overheads
 
     def _part(self, key: str) -> RecordedPart:
-        """Return the costs of a part of the devices; the whole's if all are of one kind and they agree.
+        """Return the costs of a part of the devices; the whole's if all kinds agree.
 
         Raises:
             TensorOptError: they were not saved.
@@ -282,11 +280,11 @@ class RecordedCosts:
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """Return the memory that a process uses in addition to tensors, if the settings count it."""
+        """Return the memory of a process beside tensors, if the settings count it."""
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
-        """Return the figures of a mesh's links."""
+        """Return the costs of a mesh's links."""
         label = _with_pairs(mesh) if pairs else mesh.label
         if pairs and self.recorded.links and label not in self.recorded.links:
             raise TensorOptError(
@@ -303,7 +301,7 @@ class _Saved:
         return self.compute.of(work).facts
 
     def measure(self, works: Mapping[str, Workload]) -> None:
-        """Do nothing: the workloads were measured before they were saved."""
+        """Do nothing: saved workloads were measured."""
 
 
 def _with_pairs(mesh: Mesh) -> str:
@@ -319,10 +317,10 @@ def _device_key(kind: DeviceKind) -> str:
 
 
 class CostRecorder:
-    """A recorder of the costs that strategies of one model use.
+    """Collects the costs that strategies of one model use.
 
     Args:
-        costs: the source of costs of strategies that are in no tables.
+        costs: the source of costs that are in no tables.
     """
 
     def __init__(self, graph: GroupGraph, costs: ClusterCosts):
@@ -333,7 +331,7 @@ class CostRecorder:
         self._seen: set[tuple[int, int]] = set()
 
     def add_tables(self, tables: CostTables, choice: Mapping[str, int]) -> None:
-        """Record the costs of a strategy that was chosen in tables."""
+        """Record the costs of a strategy chosen from tables."""
         prices = tables.prices
         self._priced[""] = prices.compute, prices.overheads
         if isinstance(prices.communication, CommunicationModel):
@@ -341,19 +339,19 @@ class CostRecorder:
         for group in tables.graph.groups:
             template = tables.templates[group.name]
             index = tables.position(group.name, choice[group.name])
-            # Layers that look alike share a template, so that each workload is priced and kept once.
+            # Layers that look alike share a template, so each workload is priced and stored once.
             if (id(template), index) not in self._seen:
                 self._seen.add((id(template), index))
                 self._add("", template.works[index], template.facts[index])
 
     def add_links(self, mesh: Mesh) -> None:
-        """Record the fits of a mesh's links, including messages."""
+        """Record the fits of a mesh's links, messages included."""
         label = _with_pairs(mesh)
         if label not in self._links:
             self._add_fits(label, self.costs.communication(mesh, pairs=True))
 
     def add_at_place(self, kinds: Sequence[DeviceKind], works: Iterable[Workload]) -> None:
-        """Record workloads of a pipeline's place with devices of these kinds."""
+        """Record workloads of a pipeline place with devices of these kinds."""
         source = self.costs.on(kinds)
         key = "" if len(kinds) == len(self.costs.cluster.device_kinds) else _place_key(kinds)
         if new := self._new(key, works):
@@ -363,7 +361,7 @@ class CostRecorder:
                 self._add(key, work, source.facts.of(work))
 
     def add_on_devices(self, works: Iterable[Workload]) -> None:
-        """Record workloads on each kind of devices."""
+        """Record workloads on each device kind."""
         works, costs, kinds = list(works), self.costs, self.costs.cluster.device_kinds
         whole = self._priced[""][1] if "" in self._priced else costs.overheads()
         costs.timings.measure({work.key: work for work in works})
@@ -376,8 +374,7 @@ class CostRecorder:
                     self._add(key, work, costs.facts.of(work))
 
     def recorded(self) -> Recorded | None:
-        """Return what was recorded; None without any workload, or where an operator has an argument that no
-        file can hold."""
+        """Return the record; None without any workload, or if JSON cannot hold an operator's argument."""
         atoms = self.graph.atoms
         try:
             graph_to_dict(atoms.graph)
@@ -420,7 +417,7 @@ def _part_to_dict(part: RecordedPart) -> dict[str, Any]:
         "works": {key: _work_to_list(work) for key, work in sorted(part.compute.works.items())},
         "optimizer_s_per_element": part.compute.optimizer_s_per_element,
         "source": part.compute.source,
-        # The name in saved files is older than that of the class, and stays.
+        # Saved files use an older name than the class.
         "upkeep": asdict(part.overheads),
     }
 
@@ -470,7 +467,7 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
 
 
 def mesh_of(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
-    """Return the cluster's mesh that a space was searched on; one device has a mesh of one axis."""
+    """Return the cluster's mesh for a searched space; a single device has a mesh of one axis."""
     if math.prod(shape) == 1:
         return cluster.meshes(1)[0]
     return Mesh(shape=shape, names=names)

@@ -1,8 +1,7 @@
-"""What operators and parameters weigh in a plan: rough seconds of a step, and bytes, of the unsplit model.
+"""Weights of operators and parameters in plan names: rough seconds and bytes of the unsplit model.
 
-Names of plans leave out what hardly counts (:mod:`tensoropt.plan.plan_names`). Both weights follow from the
-operator graph that every exploration keeps, so that a plan has the same name when it was just found and after
-it was loaded.
+Names leave out small shares (:mod:`tensoropt.plan.plan_names`). Weights follow from the saved operator graph,
+so a plan has the same name before and after loading.
 """
 
 from __future__ import annotations
@@ -15,37 +14,36 @@ from tensoropt.cluster import DeviceKind
 from tensoropt.graph.ir import OperatorGraph
 
 LEAST_SHARE = 0.02
-"""The share of a step's seconds, or of the parameters' bytes, from which names say what goes another way."""
+"""Names mention a deviation from this share of a step's seconds, or of the parameters' bytes, on."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of operators and parameters; without a graph, everything weighs 1.
+    """Weights of operators and parameters; without a graph, all 1.
 
     Attributes:
-        seconds: operator -> the larger of the seconds of its FLOP and of its bytes, at the shares of the
+        seconds: by operator, the larger of the times for its FLOP and its bytes, at the shares of the
             device's peaks that kernels reach.
-        sizes: parameter -> its bytes.
+        sizes: bytes by parameter.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
 
     def of_operators(self, names: Iterable[str]) -> float:
-        """Return what operators of one group weigh together."""
+        """Return the total weight of the operators of one group."""
         return sum(self.seconds.get(name, 0.0) for name in names) if self.seconds else 1.0
 
     def of_parameter(self, name: str) -> float:
-        """Return what a parameter weighs."""
+        """Return a parameter's weight."""
         return self.sizes.get(name, 0.0) if self.sizes else 1.0
 
 
 def weights_of(graph: OperatorGraph | None, cluster: Mapping[str, Any]) -> Weights:
-    """Return the weights of a graph on the first kind of a cluster's devices; those without a graph for
-    None."""
+    """Return the weights of a graph on a cluster's first device kind; all 1 without a graph."""
     if graph is None or not cluster.get("kinds"):
         return Weights()
-    from tensoropt.plan.operator_seconds import seconds_of  # brings torch, which figures alone do not need
+    from tensoropt.plan.operator_seconds import seconds_of  # imports torch, which figures alone do not need
 
     device = DeviceKind(**cluster["kinds"][0])
     return Weights(

@@ -1,4 +1,4 @@
-"""The space searched for one mesh and one micro-batch count, by the names of its choices."""
+"""Searched spaces: one mesh and micro-batch count each, with the names of all choices."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from tensoropt.units import counted
 
 @dataclass(frozen=True, repr=False)
 class Space:
-    """The searched space of one mesh and micro-batch count, by names.
+    """The searched space of one mesh and micro-batch count.
 
     Attributes:
         mesh: the sizes and names of the axes.
         micro_batches: the micro-batch count.
-        groups: per group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
-            names), ``configurations`` (labels per axis) and ``options`` (per configuration, per option,
-            per parameter the stored placement names). None of points that have a record.
-        hubs, shared: per tensor the placement names of each configuration.
-        keys: parameter name in the graph -> the model's own name.
-        notes: what was heuristic.
-        regions: group -> the repeated block of which it may be recomputed; such a group's index counts its
-            configurations once plain, then once more recomputed.
-        sequence: group -> the label with which it follows the sequence; of those that do. Empty in
-            explorations that were saved without.
-        moves: the tensors that backward may gather again: a point has an option for each of them behind those
-            of its variables, 1 if it does.
-        recipes: block -> recipe -> for each of the block's groups in order, ``1`` if it runs once by the
-            recipe, else ``0``.
+        groups: for each group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
+            names), ``configurations`` (labels per axis) and ``options`` (per configuration and option, each
+            parameter's stored placement). Empty for points with a record.
+        hubs, shared: placement names of each configuration, by tensor.
+        keys: the model's own parameter name by graph name.
+        notes: where the search was heuristic.
+        regions: group -> its repeated block, if that may be recomputed; the group's index counts its
+            configurations once plain, then once recomputed.
+        sequence: group -> its label for splitting the sequence, if any. Empty in older explorations.
+        moves: tensors that backward may gather again: after the options of its variables, a point has an
+            option for each, 1 to gather it again.
+        recipes: block -> recipe -> for each of the block's groups, ``1`` if the recipe runs it once, else
+            ``0``.
     """
 
     mesh: MeshInfo
@@ -50,46 +49,46 @@ class Space:
 
     @property
     def devices(self) -> int:
-        """The number of devices that its plans run on."""
+        """The number of devices of its plans."""
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Return the position, in the group's lists, of a point's configuration ``index``."""
+        """Return the position in the group's lists of configuration ``index``."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:
-        """Return, for each axis, what configuration ``index`` of a group splits."""
+        """Return the label on each axis of a group's configuration ``index``."""
         labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
         return labels
 
     def recomputed(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """Return the blocks of which a point recomputes any part."""
+        """Return the blocks that a point recomputes at least in part."""
         again = self._again(choice)
         return tuple(dict.fromkeys(self.regions[name] for name, runs_again in again.items() if runs_again))
 
     def once(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """Return the groups of these blocks that a point runs once."""
+        """Return the groups in recomputed blocks that a point runs once."""
         again, blocks = self._again(choice), set(self.recomputed(choice))
         return tuple(
             name for name, runs_again in again.items() if not runs_again and self.regions[name] in blocks
         )
 
     def gathered_again(self, options: Sequence[int]) -> tuple[str, ...]:
-        """Return the tensors that a point with these options gathers again in backward."""
+        """Return the tensors that these options gather again in backward."""
         own = options[len(self.variables) :]
         return tuple(name for name, again in zip(self.moves, own, strict=True) if again)
 
     def _again(self, choice: Sequence[int]) -> dict[str, bool]:
         return {
             name: index >= len(self.groups[name]["configurations"])
-            # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.
+            # A point's first variables are groups, so zip ends before hubs and tied parameters.
             for name, index in zip(self.groups, choice, strict=False)
             if name in self.regions
         }
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """The variables in the order of a point's indices; a hub and a group may share a tensor's name."""
+        """The variables in the order of a point's indices; a hub and a group may share a name."""
         return variables(self.groups, self.hubs, self.shared)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The seconds of a step by groups of operators, read off its timeline, and what is computed beside them."""
+"""Seconds of a step by group of operators, read off its timeline, and other device work."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from tensoropt.simulate.recording import TimelineEvent
 
 AGAIN, OPTIMIZER = "again", "optimizer"
-"""The phases of recomputing and regathering, and of the update of parameters."""
+"""The phases of recomputing, regathering and the optimizer."""
 RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
-"""What a device computes beside the groups' own operators."""
+"""Device work other than the groups' own operators."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """The seconds of one step, without what is recomputed and regathered.
+    """Seconds of one group in a step, without recomputing and regathering.
 
     Attributes:
         forward_s, backward_s: seconds of the operators.
-        copies_s: seconds of copies and additions that move something to where the group uses it.
+        copies_s: seconds of copies and additions that redistribute tensors for the group.
         communication_s: seconds of collectives or messages.
     """
 
@@ -33,15 +33,14 @@ NOTHING = Spent()
 
 
 def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Return whether an event counts in a group's own figures: it is neither recomputation nor the
-    optimizer's work."""
+    """Return whether an event counts for a group: neither recomputation nor optimizer."""
     if event.group not in names or event.phase == AGAIN:
         return False
     return event.phase != OPTIMIZER or event.copies or not event.is_computing
 
 
 def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
-    """Return group -> its seconds, for the groups in ``names`` that have any."""
+    """Return the seconds of each group in ``names`` that has any."""
     by_group: dict[str, Spent] = {}
     for event in timeline:
         if not is_of_group(event, names):
@@ -59,7 +58,7 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """Return what a device computes beside groups' own operators, in seconds by title."""
+    """Return the device seconds outside of groups' own operators, by title."""
     seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:

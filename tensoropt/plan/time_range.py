@@ -1,4 +1,4 @@
-"""The range of a step's time: how far published jobs lie from data sheets of GPUs."""
+"""Ranges of step times: how far published jobs deviate from predictions by GPU data sheets."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tensoropt.cluster import job_spread
 from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
 
-UNLIKE = "from a data sheet; no published job is like it"
-"""What is said of a time from data sheets where the published jobs say nothing of how far it may be off."""
+UNLIKE = "from a data sheet; no published job resembles it"
+"""Remark on a time from data sheets for which no published job shows the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """A range of seconds.
+    """A range of step times in seconds.
 
     Attributes:
-        low_s, middle_s, high_s: the time of a fast job, the predicted time, and that of a slow one.
-        holds: the share of jobs that lie in such a range.
-        source: what it rests on, in words.
+        low_s, middle_s, high_s: a fast job's time, the predicted time, a slow job's time.
+        holds: the share of jobs within such a range.
+        source: its basis, in words.
     """
 
     low_s: float
@@ -30,21 +30,21 @@ class TimeRange:
     source: str
 
     def words(self, time: Callable[[float], str] = format_seconds) -> str:
-        """Return the range in a few words: ``306 ms to 393 ms for 80 % of published jobs``.
+        """Return the range in words: ``306 ms to 393 ms for 80 % of published jobs``.
 
         Args:
-            time: writes seconds.
+            time: formats seconds.
         """
         return f"{time(self.low_s)} to {time(self.high_s)} for {share_words(self.holds)} of published jobs"
 
 
 def time_range(time_s: float, sources: Mapping[str, float], *, gpus: bool) -> TimeRange | None:
-    """Return the range of a predicted time; None if none of it comes from data sheets of GPUs.
+    """Return the range of a predicted time; None if none of it comes from GPU data sheets.
 
-    What was measured does not vary from team to team: the range of data sheets is narrower by its share.
+    Measured seconds do not vary between teams, so their share narrows the range.
 
     Args:
-        sources: the share of the seconds by their source (:data:`~tensoropt.types.SOURCES`).
+        sources: shares of the seconds by source (:data:`~tensoropt.types.SOURCES`).
         gpus: whether the devices are GPUs.
     """
     share = sources.get(DATA_SHEET, 0.0) if gpus else 0.0

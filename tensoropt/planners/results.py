@@ -35,6 +35,8 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
     # result.
     for number, space in enumerate(task.spaces):
         of_space = [i for i, s in enumerate(selections) if s.space == number]
+        if not of_space:
+            continue
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
         simulated = Evaluator(space.tables, overlap)(chosen)

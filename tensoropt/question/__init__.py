@@ -1,1 +1,1 @@
-"""The question that an exploration answers: a model, a cluster, and the settings."""
+"""Questions that explorations answer: a model, a cluster, and settings."""

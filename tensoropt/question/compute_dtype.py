@@ -1,7 +1,7 @@
-"""What the dtype ``auto`` stands for: bfloat16 for language models on GPUs that have it, otherwise float32.
+"""Resolving dtype ``auto``: bfloat16 for language models on GPUs that support it, else float32.
 
-Language models are trained in bfloat16 where GPUs have it, so that figures in float32 would be of a step that
-nobody runs. Other models keep their own dtypes until somebody chooses.
+Language models are trained in bfloat16 on such GPUs, so float32 figures would describe a step that nobody
+runs. Other models keep their dtypes unless the user chooses.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
 def _is_language_model(source: str) -> bool:
-    """Return whether a source is a language model of the zoo, or of the ``transformers`` package by its
-    config; of other sources that is not known."""
+    """Return whether a source is a language model of the zoo, or of ``transformers`` by its config; False for
+    other sources."""
     if is_config(source):
         return True
     if not source.startswith("zoo:"):
         return False
-    from tensoropt.zoo import entry  # takes PyTorch
+    from tensoropt.zoo import entry  # imports PyTorch
 
     return entry(source.removeprefix("zoo:").partition("?")[0]).language_model
 
 
 def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
-    """Return the dtype that ``auto`` stands for, and a sentence on why; "" where no other was likely.
+    """Return the dtype that ``auto`` resolves to, and a sentence on why; "" if no other was likely.
 
     Args:
-        source: the model's; "" for a module.
-        clusters: all that it is explored on; they get one dtype, because steps of several are not compared.
+        source: the model's source; "" for a module.
+        clusters: all clusters it is explored on; they share one dtype, so that steps compare.
 
     Raises:
-        ZooError: the zoo has no such model.
+        ZooError: the zoo does not have the model.
     """
     kinds = [kind for cluster in clusters for kind in cluster.device_kinds]
     if not _is_language_model(source) or "cuda" not in {kind.type for kind in kinds}:
@@ -51,7 +51,7 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
 
 
 def with_dtype(settings: Settings, source: str, clusters: Iterable[Cluster]) -> Settings:
-    """Return the settings with a dtype that says what is computed in; one that is given stays.
+    """Return the settings with ``auto`` resolved to a dtype; a given dtype stays.
 
     Args:
         source, clusters: as in :func:`dtype_of`.

@@ -1,6 +1,4 @@
-"""A person's constraints, given as an object, as data, or as a file (``--constraints FILE``, YAML or
-JSON).
-"""
+"""Users' constraints, as an object, data, or a file (``--constraints FILE``, YAML or JSON)."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from tensoropt.files import read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
 _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
-"""Constraints, their content, or the path of their file."""
+"""Constraints, their content, or their file's path."""
 
 
 def constraints_of(given: _Given) -> Constraints | None:
-    """Return constraints, in whichever form they are given.
+    """Return constraints from an object, data or a file.
 
     Raises:
-        ConstraintError: the file cannot be read, or says nothing that can be understood.
+        ConstraintError: the file cannot be read or understood.
     """
     if given is None or isinstance(given, Constraints):
         return given
@@ -30,11 +28,10 @@ def constraints_of(given: _Given) -> Constraints | None:
 
 
 def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
-    """Read a file of constraints, or those that an exploration's file keeps; ``.json`` is JSON, anything else
-    YAML.
+    """Read constraints from a file, or from a saved exploration; ``.json`` is JSON, anything else YAML.
 
     Raises:
-        ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
+        ConstraintError: it cannot be read, or an entry is malformed; names file and entry.
     """
     file = Path(path)
     data = read_document(file, "constraints", ConstraintError)

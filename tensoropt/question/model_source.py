@@ -1,4 +1,4 @@
-"""The sources of models: ``zoo:NAME?OPTION=VALUE``, ``package.module:function?OPTION=VALUE``,
+"""Model sources: ``zoo:NAME?OPTION=VALUE``, ``package.module:function?OPTION=VALUE``,
 ``file.py:function?OPTION=VALUE``, ``FILE.onnx``, ``hf:ID``, folders with a ``config.json``."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class ModelSourceError(TensorOptError):
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """The choices that an ONNX file leaves open; a plan keeps them, so that every rank opens the file alike.
+    """Options for opening an ONNX file; a plan stores them, so that every rank opens it alike.
 
     Attributes:
-        dims: sizes of dims the file does not fix, by name.
+        dims: sizes of open dims, by name.
         outputs: tensors to return instead of the file's own outputs.
         loss: ``auto`` or a name of ``tensoropt.capture.onnx.LOSSES``; None returns the outputs.
     """
@@ -35,17 +35,17 @@ class OnnxOptions:
     def of(
         cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
     ) -> OnnxOptions:
-        """Return the options, with sizes by name in one order, whatever order they are given in."""
+        """Return the options, with sizes sorted by name."""
         return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module with example inputs, and the arguments with which it is built again.
+    """A module with example inputs, and the arguments to build it again.
 
     Attributes:
         source, seed, batch, onnx: the arguments of :func:`load_model`.
-        notes: the remarks of its import.
+        notes: remarks on its import.
     """
 
     model: Any
@@ -78,8 +78,7 @@ def load_model(
     onnx: OnnxOptions | None = None,
     lora: str | None = None,
 ) -> LoadedModel:
-    """Build the model that a source names; every process that does so with the same seed has the same
-    weights.
+    """Build the model of a source; the same seed gives the same weights in every process.
 
     Args:
         source: ``zoo:NAME`` or ``zoo:NAME?OPTION=VALUE&...`` (:func:`tensoropt.zoo.build`), ``FILE.onnx``,
@@ -91,16 +90,16 @@ def load_model(
         seed: the seed of the weights.
         batch: the batch size of a zoo model, or of a function with a parameter ``batch``; None for its
             default.
-        onnx: the choices that an ONNX file leaves open.
-        lora: adapters, which alone are trained, as ``r=16`` or ``r=16,alpha=32,targets=q_proj+v_proj``
-            (:class:`tensoropt.zoo.lora.Lora`); the same as the option ``lora`` behind the source.
+        onnx: options of an ONNX file.
+        lora: adapters, the only trained parameters, as ``r=16`` or ``r=16,alpha=32,targets=q_proj+v_proj``
+            (:class:`tensoropt.zoo.lora.Lora`); like the source's option ``lora``.
 
     Raises:
-        ModelSourceError: the source does not name a model; the message says what does.
-        OnnxError: an ONNX file that cannot be imported.
+        ModelSourceError: the source names no model; the message lists valid forms.
+        OnnxError: the ONNX file cannot be imported.
     """
     if onnx is not None and not is_onnx(source):
-        raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is none")
+        raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is not one")
     source = source if lora is None else with_lora(source, lora)
     loaded = _loaded(source, device, seed, batch, onnx)
     return replace(loaded, source=source, seed=seed, batch=batch, onnx=onnx)
@@ -114,9 +113,7 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
         return LoadedModel(built.model, built.args, built.kwargs)
     if is_onnx(source):
         if batch is not None:
-            raise ModelSourceError(
-                f"{source} is opened with sizes of its inputs, not a batch; {_DIM_INSTEAD}"
-            )
+            raise ModelSourceError(f"{source} takes sizes of its inputs instead of a batch; {_DIM_INSTEAD}")
         return _load_onnx(source, device, seed, onnx or OnnxOptions())
     function = _building_function(source)
     arguments = _arguments(function, source, batch)
@@ -138,7 +135,7 @@ def _building_function(source: str) -> Callable[..., Any]:
             raise ModelSourceError(str(error)) from None
     if not all(named.rpartition(":")):
         raise ModelSourceError(
-            f"'{source}' names no model; write zoo:NAME, hf:ID, package.module:function or "
+            f"'{source}' is not a model source; write zoo:NAME, hf:ID, package.module:function or "
             "path/file.py:function (`tensoropt list models` shows the zoo)"
         )
     try:
@@ -150,7 +147,7 @@ def _building_function(source: str) -> Callable[..., Any]:
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # some C functions have no signature
         return {}
     return {n: p.default for n, p in parameters.items() if type(p.default) in (int, float, bool)}
 
@@ -178,18 +175,18 @@ def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> 
 
 
 def with_sequence(source: str, length: int) -> str:
-    """Return the source of a language model that reads sequences of another length.
+    """Return a language model's source with another sequence length.
 
     Args:
         length: in tokens.
 
     Raises:
-        TensorOptError: the model reads no sequence, or the source says how long it is.
+        TensorOptError: the model has no sequence option, or the source sets it already.
     """
     if length < 1:
-        raise TensorOptError(f"a sequence of {length} is none; give at least 1")
+        raise TensorOptError(f"sequence length {length} is below 1; give at least 1")
     if is_onnx(source):
-        raise TensorOptError(f"the sizes of inputs of {source} are those of the file; {_DIM_INSTEAD}")
+        raise TensorOptError(f"the file fixes the input sizes of {source}; {_DIM_INSTEAD}")
     if source.startswith("zoo:"):
         from tensoropt.zoo import entry
 
@@ -199,29 +196,29 @@ def with_sequence(source: str, length: int) -> str:
         name = source.partition("?")[0]
         if "sequence" not in (known := _parameters(_building_function(source))):
             raise TensorOptError(
-                f"a sequence of {length} is for language models of the zoo and functions with a parameter "
+                f"--sequence {length} is for language models of the zoo and functions with a parameter "
                 f"'sequence'; {name} has {', '.join(known) or 'no options'}: give it that parameter, with a "
                 "number as default"
             )
     if f"{option.partition('=')[0]}=" in source.partition("?")[2]:
-        raise TensorOptError(f"'{source}' has a sequence, and --sequence {length} is another; give one")
+        raise TensorOptError(f"'{source}' sets a sequence, and so does --sequence {length}; give one")
     return _with_option(source, option)
 
 
 def with_lora(source: str, text: str) -> str:
-    """Return the source of a model with adapters, which alone are trained.
+    """Return a model's source with adapters, the only trained parameters.
 
     Args:
         text: as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
 
     Raises:
-        TensorOptError: it cannot be read, or the source is an ONNX file or has adapters already.
+        TensorOptError: the text cannot be read, or the source is an ONNX file or has adapters already.
     """
     from tensoropt.zoo.lora import Lora
 
     if is_onnx(source):
         raise TensorOptError(
-            f"--lora {text}: {source} has operators instead of the layers that adapters are put beside; "
+            f"--lora {text}: {source} has operators, not the layers that adapters attach to; "
             "export the model with its adapters, or give its PyTorch module"
         )
     Lora.of(text)
@@ -235,10 +232,10 @@ def _with_option(source: str, option: str) -> str:
 
 
 def default_batch(source: str) -> int:
-    """Return the batch of a model whose batch is a choice, unless another is given.
+    """Return the default batch of a model whose batch can be chosen.
 
     Raises:
-        TensorOptError: its batch is no choice: it brings its own example inputs.
+        TensorOptError: the batch is fixed by the model's own example inputs.
     """
     if not source or is_onnx(source):
         raise TensorOptError(
@@ -278,8 +275,7 @@ def _call(
     from tensoropt.zoo.lora import Lora, with_adapters
 
     def made() -> Any:
-        # The caller's random numbers stay as they were; each rank that builds with this seed has the same
-        # weights.
+        # The caller's random state is restored; ranks that build with one seed get the same weights.
         with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
             torch.manual_seed(seed)
             return function(**arguments)

@@ -1,7 +1,6 @@
-"""The dims that an ONNX file leaves open, read in a process of its own: a server must not open model files.
+"""The open dims of an ONNX file, read in a separate process, as a server must not open model files.
 
-``python onnx_dims.py FILE`` writes their names as a JSON list; it needs no PyTorch, so that a dropped file is
-read in a moment.
+``python onnx_dims.py FILE`` prints their names as a JSON list, quickly, as it needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import sys
 from pathlib import Path
 
 _MOST_S = 30.0
-"""The most seconds that a file is read for."""
+"""Maximum seconds of reading a file."""
 
 
 def open_dims(path: Path) -> list[str]:
-    """Return the names of the dims that a file leaves open, as ``--dim`` takes them.
+    """Return the names of a file's open dims, as ``--dim`` takes them.
 
     Raises:
-        ValueError: it is no ONNX file; the message says why.
+        ValueError: it is not an ONNX file; gives the reason.
     """
     command = [sys.executable, __file__, str(path)]
     try:
@@ -34,7 +33,7 @@ def open_dims(path: Path) -> list[str]:
 def _read(path: str) -> list[str]:
     try:
         import onnx
-    except ImportError:  # the job says what to install
+    except ImportError:  # the job will report what to install
         return []
     graph = onnx.load(path, load_external_data=False).graph
     if not graph.node:

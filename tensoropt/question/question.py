@@ -1,6 +1,6 @@
-"""The question that ``explore`` answers, as one value that is kept, sent and written as JSON.
+"""The question that ``explore`` answers, as one value that can be stored, sent and written as JSON.
 
-The command line is parsed into it, and so is a form; the equivalent command line is made from it.
+A command line or a form is parsed into it; it also yields the equivalent command line.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ class Question(BaseModel):
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
         cluster: the name of a cluster, or the content of a cluster file.
         batch: the global batch; None for the model's own.
-        batches: global batches to explore one after the other; ``auto`` for the largest that fits, with those
-            that lead to it.
-        seed: the seed of weights and random walks.
-        dims, outputs, loss: what an ONNX file leaves open.
+        batches: global batches to explore one by one; ``auto`` searches for the largest that fits.
+        seed: seed of weights and random walks.
+        dims, outputs, loss: options of an ONNX file.
         settings: the settings of the exploration.
-        constraints_file: the file that its constraints come from.
-        headroom: the part of a device's memory that is kept free: ``5%`` or ``2GiB``.
-        planners: published ones to run beside it: ``all``, or names; then it is a comparison.
-        planner_options: settings of planners, such as ``netsplit.seconds=600``.
-        limits: memory per device that planners are given, bytes; None for all trade-offs they know.
-        devices: numbers of the cluster's devices to explore on one after the other, or ``auto``.
+        constraints_file: the file of its constraints.
+        headroom: device memory to keep free: ``5%`` or ``2GiB``.
+        planners: published planners to compare with: ``all``, or names.
+        planner_options: planners' settings, such as ``netsplit.seconds=600``.
+        limits: memory limits per device for planners, in bytes; None for all their trade-offs.
+        devices: device counts to explore one by one, or ``auto``.
         also_on: further clusters by name.
-        beside: jobs that run today, as launchers are told of them: ``torchtitan:job.toml`` and the like.
-        anew: whether kept results are ignored.
+        beside: users' current jobs: ``torchtitan:job.toml`` and the like.
+        anew: whether to ignore cached results.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,18 +80,18 @@ class Question(BaseModel):
 
     @classmethod
     def of(cls, data: object) -> Question:
-        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` if it is none."""
+        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` if it is not one."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"])) or "it"
             raise TensorOptError(
-                f"no question of this version ({place}: {fault['msg']}); ask it anew"
+                f"not a question of this version ({place}: {fault['msg']}); ask again"
             ) from None
 
     def data(self) -> dict[str, Any]:
-        """Return the question as plain data, as JSON keeps it."""
+        """Return the question as plain data for JSON."""
         return self.model_dump(mode="json")
 
     @property
@@ -104,21 +103,21 @@ class Question(BaseModel):
 
     @property
     def capture_facts(self) -> dict[str, Any]:
-        """The values that the operator graph depends on, besides the model's source."""
+        """The values besides the model's source that determine the operator graph."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
 
     def computing_on(self, clusters: Iterable[Cluster]) -> Question:
-        """Return the question with the dtype that is computed in on all of these clusters."""
+        """Return the question with dtype ``auto`` resolved for all of these clusters."""
         settings = with_dtype(self.settings, self.model, clusters)
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question about the batch, the sequence and the dtype that a job has today, where it does
-        not say others and the model's are a choice; and what was taken, in words.
+        """Return the question with a user's job's batch, sequence and dtype where they are not given and the
+        model allows a choice; and a sentence on what was taken over.
 
         Raises:
-            JobError: a job does not run on so many devices.
+            JobError: a job cannot run on this many devices.
         """
         model, batch, settings, taken = self.model, self.batch, self.settings, list[str]()
         for job in (job.on(devices) for job in jobs):
@@ -135,7 +134,7 @@ class Question(BaseModel):
                 settings = replace(settings, dtype=job.dtype)
                 taken.append(f"dtype {job.dtype}")
         flags = ", ".join(f"--{words.partition(' ')[0]}" for words in taken)
-        words = f"{', '.join(taken)}, as the job has: {flags} may say others" if taken else ""
+        words = f"{', '.join(taken)}, as in the job: {flags} can change it" if taken else ""
         return self.model_copy(update={"model": model, "batch": batch, "settings": settings}), words
 
     def at(self, batch: int) -> Question:
@@ -143,23 +142,23 @@ class Question(BaseModel):
         return self.model_copy(update={"batch": batch, "batches": ""})
 
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
-        """Return its model, without memory for its weights if ``on_meta`` and its code allows it."""
+        """Return its model, without memory for weights if ``on_meta`` and the model's code allows it."""
         if on_meta:
             try:
                 return load_model(self.model, device="meta", seed=self.seed, batch=self.batch, onnx=self.onnx)
             except ModelSourceError:
-                pass  # some code needs values; it either builds on the CPU or says there what is wrong
+                pass  # some code needs values; it builds on the CPU, or fails there with a reason
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
     def settings_on(self, cluster: Cluster) -> Settings:
-        """Return the settings on a cluster, with the headroom kept free on its devices."""
+        """Return the settings for a cluster, with the headroom of its devices."""
         if not self.headroom:
             return self.settings
         usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
         return replace(self.settings, memory_bytes=min(self.settings.memory_bytes or usable, usable))
 
     def in_effect(self, cluster: Cluster, settings: Settings, out: str | None) -> str:
-        """Return everything in effect, defaults included, in one line."""
+        """Return all settings in effect, defaults included, in one line."""
         parts = {
             "model": self.model,
             "batch": self.batch or "the model's own",
@@ -174,11 +173,11 @@ class Question(BaseModel):
         return "exploring with " + ", ".join(f"{name} {value}" for name, value in parts.items())
 
     def words(self, out: str, cluster_file: str = "", constraints_file: str = "") -> list[str]:
-        """Return the words of the equivalent command line, after ``tensoropt``; defaults are left out.
+        """Return the equivalent command line's words after ``tensoropt``, without defaults.
 
         Args:
-            out: the folder of the result.
-            cluster_file, constraints_file: the files of a cluster and of constraints that have no name.
+            out: the result's folder.
+            cluster_file, constraints_file: files for an unnamed cluster and for constraints.
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
         words = ["explore", self.model, "--cluster", cluster]
@@ -208,7 +207,7 @@ class Question(BaseModel):
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
     def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:
-        """Return the equivalent command line, to copy; the arguments are those of :meth:`words`."""
+        """Return the equivalent command line for copying; arguments as in :meth:`words`."""
         return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
 
 
@@ -218,7 +217,7 @@ def onnx_options(
     """Return the options for opening an ONNX file; None if none are given.
 
     Raises:
-        TensorOptError: a loss although nothing is trained.
+        TensorOptError: a loss is given for inference.
     """
     if not is_onnx(source) and not (dims or outputs or loss):
         return None
@@ -228,10 +227,10 @@ def onnx_options(
 
 
 def read_batches(text: str) -> dict[str, Any]:
-    """Return the fields of a question that ``8``, ``8,16,32`` or ``auto`` sets: its batch, or its batches.
+    """Return the batch or batches that ``8``, ``8,16,32`` or ``auto`` give, as a question's fields.
 
     Raises:
-        TensorOptError: it is neither, or one of them is below 1.
+        TensorOptError: the text is none of these, or a batch is below 1.
     """
     try:
         # A single batch may have more digits than read_counts takes.
@@ -249,10 +248,10 @@ def read_batches(text: str) -> dict[str, Any]:
 
 
 def headroom_bytes(headroom: str, whole: float) -> float:
-    """Return the bytes that are kept free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
+    """Return the bytes to keep free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
 
     Raises:
-        TensorOptError: it is neither a share nor a size, or leaves nothing.
+        TensorOptError: the headroom is neither a share nor a size, or leaves nothing.
     """
     try:
         kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)

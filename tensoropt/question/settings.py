@@ -1,8 +1,7 @@
 """The settings of an exploration.
 
-Each setting is described once, at its field of :class:`Settings`. The command line's flag, the field of the
-dashboard's form, the line of settings in effect, the row among the assumptions, the README's table and the
-saved JSON are made from there.
+Each setting is described once, at its field of :class:`Settings`. From there come the command line's flag,
+the dashboard's form, the lines of settings and assumptions, the README's table and the saved JSON.
 """
 
 from __future__ import annotations
@@ -37,34 +36,34 @@ else:
     Constrained = Any
 
 _RETIRED = {"space": "any", "soft_placement": False}
-"""Settings of earlier versions, each with the value that all explorations have today."""
+"""Settings of earlier versions, with the only value that is still supported."""
 _SWITCH = {"no": False, "yes": True}
-"""What a form offers for a setting that is on or off."""
+"""A form's choices for an on/off setting."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The description of a setting: its name and meaning, and how its values are read and written.
+    """A setting's description: name, meaning, and how its values are read and written.
 
     Attributes:
-        help: what it means, in a few words.
+        help: its meaning in a few words.
         label: its name in a form and among assumptions.
-        group: the settings that it stands among in ``--help`` and in the form.
-        flag: its name on the command line, by default the field's.
-        metavar: what stands for a value in ``--help``.
+        group: its section in ``--help`` and in the form.
+        flag: its command-line name; by default the field's.
+        metavar: the placeholder for its value in ``--help``.
         none: the word for no value.
-        title: how a value reads in a title, by default after the flag.
-        words: how a value reads among assumptions, where it isn't as it is written.
-        assumed: whether it stands among assumptions at its default, too.
-        of_step: whether explorations at different values are of different steps, which are not compared.
+        title: a value's format in titles; by default after the flag.
+        words: a value's format among assumptions, if it differs.
+        assumed: whether assumptions list it even at its default.
+        of_step: whether explorations with different values are not comparable, as their steps differ.
         percent: whether a form shows 100 times the value.
-        read: the value of a text.
-        write: the text of a value, which is read as that value again.
-        rule: what a form says of a value that the model refuses, where that is not in the form's unit.
-        width: of its control in a form, pixels.
-        choices: the values that a form offers; by default those of the field.
-        others: what stands for values that only a command line and Python take.
-        name, default: of the field; filled in by :func:`settings_fields`.
+        read: parses a value.
+        write: formats a value so that ``read`` gives it again.
+        rule: the form's error for a rejected value, if the form's unit differs.
+        width: its form control's width in pixels.
+        choices: the values offered by a form; by default the field's.
+        others: stands for values that only the command line and Python accept.
+        name, default: the field's; filled in by :func:`settings_fields`.
     """
 
     help: str
@@ -94,7 +93,7 @@ class Setting:
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """The values that a form offers; none where one is typed."""
+        """The values offered by a form; empty if values are typed."""
         return tuple(_SWITCH) if isinstance(self.default, bool) else self.choices
 
     @property
@@ -109,11 +108,11 @@ class Setting:
         return ("no", "yes")[value] if isinstance(value, bool) else self.write(value)
 
     def row(self, value: Any) -> str:
-        """Return a value as shown among assumptions."""
+        """Return a value as listed among assumptions."""
         return self.text(value) if self.words is None or value is None else self.words(value)
 
     def notable(self, value: Any) -> str:
-        """Return a value as written where it tells explorations apart; "" if it does not."""
+        """Return a value as text if it distinguishes explorations, else ""."""
         return "" if value is None or (value == self.default and not self.assumed) else self.text(value)
 
     def in_title(self, value: Any) -> str:
@@ -121,10 +120,10 @@ class Setting:
         return (self.title or f"{self.flag} {{}}").format(self.text(value))
 
     def option(self, value: Any, text: str = "") -> list[str]:
-        """Return the words of a command line that choose a value; none for the default.
+        """Return the command-line words that choose a value; empty for the default.
 
         Args:
-            text: what is written instead of the value, such as the file that it is from.
+            text: text in place of the value, such as its file.
         """
         if value == self.default:
             return []
@@ -142,7 +141,7 @@ class Setting:
         """Return the value typed into a form; the default if nothing was typed.
 
         Raises:
-            TensorOptError: it is not a value of the setting; the message begins with the form's label.
+            TensorOptError: it is not a valid value; the message begins with the form's label.
         """
         text = "" if typed is None else str(typed).strip()
         try:
@@ -151,7 +150,7 @@ class Setting:
             if isinstance(self.default, bool):
                 return _SWITCH[_one_of(text, tuple(_SWITCH))]
             if self.choices:
-                if self.others and text not in self.choices:  # a form runs nobody's code
+                if self.others and text not in self.choices:  # a form runs no user code
                     raise TensorOptError(f"unknown {self.name} '{text[:40]}'; use {', '.join(self.choices)}")
                 return typed
             value = self.read(text)
@@ -169,7 +168,7 @@ class Setting:
 
 def _one_of(text: str, choices: Sequence[str]) -> str:
     if text not in choices:
-        raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
+        raise TensorOptError(f"'{text[:40]}' is not one of {', '.join(choices)}")
     return text
 
 
@@ -227,7 +226,7 @@ def _counts(value: Any) -> Any:
 def _constraints(value: Any) -> Any:
     if value is None:
         return None
-    from tensoropt.question.constraints import constraints_of  # not before there are any: it takes PyTorch
+    from tensoropt.question.constraints import constraints_of  # only if there are any, as it imports PyTorch
 
     return constraints_of(value)
 
@@ -238,11 +237,11 @@ _COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
-    """Return the model, with its validation errors turned into sentences (:func:`_refusal`)."""
+    """Make the model raise sentences instead of validation errors (:func:`_refusal`)."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
-        # Not a validator: what that raises would be made a fault of pydantic's again.
+        # Not a validator, whose errors pydantic would wrap again.
         try:
             checked(self, *values, **chosen)
         except ValidationError as error:
@@ -258,7 +257,7 @@ class Settings:
     """The settings of an exploration; the defaults are the command line's.
 
     Raises:
-        TensorOptError: a value is invalid; names the valid ones; or two do not go together.
+        TensorOptError: a value is invalid (valid ones are named), or two values conflict.
         ConstraintError: constraints cannot be read.
     """
 
@@ -273,8 +272,8 @@ class Settings:
         str,
         AfterValidator(with_kind),
         Setting(
-            "adam_fused: one kernel, nothing made for a while; module.py:make: a function of the parameters "
-            "that returns any torch.optim.Optimizer which treats every element by itself", "Optimizer", _STEP,
+            "adam_fused: one kernel, without temporary tensors; module.py:make: a function that returns any "
+            "elementwise torch.optim.Optimizer, given the parameters", "Optimizer", _STEP,
             title="{}", assumed=True, of_step=True, choices=tuple(OPTIMIZERS), others="module.py:make",
             write=short_optimizer,
         ),
@@ -283,9 +282,9 @@ class Settings:
         str | Sequence[int],
         BeforeValidator(_counts),
         Setting(
-            "counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
-            "Micro-batches", _STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
-            assumed=True, read=read_counts, write=write_counts,
+            "counts to search; auto: 1,2,4,8 if they divide the batch; a pipeline of P stages has P times "
+            "as many", "Micro-batches", _STEP, metavar="auto|1,2,4", title="{} micro-batches",
+            words=_count_words, assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
@@ -301,7 +300,7 @@ class Settings:
         Setting(
             "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
-            rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
+            rule="between 0 and 100; 0.1 is usual, 0 is exact",
         ),
     ] = 1e-3  # fmt: skip
     max_points: Annotated[
@@ -315,18 +314,18 @@ class Settings:
     method: Annotated[
         Literal["auto", "ldp", "elimination"],
         Setting(
-            "how frontiers of sharded strategies are tracked: auto: with what bounds rule out left out; ldp, "
-            "elimination: FT-LDP and FT-Elimination as published, which leave out nothing: slower, and the "
-            "same frontier where no operator has to be fixed by a heuristic (a note says where one was)",
+            "search of sharded strategies: auto: pruned by bounds; ldp, elimination: FT-LDP and "
+            "FT-Elimination as published, unpruned and slower; the frontier is the same unless operators "
+            "had to be fixed by a heuristic (a note says so)",
             "Method", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     dtype: Annotated[
         ComputeDtype,
         Setting(
-            "what operators compute in; auto: bfloat16 for language models of the zoo on GPUs that have it, "
-            "else float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master "
-            "weights", "Computes in", _STEP, title="{}", assumed=True, of_step=True,
+            "compute dtype; auto: bfloat16 for language models of the zoo on GPUs that support it, else "
+            "float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master weights",
+            "Computes in", _STEP, title="{}", assumed=True, of_step=True,
         ),
     ] = "auto"  # fmt: skip
     recompute: Annotated[
@@ -339,7 +338,7 @@ class Settings:
     overlap: Annotated[
         Literal["default", "none"],
         Setting(
-            "none: all communication is waited for, to compare with; CPU ranks hide nothing in either case",
+            "none: no communication overlaps computation, for comparison; on CPU ranks none ever does",
             "Overlap", _STEP, width=120,
         ),
     ] = "default"  # fmt: skip
@@ -347,7 +346,7 @@ class Settings:
         Constrained,
         BeforeValidator(_constraints),
         Setting(
-            "YAML or JSON: pins of operators and parameters, what belongs together, devices",
+            "YAML or JSON: pinned operators and parameters, groups to keep together, devices",
             "Constraints", _SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
@@ -355,56 +354,56 @@ class Settings:
     measure: Annotated[
         Literal["all", "never"],
         Setting(
-            "never: price from the profile store and a fit to it instead of timing", "Time on this machine",
+            "never: use the profile store and fits to it instead of timing", "Time on this machine",
             _COSTS, width=170,
         ),
     ] = "all"  # fmt: skip
     process_memory: Annotated[
         bool,
         Setting(
-            "count what a process takes of a GPU beside tensors, too: estimates, never compared with a card; "
-            "CPU ranks have none", "Process memory", _COSTS,
+            "add the memory of a GPU process beside tensors: estimates, never compared with a real GPU; none "
+            "on CPU ranks", "Process memory", _COSTS,
         ),
     ] = True  # fmt: skip
     pipelines: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
-            "nodes or device kinds; always: a closer one, on any", "Pipelines", _SEARCH, width=120,
+            "heuristic search of pipelines: auto: a quick one, on clusters of several nodes or device kinds; "
+            "always: a thorough one, on any cluster", "Pipelines", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that put each operator on one device, by planners: auto: where they can be the answer; "
-            "always: on any model and cluster", "Placements", _SEARCH, width=120,
+            "plans that run each operator on one device, by planners: auto: if they may be the answer; "
+            "always: for any model and cluster", "Placements", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     expert_imbalance: Annotated[
         int | float,
         AfterValidator(_imbalance),
         Setting(
-            "rows of experts that the busiest rank computes, over the mean, and at most all of them: a "
-            "router's choice is not known",
+            "expert rows of the busiest rank over the mean, up to all rows; an assumption, as the router's "
+            "choices are unknown",
             "Expert imbalance", _STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
     first: Annotated[
         bool,
         Setting(
-            "price the usual strategies alone (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
-            "recomputation and micro-batches) and search nothing else: the answer of the first seconds",
+            "simulate only the usual strategies (DDP, ZeRO, FSDP, tensor parallelism, each with and without "
+            "recomputation and micro-batches), without a search: the answer of the first seconds",
             "Usual strategies only", _SEARCH, title="usual strategies only",
         ),
     ] = False  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:
-        """Whether strategies that are hardly better than known ones may be left out."""
+        """Whether strategies that barely improve on others may be left out."""
         return self.epsilon > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain data, as plans and explorations keep them."""
+        """Return the settings as plain data for plans and explorations."""
         micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
         constraints = dict(self.constraints.data) if self.constraints else None
         return {**vars(self), "micro_batches": micro, "constraints": constraints}
@@ -414,17 +413,17 @@ class Settings:
         """Return the settings that :meth:`to_dict` wrote.
 
         Raises:
-            TensorOptError: this version does not know some of them.
+            TensorOptError: a setting is unknown to this version.
         """
         for name, value in _RETIRED.items():
             if data.get(name, value) != value:
                 raise TensorOptError(
-                    f"this was made with {name}={data[name]!r}, which is gone; explore again"
+                    f"this was made with {name}={data[name]!r}, which is no longer supported; explore again"
                 )
         data = {name: value for name, value in data.items() if name not in _RETIRED}
         try:
-            kind_of(data.get("optimizer", "adam"))  # nobody's code is run for what was kept
-            # What was kept before process memory could be counted counts tensors.
+            kind_of(data.get("optimizer", "adam"))  # checks the name without running user code
+            # Files that predate the count of process memory count only tensors.
             tensors = {"process_memory": False}
             return cls(**{**tensors, **data, "constraints": data.get("constraints") or None})
         except TypeError as error:
@@ -449,7 +448,7 @@ def _refusal(error: ValidationError) -> Exception:
         return cause
     if fault["type"] == "unexpected_keyword_argument":
         return TypeError(
-            f"'{name}' is no setting; there are {', '.join(one.name for one in settings_fields())}"
+            f"'{name}' is not a setting; there are {', '.join(one.name for one in settings_fields())}"
         )
     if fault["type"] == "literal_error":
         choices = next(setting.choices for setting in settings_fields() if setting.name == name)
@@ -458,5 +457,5 @@ def _refusal(error: ValidationError) -> Exception:
         return TensorOptError(f"unknown {name} '{value}'; use {listed}")
     if fault["type"] == "string_type":
         default = next(setting.default for setting in settings_fields() if setting.name == name)
-        return TensorOptError(f"{name} is a text, such as {default!r}, and {value!r} was given")
-    return TensorOptError(f"{name} {value!r} cannot be used: {fault['msg']}")
+        return TensorOptError(f"{name} must be a text, such as {default!r}; got {value!r}")
+    return TensorOptError(f"{name} {value!r} is not valid: {fault['msg']}")

@@ -329,10 +329,8 @@ class _PlacedStep(_SimulatedStep):
         )
 
     def memory_curve(self) -> tuple[MemoryAt, ...]:
-        curve = self.evaluated.timeline.memory(device_name(fullest(self.evaluated)))
-        return tuple(
-            MemoryAt(time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)) for time_s, sizes in curve
-        )
+        curve = self.evaluated.memory(fullest(self.evaluated))
+        return tuple(MemoryAt(time_s, *sizes) for time_s, sizes in curve)
 
     def owners(self) -> _Owners:
         return _owners(self.memory_curve(), owned_on(self.evaluated, fullest(self.evaluated)))

@@ -90,7 +90,7 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
         )
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
-    if "points_before_judging" in report and not report.get("sharded_refusal"):
+    if report.get("points_before_judging") and not report.get("sharded_refusal"):
         of_spaces, _ = by_strategy(exploration.points)
         rows = (row for of_space in of_spaces.values() for row in of_space)
         own = sum(exploration.points[row].planner == FRONTIER for row in rows)

@@ -34,14 +34,12 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     """Return the exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
-        points, unbeaten_count = (
-            _chosen_points(searched, spaces, session.settings) if searched.spaces else ((), 0)
-        )
+        points, unbeaten_count = _chosen_points(searched, spaces, session.settings)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
     report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
-    if searched.spaces:
+    if simulated:
         session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
-    else:
+    if not searched.spaces:
         report["notes"].append(f"no sharded plan: {searched.refusal}")
         report["sharded_refusal"] = searched.refusal
     return Exploration(
@@ -59,6 +57,8 @@ def _chosen_points(
     searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
     simulations = searched.simulations
+    if not any(len(its.simulated) for its in simulations):
+        return (), 0
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
     if settings.allows_gap:
@@ -76,14 +76,16 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     is proven.
 
     A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
-    additive model. It stays if the simulator prefers it, with its gap.
+    additive model. It stays if the simulator prefers it, with its gap. Of spaces that were not searched
+    nothing is proven.
     """
+    frontiers = [space.frontier for space in searched if space.frontier is not None]
     sharded = sorted(row for rows in by_strategy(points)[0].values() for row in rows)
-    if not sharded:
+    if not sharded or not frontiers:
         return unbeaten(points)
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
     time_s = np.array([points[i].additive_time_s for i in sharded])
-    gaps, exact = certify([s.frontier for s in searched], memory, time_s)
+    gaps, exact = certify(frontiers, memory, time_s)
     found = list(points)
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
         found[i] = points[i].changed(exact=proven, gap=gap)

@@ -154,21 +154,22 @@ class SearchedSpace:
 
     Attributes:
         frontier: the frontier of all strategies or, if a gap is allowed, of those that known strategies leave
-            room for.
+            room for; None if the space was not searched.
         capped: the frontiers of those whose groups need no more than a cap while they run, by cap in bytes;
             None if no strategy fits.
     """
 
     mesh: Mesh
     tables: CostTables
-    frontier: TrackedFrontier
+    frontier: TrackedFrontier | None
     communication: CommunicationModel
     capped: tuple[tuple[float, TrackedFrontier | None], ...] = ()
 
     @cached_property
     def frontiers(self) -> tuple[TrackedFrontier, ...]:
         """The frontiers of all searches that found something."""
-        return (self.frontier, *(frontier for _, frontier in self.capped if frontier is not None))
+        every = (self.frontier, *(frontier for _, frontier in self.capped))
+        return tuple(frontier for frontier in every if frontier is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:

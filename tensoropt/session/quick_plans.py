@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.costs.cost_graph import VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import HEURISTICS
-from tensoropt.plan.point import SAME, Point, reduce_points, unbeaten, with_others
+from tensoropt.plan.point import Point, reduce_points, unbeaten, with_others
 from tensoropt.planners.quick import (
     BASELINES,
     LEAST_S,
@@ -30,14 +32,12 @@ from tensoropt.planners.quick import (
     quick_planners,
 )
 from tensoropt.planners.registry import Entry
-from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.sharded.data_parallel import local_statistics_s
 from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import QUICK_PLANS, Session
-from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
 
@@ -47,11 +47,46 @@ _DDP = "data_parallel"
 _STAGE = QUICK_PLANS
 
 
-def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
+_Chosen = tuple[dict[Any, int], dict[Any, int]]
+
+
+class First(NamedTuple):
+    """The first answer: the plans of usual strategies, and the tables in which they were found."""
+
+    searched: Searched
+    exploration: Exploration
+
+    def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
+        """Return the plans of a planner, simulated with the prices of the whole search: more may have been
+        timed since. Those of spaces that were not searched are left out."""
+        number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
+        chosen: dict[int, list[_Chosen]] = {}
+        for point in self.exploration.others:
+            of = self.searched.spaces[point.space]
+            at = number.get((of.mesh.label, of.tables.mesh))
+            if point.planner == planner and at is not None:
+                chosen.setdefault(at, []).append(_chosen(point, of.tables, searched.spaces[at].tables))
+        found = []
+        for at, rows in chosen.items():
+            (evaluation,), names = searched.simulations[at].evaluator(rows), task.base.spaces[at]
+            for row, one in enumerate(rows):
+                memory, compute, communication = searched.spaces[at].tables.breakdown(*one)
+                additive = memory, compute + communication
+                found.append(evaluation.point(row, names, at, additive=additive, planner=planner))
+        return found
+
+
+def with_quick_plans(
+    session: Session, searched: Searched, exploration: Exploration, first: First | None = None
+) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
     frontier. Who is interrupted (Ctrl-C) leaves out the others.
 
     If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
+
+    Args:
+        first: the first answer, whose planners are not asked again; only its plans are taken in if the search
+            was interrupted.
     """
     settings = session.settings
     constraints = settings.constraints
@@ -67,13 +102,19 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         if settings.first:
             kinds, quick = kinds & {"sharded"}, tuple(entry for entry in quick if entry.name in SHARDED)
         entries = [entry for entry in quick if entry.kind in kinds]
+        if session.left:
+            entries = [entry for entry in entries if entry.name in SHARDED and first is not None]
         always = session.settings.placements == "always" or bool(searched.refusal)
         most_s = float("inf") if always else max(SHARE * sum(session.clock.seconds.values()), LEAST_S)
         asking, waiting = _Asking(task, most_s), list(entries)
         try:
             for number, entry in enumerate(entries):
                 session.progress(_STAGE, number, len(entries), entry.name)
-                asking.ask(entry)
+                if first is not None and entry.name in SHARDED:
+                    asking.take(entry.name, first.plans_of(entry.name, task, searched))
+                    asking.refuse(entry.name, first.exploration.report["tried"][entry.name]["refusal"])
+                else:
+                    asking.ask(entry)
                 del waiting[0]
             points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
         except KeyboardInterrupt:
@@ -92,6 +133,25 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     others = certified(searched.spaces, asking.baselines())
     kept = replace(noted, spaces=task.base.spaces, points=points, others=others)
     return only_used_spaces(kept)
+
+
+def _chosen(point: Point, old: CostTables, new: CostTables) -> _Chosen:
+    """Return the choice and the options in other tables of what a point chose; what it gathers it keeps."""
+    choice, options = {}, {}
+    for variable, index, option in zip(old.variables, point.choice, point.options, strict=False):
+        there, meant = new.of[variable.key], _meaning(old, variable, index)
+        at = next(i for i in range(len(there.memory)) if _meaning(new, there, i) == meant)
+        stored = variable.options[index] if variable.options else ()
+        choice[variable.key] = at
+        options[variable.key] = there.options[at].index(stored[option]) if stored else option
+    return choice, options
+
+
+def _meaning(tables: CostTables, variable: VariableTable, index: int) -> tuple[object, ...]:
+    own = (each[index] for each in (variable.layouts, variable.kept, variable.again) if each)
+    if variable.key.kind != "group":
+        return tuple(own)
+    return (*own, tables.templates[variable.key].choices[tables.position(variable.key, index)])
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
@@ -118,6 +178,8 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
     tried = exploration.report.get("tried", {})
     refusals = dict.fromkeys(row["refusal"] for row in tried.values() if row["refusal"])
     notes = [note for note in exploration.report["notes"] if note.startswith("placed plans were not tried")]
+    if exploration.settings["first"]:
+        raise LackingDevicesError(f"no usual strategy: {'; '.join(refusals)}; leave out first")
     why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
     given = exploration.settings["constraints"] is not None
     remedy = "take back or soften a constraint" if given else "leave out the devices of one type"
@@ -147,18 +209,18 @@ class _Asking:
     def __init__(self, task: PlanningTask, most_s: float):
         self.task, self.most_s = task, most_s
         self._placing_s = 0.0
-        self.found: dict[object, SimulatedPoint] = {}
+        self.found: dict[object, Point] = {}
         self.left_out: dict[str, None] = {}
         self._points: dict[str, list[Point]] = {}
         self._refusals: dict[str, str] = {}
 
     def ask(self, entry: Entry, limit: float | None = None) -> None:
         """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
-        own = self._points.setdefault(entry.name, [])
+        self.take(entry.name, ())
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
             if limit is None:
-                self._refusals[entry.name] = "others had taken the seconds of placing planners"
+                self.refuse(entry.name, "others had taken the seconds of placing planners")
             return
         # Of this process, which others that run beside it do not lengthen.
         start = time.process_time()
@@ -166,14 +228,20 @@ class _Asking:
             points = entry.points(self.task, limit, self.task.base.model.seed)
         except TensorOptError as refusal:
             if limit is None:
-                self._refusals[entry.name] = str(refusal)
+                self.refuse(entry.name, str(refusal))
             points = ()
-        for p in points:
-            if p.point.identity not in self.found:
-                self.found[p.point.identity] = p
-            own.append(self.found[p.point.identity].point)
+        self.take(entry.name, [each.point for each in points])
         if entry.kind == "placed":
             self._placing_s += time.process_time() - start
+
+    def take(self, planner: str, points: Sequence[Point]) -> None:
+        """Take plans in as a planner's."""
+        own = self._points.setdefault(planner, [])
+        own += (self.found.setdefault(point.identity, point) for point in points)
+
+    def refuse(self, planner: str, reason: str) -> None:
+        """Note why a planner has no plan."""
+        self._refusals[planner] = reason
 
     def notes(self) -> list[str]:
         """Say what was not tried because other planners took too long."""
@@ -223,7 +291,7 @@ def _asked_within_points(
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
     asked: set[float] = set()
     while True:
-        points = _merged(searched, asking.task, exploration, list(asking.found.values()))
+        points = with_others(exploration.points, certified(searched.spaces, [*asking.found.values()]))
         memory = [point.memory_bytes for point in points]
         limits = [limit for limit in (*(_LESS * m for m in memory[:1]), *memory) if limit not in asked]
         most = min(MOST_LIMITS + 1 - len(asked), len(limits))
@@ -240,30 +308,6 @@ def _asked_within_points(
         "better than a point within its memory"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
-
-
-def _merged(
-    searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[SimulatedPoint]
-) -> tuple[Point, ...]:
-    proven = certified(searched.spaces, [each.point for each in found])
-    known = _better_known(searched, task, proven) if searched.spaces else []
-    return with_others(exploration.points, [*known, *proven])
-
-
-def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
-    """Return strategies that the search found and that are as good as a plan that would be taken in, though
-    they are not among the points, which only represent them."""
-    best = unbeaten_of(searched.simulations)
-    coming_in = {p.identity for p in with_others(task.base.points, found)}
-    wanted: dict[int, None] = {}
-    for point in (p for p in found if p.identity in coming_in):
-        at = int(np.searchsorted(best.memory, point.memory_bytes * (1 + SAME), side="right")) - 1
-        if at >= 0 and best.time[at] <= point.time_s * (1 + SAME):
-            wanted[at] = None
-    points = []
-    for space, number in best.origin[list(wanted)].tolist():
-        points += searched.simulations[space].points(np.array([number]), task.base.spaces[space], space)
-    return list(certified(searched.spaces, points)) if points else []
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:

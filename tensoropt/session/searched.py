@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tensoropt.cluster import Cluster
 from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.left_whole import undivided
 from tensoropt.evaluation.problem import (
@@ -45,8 +44,7 @@ class Searched:
         simulations: the simulations of the strategies that were found.
         split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
         model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
-        notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
-            costs in addition, in words.
+        notes: what constraints, refused spaces and undivided sizes left out, in words.
         refusal: why no sharded plan is allowed; "" if they are.
         parallelism: the model's FLOPs over those of its longest chain of groups.
     """
@@ -118,7 +116,6 @@ def search(session: Session, problem: Problem) -> Searched:
             _, split_share = shares_of_flops(problem.graph, whole)
             beside = parallelism(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
-            math_form = math_form_notes(whole.values(), costs.capability, costs.training)
             if spaces is None:
                 # Placed plans run these; the report says what they rest on.
                 costs.timings.measure({work.key: work for made in whole.values() for work in made.works})
@@ -132,7 +129,6 @@ def search(session: Session, problem: Problem) -> Searched:
         split_share,
         flops,
         (
-            *math_form,
             *((USUAL_NOTE,) if settings.first else ()),
             *left.notes,
             *supported,
@@ -176,6 +172,8 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 def _searched(
     session: Session, tables: SpaceTables, narrow: Offered, wide: Offered
 ) -> tuple[SpaceSearch, tuple[str, ...]]:
+    if session.settings.first:
+        return _search(session, tables, narrow), ()
     refused: tuple[str, ...] = ()
     try:
         spaces = _search(session, tables, narrow)
@@ -204,6 +202,9 @@ def _search(session: Session, tables: SpaceTables, offered: Offered) -> SpaceSea
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
     spaces = SpaceSearch(built, session.settings, simulations, session.progress, session.draw)
+    if session.settings.first:
+        spaces.leave()
+        return spaces
     with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

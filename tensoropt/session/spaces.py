@@ -62,6 +62,11 @@ class SpaceSearch:
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
 
+    def leave(self) -> None:
+        """Fill ``found`` with all spaces, none of which is searched."""
+        for number in range(len(self.built)):
+            self._add(number)
+
     def search(self) -> None:
         """Fill ``found`` with the spaces that have strategies, by number; those of their points that are
         worth it are simulated.
@@ -69,12 +74,7 @@ class SpaceSearch:
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
         """
-        first = self.settings.first
-        order = self._outlined() if self.settings.allows_gap or first else range(len(self.built))
-        if first:
-            for number in order:
-                self._add(number, self.outlines[number])
-            order = []
+        order = self._outlined() if self.settings.allows_gap else range(len(self.built))
         # If no gap is allowed, the search itself keeps all cores busy.
         together = _TOGETHER if self.settings.allows_gap else 1
         done = 0
@@ -165,7 +165,7 @@ class SpaceSearch:
     def _add(
         self,
         number: int,
-        frontier: TrackedFrontier,
+        frontier: TrackedFrontier | None = None,
         capped: tuple[tuple[float, TrackedFrontier | None], ...] = (),
     ) -> None:
         mesh, tables, communication = self.built[number]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tensoropt.errors import TensorOptError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.session.refining import Offered
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
@@ -16,29 +17,35 @@ from tensoropt.sharding.groups import GroupGraph
 MAX_AXES = 2
 """The most axes of a mesh of usual strategies: samples outside, tensors inside."""
 
-USUAL_NOTE = (
-    "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parallelism; nothing else was searched"
-)
+USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parallelism; nothing was searched"
 
 
 def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
-    """Return the spaces with up to two axes, in which each group is whole or split as data or tensor
-    parallelism split it; all spaces unchanged if the batch cannot be split."""
+    """Return the spaces with up to two axes, in which each group is whole or split as data parallelism (on
+    all axes) or tensor parallelism (on the last) split it.
+
+    Raises:
+        TensorOptError: the batch cannot be split.
+    """
     try:
         batch = batch_strategies(graph)
-    except MicroBatchRefused:
-        return offered
+    except MicroBatchRefused as refusal:
+        raise TensorOptError(
+            f"usual strategies split the batch, and that of this model cannot be: {refusal}; leave out first"
+        ) from None
     inner = inner_labels(graph, {name: str(strategy.label) for name, strategy in batch.items()})
-    combined = {
-        group.name: tuple(
-            position
-            for position, strategy in enumerate(group.strategies)
-            if strategy.label == batch[group.name].label or str(strategy.label) in inner[group.name]
+    of_batch, of_tensors = (
+        {g.name: tuple(i for i, s in enumerate(g.strategies) if chosen(g.name, s)) for g in graph.groups}
+        for chosen in (
+            lambda name, strategy: strategy.label == batch[name].label,
+            lambda name, strategy: str(strategy.label) in inner[name],
         )
-        for group in graph.groups
-    }
+    )
+    either = {name: (*of_batch[name], *of_tensors[name]) for name in of_batch}
     return {
-        (mesh, count): replace(limit, combined=combined)
+        (mesh, count): replace(
+            limit, combined=either if mesh.axis_count < MAX_AXES else of_tensors, outer=of_batch
+        )
         for (mesh, count), limit in offered.items()
         if mesh.axis_count <= MAX_AXES
     }

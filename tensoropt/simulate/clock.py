@@ -39,58 +39,6 @@ class StepEvent:
         return self.start_s + self.duration_s
 
 
-class _MemoryCurve:
-    """A memory curve; all that ends at one time is one point."""
-
-    def __init__(self) -> None:
-        self.points, self.states = list[tuple[float, float, float]](), list[tuple[int, int, int]]()
-        self._alive, self._state = AliveBytes(), (-1, -1, -1)
-        self._freed_s: float | None = None
-
-    def _free_workspace(self, now_s: float) -> None:
-        if self._alive.workspace:
-            self._free(now_s)
-            self._alive, self._state = self._alive._replace(workspace=0.0), (*self._state[:2], -1)
-
-    def begin(self, now_s: float, number: int, before: AliveBytes, alive: AliveBytes) -> None:
-        """Record the bytes before and during moment ``number``."""
-        self._free_workspace(now_s)
-        kept, transient = alive.kept - before.kept, alive.transient - before.transient
-        if kept < 0 or transient < 0:
-            self._free(now_s)
-            now = self._alive
-            self._alive = AliveBytes(now.kept + min(kept, 0.0), now.transient + min(transient, 0.0))
-        # If nothing is added, the bytes are the current ones, even if others have replaced them.
-        of_kept, of_transient, of_workspace = self._state
-        self._state = (
-            number if kept <= 0 else of_kept,
-            number if transient <= 0 else of_transient,
-            of_workspace,
-        )
-        if kept > 0 or transient > 0 or alive.workspace:
-            self._write_freed()
-            self._alive, self._state = alive, (number, number, number)
-            self._write(now_s)
-
-    def finish(self, now_s: float) -> None:
-        self._free_workspace(now_s)
-        self._write_freed()
-
-    def _free(self, now_s: float) -> None:
-        if self._freed_s != now_s:
-            self._write_freed()
-        self._freed_s = now_s
-
-    def _write_freed(self) -> None:
-        if self._freed_s is not None:
-            self._write(self._freed_s)
-            self._freed_s = None
-
-    def _write(self, now_s: float) -> None:
-        self.points.append((now_s, self._alive.kept, self._alive.transient + self._alive.workspace))
-        self.states.append(self._state)
-
-
 class TimedStep:
     """One strategy's step with the time of everything in it.
 
@@ -99,9 +47,8 @@ class TimedStep:
 
     Attributes:
         events: in the order of issue.
-        curve: (time, kept, transient) after every change.
-        states: for each point of the curve, the moments of its kept, transient and workspace bytes; -1 for
-            none.
+        curve: (time, kept, transient) from each moment on in which they change, and after the step.
+        states: for each point of the curve, its moment.
         moment_times: the start of each moment, through all micro-batches, and the step's end.
         end_s: the end of the last event.
         waits: events before which all asynchronous collectives complete.
@@ -123,7 +70,7 @@ class TimedStep:
         self.scattering: list[float] = []
         self.compute_s = self.communication_s = self.reducing_s = self.host_s = 0.0
         self._host: list[float] = []  # the host's seconds to issue each moment
-        self._memory = _MemoryCurve()
+        self.curve, self.states = list[tuple[float, float, float]](), list[int]()
         self._moment, self._issuing = step.instructions[0].moment, [""]
         self._now_s = 0.0
         # The seconds of work since the last collective, and the largest bytes over each set of axes of the
@@ -165,10 +112,9 @@ class TimedStep:
                 self._wait_for_buckets()
             self._run_instruction(position)
         self._slow_down_work()
-        self._memory.finish(self._now_s)
         self.end_s = self.device_s = self._now_s
+        self._remember(AliveBytes())
         self._turn()
-        self.curve, self.states = self._memory.points, self._memory.states
         self._wait_for_host()
 
     def _run_micro_batch(self, *, first: bool, last: bool) -> None:
@@ -188,16 +134,19 @@ class TimedStep:
         # pays for it.
         self._slow_down_work()
         self.scattering.append(self._scattering_s)
-        if not last:
-            self._memory.finish(self._now_s)
 
     def _turn(self) -> None:
         self.turns.append((len(self.events), self._now_s))
 
+    def _remember(self, alive: AliveBytes) -> None:
+        kept, transient = alive.kept, alive.transient + alive.workspace
+        if (kept, transient) != (self.curve[-1][1:] if self.curve else (0.0, 0.0)):
+            self.curve.append((self._now_s, kept, transient))
+            self.states.append(len(self._host))
+
     def _run_instruction(self, position: int) -> None:
         now, begun_s = self.step.instructions[position], self._now_s
-        before = self.step.memory[position - 1] if position else AliveBytes()
-        self._memory.begin(begun_s, len(self._host), before, self.step.memory[position])
+        self._remember(self.step.memory[position])
         self._moment = now.moment
         self.moment_times.append(begun_s)
         self._host.append(now.host_s)

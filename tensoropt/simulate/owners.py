@@ -75,25 +75,20 @@ class StepOwners:
         """Return the owners at one point of the curve, the largest first; 0 is before the step."""
         if not 0 <= point <= len(self.timed.curve):
             raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
-        rows = list(self._lasting)
-        if point:
-            states = self.timed.states[point - 1]
-            for kind, moment in zip(("kept", "transient", "workspace"), states, strict=True):
-                if moment >= 0:
-                    rows += self._alive(kind, moment)
-        return tuple(sorted(rows, key=lambda row: -row.bytes))
+        alive = self._alive(self.timed.states[point - 1]) if point else ()
+        return tuple(sorted((*self._lasting, *alive), key=lambda row: -row.bytes))
 
-    def _alive(self, kind: str, moment: int) -> Iterator[OwnerRow]:
+    def _alive(self, moment: int) -> Iterator[OwnerRow]:
         position = self._position(moment)
         for named, first, end, since, until in self._lifetimes:
-            if named.kind != kind or not first <= position < end:
+            if not first <= position < end:
                 continue
             yield OwnerRow(
                 named.operator,
                 named.tensor,
                 named.what,
                 # A moment's workspace is part of the curve's transient bytes.
-                "transient" if kind == "workspace" else kind,
+                "transient" if named.kind == "workspace" else named.kind,
                 named.bytes,
                 self._time_s(moment, position, first),
                 self._time_s(moment, position, end),

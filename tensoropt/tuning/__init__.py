@@ -1,1 +1,1 @@
-"""Plans improved by what their steps take on this machine."""
+"""Tuning: improving plans by measuring their steps on this machine."""

@@ -1,4 +1,4 @@
-"""A factor for each kind of work, learned from a plan's steps."""
+"""Cost factors for each kind of work, learned from a plan's steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tensoropt.tuning.steps import seconds_of, work_seconds
 from tensoropt.verify.predict import predict_placed
 
 _LEAST_S = 1e-3
-"""Shorter parts of a step are ignored."""
+"""Parts of a step below this share are ignored."""
 _BOUNDS = 0.25, 4.0
 """The range of plausible factors."""
 
@@ -32,7 +32,7 @@ def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
     """Return the predicted seconds of a step, and of its collectives; new work is timed."""
-    if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
+    if not isinstance(strategy, PlacedStrategy):  # placed strategies' prices time missing work themselves
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():
             costs.timings.measure({key: works[key] for key in new})
@@ -52,7 +52,7 @@ def priced(
 
 @dataclass
 class Learned:
-    """The observations of several plans' steps.
+    """Observations from several plans' steps.
 
     Attributes:
         costs: measured prices, without residuals.
@@ -69,11 +69,11 @@ class Learned:
         return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the ranks' measurements of a strategy with prices."""
+        """Compare all ranks' measurements of a strategy with its prices."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
         works = work_seconds(strategy, ranks) if isinstance(strategy, Strategy) else {}
-        if not works:  # of pipelines, placed plans and recomputed blocks whole steps are known
+        if not works:  # pipelines, placed plans and recomputed blocks have only whole steps
             for kind in (*(cls.value for cls in CostClass), NETWORK, REST):
                 self._add(kind, step_s, priced_s)
             return

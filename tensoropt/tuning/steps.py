@@ -1,4 +1,4 @@
-"""Ranks' measurements of a plan: seconds of steps, collectives, operators and edges."""
+"""Measurements of a plan on its ranks: seconds of steps, collectives, operators and edges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensoropt.verify.fake_ranks import RunStep
 
 _COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 _Stamps = list[tuple[str, float, float]]
-"""Name, start and end of collectives on the ranks' common clock."""
+"""Name, start and end of each collective, on the ranks' common clock."""
 
 
 def run_steps(
@@ -33,14 +33,15 @@ def run_steps(
     steps: int,
     stamped_steps: int = 0,
 ) -> dict[str, Any]:
-    """Measure a strategy on one rank (runs in the pool).
+    """Measure a strategy on one rank of the pool.
 
     Args:
         steps: timed steps, after a warm-up.
         stamped_steps: further steps with stamps, for sharded strategies on CPU ranks.
 
     Returns:
-        ``steps``: start and end of each; ``collectives``: of each step; ``forward_s``, ``backward_s``:
+        ``steps``: start and end of each; ``collectives``: those of each step; ``forward_s``, ``backward_s``:
+            medians by operator or edge.
         medians by operator or edge.
     """
     loaded = load_model(spec)
@@ -71,9 +72,9 @@ def run_steps(
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the seconds of each step, and those of its collectives.
+    """Return the seconds of each step, and of its collectives.
 
-    A collective counts from the last rank's call to the last rank's return, without waiting for computation.
+    A collective lasts from the last rank's call to the last rank's return, excluding waits for computation.
     """
     whole = [_span(each) for each in zip(*(rank["steps"] for rank in ranks), strict=True)]
     network = [
@@ -84,7 +85,7 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[fl
 
 
 def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return workload key -> (forward, backward) seconds of a micro-batch on the slowest rank."""
+    """Return (forward, backward) seconds of a micro-batch on the slowest rank, by workload key."""
     if not all("forward_s" in rank for rank in ranks):
         return {}
     (works,) = stage_works(strategy)
@@ -110,7 +111,8 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[_Stamps]:
-    """Stamp collectives in the context, waiting for each at once as gloo shares the cores."""
+    """Record the times of collectives in the context; each is waited for at once, as gloo shares the
+    cores."""
     stamps: _Stamps = []
     originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 

@@ -41,25 +41,25 @@ from tensoropt.units import format_seconds
 FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
 _ROUNDS = 4
-"""The most candidates."""
+"""Maximum number of candidates."""
 _DRIFT = 0.03
-"""The relative error of predictions, and the least predicted gain of a candidate, worth another round."""
+"""The relative error of predictions, and the least predicted gain, that justify another round."""
 _LAPS, _STEPS, _STAMPED = 5, 9, 3
-"""Turns of two plans, as the machine's speed changes; timed steps per turn; stamped steps."""
+"""Turns of two plans (as the machine's speed drifts); timed steps per turn; steps with operator times."""
 _STDERR = 2
 
 
 @dataclass
 class Tuning:
-    """The state of a tuning, and its result; saved after every decision.
+    """The state and result of a tuning, saved after every decision.
 
     Attributes:
-        plan: the fastest measured plan.
-        measured_s, predicted_s: seconds of its step: the median, and by current prices.
-        begun_s, begun_predicted_s: the same of the first plan.
+        plan: the fastest plan as measured.
+        measured_s, predicted_s: seconds of its step: the median, and predicted at current costs.
+        begun_s, begun_predicted_s: those of the first plan.
         decisions: candidates and reasons, in order.
         tried: keys of measured plans.
-        done: why it ended; "" before.
+        done: why the tuning ended; "" before.
     """
 
     plan: Plan
@@ -72,7 +72,7 @@ class Tuning:
     done: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data with the plan."""
+        """Return the state and its plan as plain data."""
         others = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
         return {"schema": _SCHEMA, **others, "plan": self.plan.to_data()}
 
@@ -94,26 +94,26 @@ def tune(
     progress: ProgressChoice = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
-    """Run a plan on this machine and improve it by what its steps show; return the fastest measured plan.
+    """Run a plan on this machine, improve it by measurements, and return the plan measured as fastest.
 
     State is saved beside the exploration after every decision.
 
     Args:
         target: an exploration's folder, or a plan file beside one.
-        point: the first point, from 1; by default the fastest within ``memory_bytes``.
-        memory_bytes: the most memory per device; by default a device's, or a plan file's own.
-        rounds: the most candidates.
-        job: a command that trains with the plan in ``{plan}`` and ``parallelize(..., tune=True)``; by default
-            the model's steps alone run.
-        store: by default the user's own.
+        point: the number of the first point, from 1; by default the fastest within ``memory_bytes``.
+        memory_bytes: memory limit per device; by default the device's memory, or the plan file's own need.
+        rounds: maximum number of candidates.
+        job: a command that trains by the plan in ``{plan}`` with ``parallelize(..., tune=True)``; by default
+            the model's steps are run alone.
+        store: the profile store; by default the user's.
         say: called with each decision.
 
     Raises:
-        TensorOptError: the plan is not for CPU ranks of this machine, or its exploration is not there.
+        TensorOptError: the plan is not for this machine's CPU ranks, or its exploration is missing.
         InfeasibleError: no plan fits.
     """
     if job and not any("{plan}" in word for word in job):
-        raise TensorOptError("the job's command does not say where its plan's file goes; write {plan} there")
+        raise TensorOptError("the job's command has no place for the plan's file; write {plan} there")
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
     cluster = Cluster.from_dict(exploration.cluster)
     if memory_bytes is None:
@@ -138,7 +138,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
         plan, folder = load_plan(target), target.parent
         if not (folder / "exploration.json").is_file():
             raise TensorOptError(
-                f"{target} has no exploration beside it, from which another plan could come; give the "
+                f"{target} has no exploration beside it for finding other plans; give the "
                 "exploration's folder"
             )
         return folder, load_exploration(folder), plan
@@ -149,7 +149,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return the tuning's own store, a copy of the user's, as factors are one model's."""
+    """Return the tuning's own store, a copy of the user's, since factors belong to one model."""
     new = not (folder / STORE).exists()
     own = ProfileStore(folder / STORE)
     if new:
@@ -161,15 +161,13 @@ def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
 def _end_of(gain: float, drift: float) -> str:
     """Return why a tuning ends, or "" if it tries the best other plan.
 
-    Args:
-        gain: that plan's predicted relative gain.
-        drift: the predictions' relative error.
+    gain: the plan's predicted relative gain.
     """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
     if drift < _DRIFT:
         within = f"predictions are within {_DRIFT:.0%} (off by {drift:.1%})"
         return f"{within}, and {other}" if gain < _DRIFT else ""
-    # Where predictions are off by more, what they call a little slower may be faster.
+    # With larger errors, a plan predicted a little slower may be faster.
     return f"no candidate is left: predictions are off by {drift:.1%}, and {other}" if gain <= -drift else ""
 
 
@@ -207,7 +205,7 @@ class _Tuner:
             try:
                 candidate = self._best(memory_bytes, state)
             except InfeasibleError as error:
-                state.done = f"nothing fits any longer: {error}"
+                state.done = f"no plan fits any more: {error}"
                 break
             if candidate is None:
                 break
@@ -231,7 +229,8 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest untried plan by current prices; None, with the reason, if none is worth it."""
+        """Return the fastest untried plan at current costs; None, with the reason, if none is worth
+        trying."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index
@@ -241,7 +240,7 @@ class _Tuner:
         state.predicted_s = self._predicted(state.plan)
         fresh = [index for index in fitting if plan_key(found.plan(index)) not in state.tried]
         if not fitting:
-            found.index(memory_bytes=memory_bytes)  # raises, and says what would fit
+            found.index(memory_bytes=memory_bytes)  # raises, naming the least memory that would do
         if not fresh:
             state.done = f"every plan that fits was tried, with predictions off by {state.drift:.1%}"
             return None
@@ -275,14 +274,14 @@ class _Tuner:
         plan.save(file)
         command = [word.replace("{plan}", str(file)) for word in self.job]
         try:
-            # Standard output is for answers.
+            # Standard output is reserved for answers.
             ran = subprocess.run(command, check=False, stdout=_STDERR)
         except OSError as error:
             raise TensorOptError(f"the job cannot be run: {command[0]}: {error.strerror or error}") from error
         if ran.returncode:
             raise TensorOptError(
-                f"the job ended with code {ran.returncode} (its own words are above), so nothing was "
-                f"decided; what was decided before is kept: {' '.join(command)}"
+                f"the job ended with code {ran.returncode} (its output is above), so nothing was "
+                f"decided; earlier decisions are kept: {' '.join(command)}"
             )
         return read_steps(file)
 
@@ -306,7 +305,7 @@ class _Tuner:
             "why": why,
         }
         state.decisions.append(one)
-        # The state first: the plan's own file is for others to read.
+        # The state first: other programs read the plan's file.
         write_text(self.folder / FILE, json.dumps(state.to_dict(), indent=1) + "\n")
         state.plan.save(self.folder / PLAN)
         times = f"predicted {format_seconds(predicted_s)}, measured {format_seconds(measured_s)}"

@@ -220,7 +220,7 @@ def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     code, out, _ = run("choose", "out", "--point", "1", "--json")
     assert (code, json.loads(out)["point"]) == (0, 1)
     refused(run("choose", "out", "--point", "0"), f"has points 1 to {count}")
-    refused(run("choose", "out", "--point", "1", "--devices", "2"), "name its folder")
+    refused(run("choose", "out", "--point", "1", "--devices", "2"), "give its folder")
     refused(run("choose", "out", "--point", "1", "--headroom", "5%"), "give one of them")
 
 
@@ -241,7 +241,7 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     assert [row["devices"] for row in json.loads(out)["profile"]["rows"]] == [1, 2]
     assert '"devices": 1' in run("choose", "sizes", "--memory", "4GiB", "--devices", "auto", "--json")[1]
     assert '"devices": 2' in run("choose", "sizes", "--memory", "4GiB", "--devices", "2", "--json")[1]
-    refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; add --devices")
+    refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; select one: --devices")
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
 
@@ -255,15 +255,15 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     assert err.count(", out a folder of batches\n") == 2
     assert code == 0
     assert "\nsamples/s\n" in out
-    assert "Largest batch that was explored: 4" in out
+    assert "Largest batch explored: 4" in out
     assert Path("batches/frontier.csv").is_file()
     chosen = json.loads(run("choose", "batches", "--batch", "2", "--knee", "--json")[1])
     assert chosen["plan"]["model"]["batch"] == 2
     refused(run("choose", "batches", "--batch", "3", "--knee"), "there are 2, 4")
     refused(run("choose", "batches", "--batch", "two", "--knee"), "neither auto nor a number")
-    refused(run("choose", "batches", "--batch", "2", "--point", "1"), "instead of giving --batch")
+    refused(run("choose", "batches", "--batch", "2", "--point", "1"), "instead of --batch")
     both = ("--batch", "2", "--devices", "1", "--knee")
-    refused(run("choose", "batches", *both), "each name an exploration")
+    refused(run("choose", "batches", *both), "both select an exploration")
     for more in (("--devices", "1"), ("--also-on", "dgx-a100")):
         refused(run(*arguments, "--batch", "auto", *more, "--out", "x"), f"and {more[0]} is given as well")
     compared = (*arguments[:6], "--planners", "all", "--out", "x")
@@ -277,7 +277,7 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "today")
     code, out, err = run(*arguments, "--beside", "deepspeed:ds.json")
     assert code == 0
-    assert "batch 4, as the job has: --batch may say others" in err
+    assert "batch 4, as in the job: --batch can change it" in err
     assert "You are here (deepspeed): DP 2" in out
     assert "<- you are here (deepspeed)" in out
     assert "prefetch = 3" in out
@@ -305,7 +305,7 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     refused(run(*told, "deepsped"), "give one of torchtitan, megatron, deepspeed, accelerate")
     refused(run("export", "today", "--csv", "f.csv", "--to", "x"), "--to is for --as")
     refused(run(*arguments, "--beside", "deepspeed:no.json"), "cannot read the file")
-    refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "does not make 2 devices")
+    refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "is not 2 devices")
     refused(run(*arguments, "--beside", "deepspeed:ds.json", "--batch", "2,4"), "several; leave out")
 
 
@@ -508,7 +508,7 @@ BAD = {
     "not a model": (("explore", "net.py:nothing", *EXPLORE), "must return (model, args)"),
     "raises": (("explore", "net.py:broken", *EXPLORE), "out of ideas"),
     "no such zoo model": (("explore", "zoo:gpt5", *EXPLORE), "zoo"),
-    "no source": (("explore", "gpt2", *EXPLORE), "names no model"),
+    "no source": (("explore", "gpt2", *EXPLORE), "is not a model source"),
     "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:20 (if x.sum() > 0:)"),
     "onnx that is none": (("explore", "fake.onnx", *EXPLORE), "fake.onnx"),
     "unknown cluster": ((*NET, "--cluster", "dgx-v10", "--out", "bad"), "dgx-v100"),

@@ -116,7 +116,7 @@ def test_busy_cards_are_said_and_kept(monkeypatch):
     assert gpu_cluster(box).device_count == 8
     (note,) = gpu_notes(box)
     assert note.startswith("GPU 3 (H100-80GB) is in use, with 41 GiB of its 79.6 GiB")
-    assert note.endswith("CUDA_VISIBLE_DEVICES leaves it out")
+    assert note.endswith("leave it out with CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,4")
     assert gpu_notes(box) == ()
     assert gpu_cluster(box).device_count == 4

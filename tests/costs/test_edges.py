@@ -97,14 +97,6 @@ def test_only_what_belongs_to_a_changed_layer_is_made_anew(store):
     assert 0 < changed.made < changed.asked / 2
 
 
-def test_other_prices_have_other_arrays(store):
-    first, second = (TableArrays(store, prices) for prices in ("4 GB/s", "8 GB/s"))
-    first.once(lambda: "key", lambda: np.ones(1))
-    first.save()
-    second.save()
-    assert store.cached("tables", "") == [first.key]
-
-
 def test_all_that_decides_prices_is_in_their_description():
     cluster = load_cluster("dgx-h100[4]")
     first, second = Mesh(shape=(4,)), Mesh(shape=(2, 2))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Mapping, Sequence
 from math import inf, prod
 from typing import ClassVar
@@ -18,16 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional
 
 from tensoropt.capture import capture
 from tensoropt.costs.cost_graph import edge_keys
-from tensoropt.costs.tables import CostTables, fused, math_form_notes
+from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
-from tensoropt.evaluation.problem import prepare, unsplit
+from tensoropt.evaluation.problem import prepare
 from tensoropt.ops.layouts import PARTIAL_GRAD, REDUCED_LAST
 from tensoropt.ops.localise import localise
-from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
@@ -35,7 +32,6 @@ from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.regions import find_regions, fitting_once, left_as_views
 from tensoropt.sharding.reshard.steps import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
-from tensoropt.units import format_bytes
 from tests.costs.models import (
     AGAIN_S,
     ToyCommunication,
@@ -47,65 +43,6 @@ from tests.costs.models import (
     tables_of,
     two_layers,
 )
-
-A100 = (8, 0)
-ROWS, SIZE, LAYERS = 64, 16, 3
-
-
-class Attending(nn.Module):
-    """Layers of attention of two heads, those of the keys in front, without a projection."""
-
-    def __init__(self, dropout: float, key_heads: int = 2):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(SIZE))
-        self.dropout, self.key_heads = dropout, key_heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(LAYERS):
-            x = x * self.scale
-            keys = x[:, : self.key_heads]
-            x = functional.scaled_dot_product_attention(
-                x, keys, keys, None, self.dropout, True, enable_gqa=self.key_heads != 2
-            )
-        return x.square().mean()
-
-
-def templates(dropout: float, key_heads: int = 2):
-    problem = prepare(capture(Attending(dropout, key_heads), (torch.randn(4, 2, ROWS, SIZE),)))
-    return list(unsplit(problem.graph, lambda work: find_facts(work, True, A100)).values())
-
-
-def test_the_note_says_what_the_math_form_keeps_more():
-    (note,) = math_form_notes(templates(0.1), A100)
-    more = []
-    for template in templates(0.1):
-        work = fused(template.works[0])
-        if work is not None:
-            kept = find_facts(work, True, A100).kept_bytes
-            more.append(template.facts[0].kept_bytes - kept)
-    assert len(more) == LAYERS
-    # At least the weights, those that dropout left and which these are, without what it need not keep.
-    weights = 4 * 2 * ROWS * ROWS
-    assert all(2 * 4 * weights < one < 4 * 4 * weights for one in more)
-    assert note.startswith("attention with dropout runs in its math form")
-    assert f"; {format_bytes(sum(more))} more in all" in note
-    assert re.search(rf"{LAYERS} operators keep up to", note)
-
-
-def test_nothing_is_said_where_a_gpu_takes_the_math_form_itself():
-    works = [w for t in templates(0.1, 1) if (w := fused(t.works[0])) is not None]
-    assert len(works) == LAYERS
-    assert all(find_facts(work, True, A100).kept_bytes > 0 for work in works)
-    # Heads in groups are not for the efficient kernel, and floats not for flash.
-    assert math_form_notes(templates(0.1, 1), A100) == ()
-
-
-def test_nothing_is_said_without_dropout_gpus_or_training():
-    assert math_form_notes(templates(0.0), A100) == ()
-    assert math_form_notes(templates(0.1), None) == ()
-    assert math_form_notes(templates(0.1), A100, training=False) == ()
-    assert fused(templates(0.0)[0].works[0]) is None
-
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 COPY = 1e9

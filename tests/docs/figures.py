@@ -17,6 +17,7 @@ picks the element of a list. Formats are Python's, or end in ``GiB``, ``MiB`` or
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import string
@@ -25,21 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.fidelity.report import summary
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, pages
 
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 PART = re.compile(r"<!-- begin ([\w-]+): made by `make figures` -->\n(.*?)<!-- end \1 -->", re.DOTALL)
 UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
 LATER, MISSING = "?", "–"
 README = ROOT / "README.md"
-PAGES = (
-    README,
-    ROOT / "tensoropt" / "README.md",
-    ROOT / "tensoropt" / "cli" / "README.md",
-    ROOT / "tensoropt" / "costs" / "README.md",
-    ROOT / "tests" / "benchmarks" / "README.md",
-)
-"""Those that hold generated parts; ``WRITTEN`` of tests/benchmarks/machine.py names them, too."""
+MODULES = "files"
+"""The part of many pages: what the modules of its folder are for, by their docstrings' first sentences."""
+PAGES = tuple(page for page in pages() if PART.search(page.read_text(encoding="utf-8")))
+"""Those that hold generated parts."""
 
 
 def newest(name: str) -> Path:
@@ -122,12 +119,27 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(map(line, (header, ["-" * width for width in widths], *rows)))
 
 
-def current(text: str, made: Mapping[str, Callable[[], str]]) -> str:
-    """The text with every generated part as the result files have it."""
+def files(folder: Path, before: str) -> str:
+    """A table of a folder's modules, in the order in which the page has them, new ones behind."""
+    found = {path.name: path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"}
+    found |= {f"{path.parent.name}/": path for path in sorted(folder.glob("*/__init__.py"))}
+    known = [name for name in re.findall(r"`([\w./]+)`", before) if name in found]
+    rows = ["| file | what |", "| --- | --- |"]
+    for name in dict.fromkeys([*known, *found]):
+        text = ast.get_docstring(ast.parse(found[name].read_text(encoding="utf-8"))) or ""
+        words = " ".join(text.split("\n\n")[0].split()).removesuffix(".")
+        words = re.sub(r":\w+:`(~?)([\w.]+)`", lambda m: f"`{m[2].split('.')[-1] if m[1] else m[2]}`", words)
+        rows.append(f"| `{name}` | {words.replace('``', '`')} |")
+    return "\n".join(rows)
+
+
+def current(text: str, made: Mapping[str, Callable[[], str]], folder: Path = ROOT) -> str:
+    """The text of a folder's page with every generated part as the result files have it."""
 
     def fresh(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- begin {name}: made by `make figures` -->\n{made[name]()}\n<!-- end {name} -->"
+        content = files(folder, match[2]) if name == MODULES else made[name]()
+        return f"<!-- begin {name}: made by `make figures` -->\n{content}\n<!-- end {name} -->"
 
     return PART.sub(fresh, text)
 
@@ -137,7 +149,7 @@ def main() -> None:
     from tests.docs.parts import PARTS  # parts are made with the tools above
 
     for page in PAGES:
-        page.write_text(current(page.read_text(encoding="utf-8"), PARTS), encoding="utf-8")
+        page.write_text(current(page.read_text(encoding="utf-8"), PARTS, page.parent), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ Papers' figures stand here beside the table that they were read from.
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 
+from tensoropt.cli.parser import parser
 from tensoropt.question.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
 from tests.benchmarks.papers.authors import ITERATIONS, SEARCHES, SearchSeconds, StepSeconds
@@ -171,6 +173,23 @@ def settings() -> str:
     )
 
 
+def verbs() -> str:
+    """A row for each argument of each verb, as ``--help`` has it; settings have a table of their own."""
+    of_settings = {f"--{no}{setting.flag}" for setting in settings_fields() for no in ("", "no-")}
+    found = [["verb", "argument", "what it says"], ["---"] * 3]
+    [action] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    for name, verb in action.choices.items():
+        left_out = {"--json", "--debug", "--help", *(of_settings if name == "explore" else ())}
+        for one in verb._actions:
+            options = [o for o in one.option_strings if o.startswith("--")]
+            if left_out.isdisjoint(options):
+                value = one.metavar or ("" if one.nargs == 0 else "|".join(one.choices or ()))
+                said = " ".join(filter(None, [*options, str(value)])) or one.dest
+                words = str(one.help or "one of these") % {"default": one.default}
+                found.append([f"`{name}`", f"`{said}`".replace("|", " or "), words.replace("|", " or ")])
+    return "\n".join(f"| {' | '.join(row)} |" for row in found)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     # README.md
     "frontier-caption": partial(
@@ -294,6 +313,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layers": layers,
     # tensoropt/cli/README.md
     "settings": settings,
+    "verbs": verbs,
     # tensoropt/costs/README.md
     "memory-on-fake-ranks": partial(
         rows,

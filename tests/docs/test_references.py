@@ -23,7 +23,6 @@ from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
 
 PAGES = pages()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-EVERYWHERE = {"--json", "--debug", "--help"}
 
 
 def test_blocks_say_what_they_are() -> None:
@@ -64,26 +63,6 @@ def test_named_files_exist() -> None:
 def verbs() -> dict[str, argparse.ArgumentParser]:
     [action] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(action.choices)
-
-
-def reference() -> dict[str, set[str]]:
-    """Options by verb, as the tables of the command line's README have them."""
-    text = prose(ROOT / "tensoropt" / "cli" / "README.md")
-    section = text.split("\n## Verbs and options\n", 1)[1].split("\n## ", 1)[0]
-    found: dict[str, set[str]] = {}
-    for names, rest in re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE):
-        for name in re.findall(r"`([a-z-]+)", names):
-            if name in verbs():
-                found.setdefault(name, set()).update(re.findall(r"(--[a-z-]+)", names + rest))
-    return found
-
-
-def test_the_reference_names_every_verb_and_option() -> None:
-    expected = {
-        name: {o for a in verb._actions for o in a.option_strings if o.startswith("--")} - EVERYWHERE
-        for name, verb in verbs().items()
-    }
-    assert reference() == expected
 
 
 def test_the_help_of_every_verb_ends_with_two_uses_of_it() -> None:

@@ -71,7 +71,7 @@ def test_a_strategy_resolves_to_itself_on_another_capture(number: int) -> None:
     bound = resolved.bind(load_model(jobs.spec("mlp")).graph)
     assert bound.to_data() == strategy.to_data()
     resolved.warn_of_other_devices(torch.device("cuda"))  # it does not know what it was made for
-    with pytest.raises(PlanError, match="a strategy does not say how the model is called"):
+    with pytest.raises(PlanError, match="a strategy has no example call"):
         resolved.example_call()
 
 

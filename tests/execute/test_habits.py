@@ -100,7 +100,7 @@ def test_any_weight_is_compared(ranks: RankPool, what: str, says: str) -> None:
 def test_a_model_that_one_rank_refuses(ranks: RankPool) -> None:
     """The others are told, and do not wait for it."""
     first, second = ranks.run(jobs.refused_on_one, (1, 2), timeout_s=120.0)
-    assert first == "rank 1 refused its model, plan or weights, and says why itself"
+    assert first == "rank 1 refused its model, plan or weights; see its own error"
     assert "checkpoint" in second
 
 

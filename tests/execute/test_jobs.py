@@ -191,7 +191,7 @@ def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
 def test_what_a_failed_rank_says() -> None:
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     slow = RuntimeError("[gloo] Timed out waiting 5000ms for recv operation to complete")
-    assert _lost_rank(gone, 3, 5.0) == "rank 3 lost another rank, whose own error says why"
+    assert _lost_rank(gone, 3, 5.0) == "rank 3 lost its connection to another rank; see that rank's error"
     assert "rank 3 waited 5 s" in str(_lost_rank(slow, 3, 5.0))
     assert _lost_rank(ValueError("x"), 3, 5.0) is None
     assert "rank 1 is out of memory" in str(_out_of_memory(RuntimeError("not enough memory: you tried"), 1))

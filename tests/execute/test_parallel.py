@@ -171,7 +171,7 @@ def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
         batch, missing, again = found["refusals"]
         assert "(16, 24) torch.float32, but this call has (3, 24)" in batch
         assert "missing a required argument: 'y'" in missing
-        assert "parallelized already" in again
+        assert "already parallelized" in again
 
 
 @pytest.mark.sweep

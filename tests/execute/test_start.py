@@ -118,7 +118,7 @@ def test_what_has_no_value_is_refused(stored: dict[str, str], tmp_path: Path) ->
     del wrong["unused.bias"]
     save_file(wrong, tmp_path / "less.safetensors")
     less = refusal(device="cpu", checkpoint=tmp_path / "less.safetensors")
-    assert "less.safetensors has no unused.bias, which the model has" in less
+    assert "less.safetensors lacks the model's unused.bias" in less
     wrong["unused.bias"] = torch.zeros(5)
     wrong["blocks.0.up.bias"] = torch.zeros(7)
     save_file(wrong, tmp_path / "other.safetensors")
@@ -141,7 +141,7 @@ def test_a_function_that_looks_at_values_is_refused() -> None:
 
 
 def test_a_device_that_is_not_here_is_refused() -> None:
-    assert "does not say what devices it is for; pass device=" in refusal(init_weights=jobs.draw)
+    assert "names no type of device; pass device=" in refusal(init_weights=jobs.draw)
     assert "plans run on cpu or cuda, not on meta" in refusal(device="meta", init_weights=jobs.draw)
     assert "is unknown to PyTorch" in refusal(device="gpu", init_weights=jobs.draw)
     if why_no_gpu():
@@ -179,7 +179,7 @@ def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.Monkey
     assert asked[0] == ("nccl", {"timeout": timedelta(seconds=5), "device_id": torch.device("cuda", 1)})
     assert asked[1] == ("gloo", {"timeout": None})
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    with pytest.raises(PlanError, match="GPUs talk through NCCL"):
+    with pytest.raises(PlanError, match="GPUs communicate by NCCL"):
         start_group(torch.device("cuda", 1))
 
 

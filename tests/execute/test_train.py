@@ -128,7 +128,7 @@ def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> No
     (refusal,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert refusal == (
         f"error: the plan is for 2 x H100-80GB (cuda) of cluster dgx-h100[2], but {why_no_gpu()}, or add "
-        "--cpu to run it on 2 CPU ranks all the same, which its predictions say nothing about, or explore "
+        "--cpu to run it on 2 CPU ranks (its predictions do not apply there), or explore "
         "with --cluster cpu:2"
     )
     assert "exitcode  : 2" in output
@@ -227,7 +227,7 @@ def test_gpus_for_each_rank_of_the_host(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert device_type(plan, True) == "cpu"
-    with pytest.raises(OtherDevicesError, match="PyTorch sees 1 of them for the 2 ranks of this host; look"):
+    with pytest.raises(OtherDevicesError, match="PyTorch sees 1 of them for the 2 ranks of this host; check"):
         device_type(plan, False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert device_type(plan, False) == "cuda"
@@ -249,7 +249,7 @@ def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(
         device_type(plan, False)
     assert device_type(plan, True) == "cpu"
     # As it is with a script of one's own.
-    with pytest.raises(PlanError, match=r"devices of one type; .*, or pass device='cpu'"):
+    with pytest.raises(PlanError, match=r"one type of device; .*, or pass device='cpu'"):
         resolve_plan(plan).warn_of_other_devices(torch.device("cuda"))
     with pytest.warns(UserWarning, match="here it runs on cpu"):
         resolve_plan(plan).warn_of_other_devices(torch.device("cpu"))

@@ -31,8 +31,8 @@ def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> 
     name = found.names[2]
     assert said == (
         f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB (tight). DDP (needs 60 GiB) "
-        "does not fit. TP +40 %; placed +28 %. A launcher's config can say TP 2×4: 840 ms a step (+40 %). "
-        "1 GiB more buys nothing."
+        "does not fit. TP +40 %; placed +28 %. A launcher's config can express TP 2×4: 840 ms a step "
+        "(+40 %). 1 GiB more buys nothing."
     )
 
 
@@ -104,7 +104,7 @@ def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
     found = answer(with_baselines(), 100 * GIB)
     assert found.limit_bytes == 80 * GIB
     assert found.sentence().startswith(
-        "Within 80 GiB (a device has no more of 100 GiB) of each of 8 H100-80GB"
+        "Within 80 GiB (a device has less than 100 GiB) of each of 8 H100-80GB"
     )
 
 

@@ -135,10 +135,10 @@ def sentences(
 def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample() -> None:
     largest, _, fastest = sentences(SWEEP)
     assert largest == (
-        "Largest batch that fits: 32; 64 does not (does not fit: 120 GiB at least, 76 GiB a device may use)."
+        "Largest batch that fits: 32; 64 does not (does not fit: needs 120 GiB, a device may use 76 GiB)."
     )
     assert fastest.startswith("Fastest without limits: dgx-h100 at batch 32, 2 s a step (16")
-    assert "explored: 32, and it fits; larger ones may, too" in sentences(SWEEP[:3])[0]
+    assert "explored: 32. It fits; larger ones may fit, too" in sentences(SWEEP[:3])[0]
     assert "within 35 GiB a device: dgx-h100 at batch 16" in sentences(SWEEP, memory_bytes=35 * GIB)[-1]
     assert sentences(SWEEP, memory_bytes=5 * GIB) == ["No batch is within 5 GiB a device."]
 

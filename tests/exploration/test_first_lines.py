@@ -34,7 +34,7 @@ def test_the_plan_that_a_config_can_say_has_its_price(found) -> None:
     best = min((base for base in said if base.fits), key=lambda base: base.point.time_s)
     other = next(row for row, name in enumerate(found.names) if not a_config_says(name))
     (sentence,) = launcher_words(found, other, budgeted.baselines)
-    assert sentence.startswith("A launcher's config can say ")
+    assert sentence.startswith("A launcher's config can express ")
     more = best.point.time_s / found.all_points[other].time_s - 1.0
     assert sentence.endswith(f"(+{share_words(more)})." if more > 0 else "(as fast).")
     assert launcher_words(found, best.row, budgeted.baselines) == []  # it is one itself

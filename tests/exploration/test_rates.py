@@ -158,12 +158,12 @@ def test_an_amount_of_what_is_unknown_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Amount(0), "0 steps are no amount"),
-        (lambda: Amount(math.nan, "tokens"), "no amount"),
+        (lambda: Amount(0), "is 0 steps; give more"),
+        (lambda: Amount(math.nan, "tokens"), "is nan tokens; give more"),
         (lambda: Amount(1, "years"), "use one of steps, samples, tokens"),
         (lambda: Tariff(0.0), "price of all devices is 0"),
         (lambda: Tariff(by_kind={"A": math.inf}), "price of A is inf"),
-        (lambda: prices_of("H100-80GB="), "'H100-80GB=' is no price"),
+        (lambda: prices_of("H100-80GB="), "'H100-80GB=' is not a price"),
         (lambda: prices_of("2,3"), "two prices for all devices"),
         (lambda: Tariff(by_kind={"H100": 2.0}).check(kinds_of(explored())), "did you mean 'H100-80GB'"),
     ],

@@ -72,7 +72,7 @@ def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool
     said = ran("misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
-    assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
+    assert "runs one model by its plan, but GPT2LMHeadModel is another" in said["second"]
     assert said["rows"] == [2, 2]
     assert said["same"]
     assert "leave use_gather_object out" in said["gather"]

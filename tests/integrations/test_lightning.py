@@ -92,16 +92,16 @@ def test_loaders_of_other_rows_and_other_states_are_refused(ranks: RankPool, tmp
     assert "its data set makes the batches, and their rows cannot be divided" in said["items"]
     assert "has no length, so ranks cannot agree" in said["no length"]
     assert "gives rank 0 of 1 its rows, but the plan asks this rank for share 0 of 2" in said["other"]
-    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last"]
+    assert "has 1 rows, which cannot be divided among the 2 data-parallel ranks" in said["last"]
     assert "pass drop_last=True" in said["last"]
-    assert "has 1 rows, which cannot be divided among the 2 ranks" in said["last of own"]
-    assert "range of this loader draws rows on one rank of which it draws none on another" in said["apart"]
+    assert "has 1 rows, which cannot be divided among the 2 data-parallel ranks" in said["last of own"]
+    assert "range of this loader draws on one rank rows that it does not draw on another" in said["apart"]
     assert "has batch_size=4; pass batch_size=2" in said["own order, whole"]
     assert said["left out"] == said["own share"] == said["own order"] == ""
-    assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
+    assert "runs one model by its plan, but GPT2LMHeadModel is another" in said["second"]
     assert "this state has 0 and 0" in said["state"]
     assert "cannot follow filter={}" in said["filter"]
-    assert "has no folder 'plan': it was not written by FabricPlanStrategy" in said["other's"]
+    assert "has no folder 'plan', so FabricPlanStrategy did not write it" in said["other's"]
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_pat
     plain.fit(jobs.Tuning(), *jobs.loaders())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     again = jobs.trainer(tmp_path, None, 4, strategy=PlanStrategy(plan))
-    with pytest.raises(PlanError, match="was not written by PlanStrategy"):
+    with pytest.raises(PlanError, match="PlanStrategy did not write it"):
         again.fit(jobs.Tuning(), *jobs.loaders(), ckpt_path=tmp_path / "plain.ckpt")
     again.validate(jobs.Tuning(), jobs.loaders()[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
 

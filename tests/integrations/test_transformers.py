@@ -160,7 +160,7 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
         ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
         ({"torch_compile": True}, "pass torch_compile=False"),
         ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
-        ({"neftune_noise_alpha": 5.0}, "hook on the model's embedding"),
+        ({"neftune_noise_alpha": 5.0}, "hooks the model's embedding"),
         ({"label_smoothing_factor": 0.1}, "build it into the model"),
         ({"auto_find_batch_size": True}, "the plan is for one batch size"),
         ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
@@ -170,8 +170,8 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
         ({"split_batches": True}, "leave split_batches out"),
         ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
         ({"its_model_init": jobs.build}, "pass it as model"),
-        ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear has not"),
-        ({"model": nn.DataParallel(jobs.build())}, "DataParallel is around the model"),
+        ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear does not have"),
+        ({"model": nn.DataParallel(jobs.build())}, "DataParallel wraps the model"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -236,7 +236,7 @@ def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> 
         made(8)
     trainer = made()
     (tmp_path / "checkpoint-7").mkdir()
-    with pytest.raises(PlanError, match="was not written by PlanTrainer"):
+    with pytest.raises(PlanError, match="PlanTrainer did not write it"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     with pytest.raises(PlanError, match="is not parallelized"):
         PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1))

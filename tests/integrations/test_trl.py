@@ -57,7 +57,7 @@ def test_texts_that_are_cut_to_the_length(kind: str, ranks: RankPool, alone: Any
 
 
 def test_the_metrics_of_logits_are_left_out_and_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="leaves out entropy and mean_token_accuracy.*its loss alone"):
+    with pytest.warns(UserWarning, match="leaves out entropy and mean_token_accuracy.*only its loss"):
         made = jobs.trainer(tmp_path, write_plan(tmp_path, "alone", jobs.SOURCE), max_steps=1)
     made.train()
     names = {name for entry in made.state.log_history for name in entry}
@@ -89,7 +89,7 @@ def refused(folder: Path, plan: str = "not read", **more: Any) -> str:
         ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
         ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
         ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
-        ({"its_compute_metrics": print}, "its loss and no logits"),
+        ({"its_compute_metrics": print}, "the loss, without logits"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

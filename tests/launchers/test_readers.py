@@ -76,7 +76,7 @@ def test_a_pipeline_of_torchtitan_keeps_parameters_gathered():
     [
         ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
         ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
-        ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is not known"),
+        ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
         ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
         ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
         (
@@ -120,7 +120,7 @@ def test_megatrons_arguments_may_stand_in_a_script(tmp_path):
         "torchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
     )
     assert read_job(f"megatron:{script}").tensor == 2
-    with pytest.raises(JobError, match="variables of a script are not followed"):
+    with pytest.raises(JobError, match="a script's variables are not expanded"):
         megatron("--tensor-model-parallel-size $TP")
 
 
@@ -171,7 +171,7 @@ def test_accelerate_without_fsdp_is_data_parallel():
 
 
 def test_a_job_for_other_devices_is_refused():
-    with pytest.raises(JobError, match=r"tensor 8.* does not make 4 devices; name a cluster"):
+    with pytest.raises(JobError, match=r"tensor 8.* is not 4 devices; name a cluster"):
         megatron("--tensor-model-parallel-size 8").on(4)
     with pytest.raises(JobError, match="which do not divide a batch of 6"):
         megatron("--micro-batch-size 4").on(1).micro_batches_of(6)

@@ -107,10 +107,10 @@ def test_data_parallelism_is_near_everything(name: str) -> None:
 
 def test_what_a_launcher_cannot_be_told_is_refused() -> None:
     ring = LaunchedJob(launcher="deepspeed", data=2, context=2)
-    with pytest.raises(JobError, match="deepspeed cannot be told context parallelism"):
+    with pytest.raises(JobError, match="deepspeed cannot express context parallelism"):
         write_job(ring)
     steps = LaunchedJob(launcher="accelerate", data=2, stage=2, micro_batches=2)
-    with pytest.raises(JobError, match="accelerate cannot be told ZeRO-2: its FSDP gathers"):
+    with pytest.raises(JobError, match="accelerate cannot express ZeRO-2: its FSDP gathers"):
         write_job(steps)
 
 

@@ -196,12 +196,12 @@ def test_what_describes_no_pipeline_is_refused(
     [
         (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
         (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
-        (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 different names of axes"),
-        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 different names of axes"),
-        (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis below 1"),
-        (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis below 1"),
-        (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, and its cluster .* 4"),
-        (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, and its cluster .* 4"),
+        (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 distinct axis names"),
+        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
+        (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis of size below 1"),
+        (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis of size below 1"),
+        (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, but its cluster .* has 4"),
+        (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_without_a_model(

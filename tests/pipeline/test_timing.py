@@ -32,8 +32,8 @@ from tensoropt.pipeline.timing import (
     stored_bytes,
 )
 from tensoropt.simulate.collectives import Collective
-from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tests.costs.models import four, problem
+from tests.naive import Schedule, Task, schedule
 from tests.pipeline.models import frozen, skip, split_along_the_batch, tables, tied
 
 ROW, WEIGHT, LOSS = 24 * 4, 24 * 24 * 4, 4
@@ -352,17 +352,18 @@ def test_what_does_not_wait_for_gradients_is_as_fast_behind_or_not() -> None:
     assert run("1f1b", 2, 4, [behind] * 2, one_behind=True).total_s <= run("1f1b", 2, 4, [whole] * 2).total_s
 
 
-def _twin(times: ScheduleTimes) -> Timeline:
+def _twin(times: ScheduleTimes) -> Schedule:
     """The same tasks, scheduled one by one."""
     made, stages = times._tasks, times.stages
-    after: list[list[int]] = [[] for _ in made._channel]
-    for task, (first, behind) in enumerate(itertools.pairwise(made._first)):
-        for successor in made._successors[first:behind]:
-            after[successor].append(task)
+    _, starts, successors, channels, *_ = made._columns
+    after: list[tuple[int, ...]] = [() for _ in channels]
+    for task, (first, behind) in enumerate(itertools.pairwise(starts)):
+        for successor in successors[first:behind]:
+            after[successor] += (task,)
     return schedule(
         [
             Task(DURATIONS[what], stages[stage].durations[what], (f"{at}",) if at >= 0 else (), before)
-            for stage, what, at, before in zip(*made._where, made._channel, after, strict=True)
+            for stage, what, at, before in zip(*made._where, channels, after, strict=True)
         ]
     )
 

@@ -1,4 +1,4 @@
-"""The flat form of a placement's step, against the simulator, its naive twin."""
+"""The tasks of a placement's step, against a slow twin that makes them one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tensoropt.placement import MessageEnds, Placement, simulate_placement
 from tensoropt.placement.flat import FlatProblem, flat_step, step_s
-from tensoropt.placement.problem import PlacedResult
+from tensoropt.placement.problem import PlacedResult, PlacementProblem, repeat_placement
+from tests import naive
 from tests.planners.placed.placements import random_problem
 
 
@@ -26,9 +27,87 @@ def shuffled(problem, rng) -> Placement:
     return Placement.in_order(device, problem.devices.count, order)
 
 
+def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool) -> naive.Schedule:
+    """The step of a placement from tasks that are made one by one, by name."""
+    count, devices = problem.micro_batches, problem.devices
+    problem, placement = problem.repeated, repeat_placement(placement, count)
+    on, ends = placement.device, devices.end_seconds.tolist()
+    tasks: dict[tuple, list] = {}  # seconds, resources, after, ends
+
+    def add(key: tuple, seconds: float, resources: tuple, after: list, slows: tuple = ()) -> None:
+        tasks[key] = [seconds, resources, list(dict.fromkeys(after)), slows]
+
+    def run(phase: str, orders, seconds) -> None:
+        for device, order in enumerate(orders):
+            for before, o in zip([None, *order], order, strict=False):
+                after = [(phase, before)] if enforced and before is not None else []
+                add((phase, o), float(seconds[o, device]), (device,), after)
+
+    run("forward", placement.forward, problem.forward_s)
+    sent = [(t, d) for t, x in enumerate(problem.tensors) for d in sorted({on[r] for r in x.readers})]
+    sent = [(t, d) for t, d in sent if d != on[problem.tensors[t].producer]]
+    for t, d in sent:
+        x, source = problem.tensors[t], on[problem.tensors[t].producer]
+        seconds, lanes = devices.transfer_s(x.bytes, source, d), devices.lanes_of(source, d)
+        add(("send", t, d), seconds, lanes, [("forward", x.producer)], (source, d))
+    for t, x in enumerate(problem.tensors):
+        for r in x.readers:
+            source = on[x.producer]
+            tasks["forward", r][2].append(("forward", x.producer) if on[r] == source else ("send", t, on[r]))
+    for t, d in sent:
+        x, readers = problem.tensors[t], [r for r in problem.tensors[t].readers if on[r] == d]
+        tasks["forward", x.producer][0] += ends[on[x.producer]][0]
+        first = min(readers, key=[o for order in placement.forward for o in order].index)
+        tasks["forward", first][0] += ends[d][0] + x.bytes * ends[d][1]
+    if problem.training:
+        run("backward", placement.backward_orders, problem.backward_s)
+        for ahead, order in zip(placement.forward, placement.backward_orders, strict=True):
+            for number, o in enumerate(order):
+                own = [o, *ahead[-1:]] if enforced and not number else [o]
+                tasks["backward", o][2] += [("forward", each) for each in own]
+        returned = [(t, d) for t, d in sent if problem.tensors[t].gradient]
+        for t, d in returned:
+            x, source = problem.tensors[t], on[problem.tensors[t].producer]
+            readers = [r for r in x.readers if on[r] == d]
+            seconds, lanes = devices.transfer_s(x.bytes, d, source), devices.lanes_of(d, source)
+            add(("back", t, d), seconds, lanes, [("backward", r) for r in readers], (d, source))
+            last = max(readers, key=[o for order in placement.backward_orders for o in order].index)
+            tasks["backward", last][0] += ends[d][0]
+            tasks["backward", x.producer][0] += ends[source][0] + x.bytes * ends[source][1]
+            if d != min(e for u, e in returned if u == t) or source in {on[r] for r in x.readers}:
+                tasks["backward", x.producer][0] += ends[source][2] + x.bytes * ends[source][3]
+        for t, x in enumerate(problem.tensors):
+            if x.gradient:
+                here = [("backward", r) for r in x.readers if on[r] == on[x.producer]]
+                tasks["backward", x.producer][2] += here + [("back", u, d) for u, d in returned if u == t]
+        for device, order in enumerate(placement.backward_orders):
+            seconds = sum(float(problem.update_s[o, device]) for o in order)
+            gone = [("back", t, d) for t, d in returned if d == device]
+            gone += [("send", t, d) for t, d in sent if on[problem.tensors[t].producer] == device]
+            if seconds:
+                add(("update", device), seconds, (device,), [("backward", o) for o in order] + gone)
+    for number, result in enumerate(problem.results):
+        everyone = tuple(range(devices.count))
+        add(
+            ("result", number),
+            result.seconds,
+            ("all",),
+            [("forward", o) for o in range(problem.size)],
+            everyone,
+        )
+    numbers = {key: number for number, key in enumerate(tasks)}
+    return naive.schedule(
+        [
+            naive.Task(key, seconds, resources, tuple({numbers[other] for other in after}), slows)
+            for key, (seconds, resources, after, slows) in tasks.items()
+        ],
+        devices.slower,
+    )
+
+
 @pytest.mark.slow
-@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([1, 1, 2, 3]))
-def test_the_flat_step_is_the_simulators(seed, training, mixed, micro_batches):
+@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([1, 1, 2, 3]), st.booleans())
+def test_the_step_is_that_of_tasks_one_by_one(seed, training, mixed, micro_batches, enforced):
     rng = np.random.default_rng(seed)
     problem = random_problem(
         seed, int(rng.integers(2, 20)), int(rng.integers(1, 4)), training=training, mixed=mixed
@@ -49,7 +128,16 @@ def test_the_flat_step_is_the_simulators(seed, training, mixed, micro_batches):
         host_s=None if rng.random() < 0.5 else rng.choice([0.0, 1e-3], size=problem.forward_s.shape),
     )
     placement = shuffled(problem, rng)
-    assert step_s(FlatProblem.of(problem), placement) == simulate_placement(problem, placement).time_s
+    found = simulate_placement(problem, placement, enforced=enforced)
+    twin = scheduled(problem, placement, enforced=enforced)
+    assert found.device_s == pytest.approx(twin.total_s, rel=1e-9)
+    spans = twin.spans()
+    for phase, starts in zip(("forward", "backward"), found.operator_starts, strict=True):
+        if phase == "forward" or training:
+            expected = [spans[phase, o][0] for o in range(problem.size)]
+            assert starts.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9 * twin.total_s)
+    if enforced:
+        assert step_s(FlatProblem.of(problem), placement) == found.time_s
 
 
 def test_orders_that_wait_for_each_other_never_end():

@@ -49,7 +49,7 @@ def test_devices_work_at_once_by_hand() -> None:
     assert simulated.time_s == pytest.approx(11.5)
     assert simulated.busy_s == pytest.approx((6.5, 6.0))
     assert simulated.transfers == ((0, 0, 1, False), (0, 1, 0, True))  # of one micro-batch
-    sent = [e.task.name for e in simulated.timeline.events if e.task.phase == "send"]
+    sent = [e.name for e in simulated.events if e.phase == "send"]
     assert sent == ["a of micro-batch 0", "a of micro-batch 1"]
     # One after another they would take 2 * 8 + 0.5.
     assert simulate_placement(chain(), APART).time_s == pytest.approx(8.5)
@@ -63,8 +63,7 @@ def test_memory_of_micro_batches_in_flight_by_hand() -> None:
     assert simulated.peak_bytes[1] == 2 * (10 + 7) + 10
     assert simulate_placement(chain(), APART).peak_bytes[1] == 10 + 7 + 10
     for device in (0, 1):
-        end = simulated.timeline.memory(f"device {device}")[-1][1]
-        assert sum(end.values()) == (400, 0)[device]
+        assert sum(simulated.memory(device)[-1][1]) == (400, 0)[device]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4))

@@ -19,7 +19,7 @@ from tensoropt.placement import (
     PlacementProblem,
     simulate_placement,
 )
-from tensoropt.placement.simulate import holders
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tests.planners.placed.placements import random_problem
 
 
@@ -76,8 +76,8 @@ def test_memory_by_hand() -> None:
     stored = 400
     assert simulated.peaks[0]["kept"] == 15
     assert simulated.memory_bytes == stored + 15 + 20 + 30 + 10
-    end = simulated.timeline.memory("device 0")[-1][1]
-    assert sum(end.values()) == stored
+    end = simulated.memory(0)[-1][1]
+    assert sum(end) == stored
 
 
 def test_a_stored_parameter_takes_nothing_more_at_home() -> None:
@@ -110,13 +110,13 @@ def residual(**changes) -> PlacementProblem:
 
 def alive(problem: PlacementProblem, devices: tuple[int, ...] = (0, 0, 0, 0)) -> dict[str, float]:
     """Per backward the bytes that are alive on its device while it runs."""
-    timeline = simulate_placement(problem, Placement.in_order(devices, 2)).timeline
+    simulated = simulate_placement(problem, Placement.in_order(devices, 2))
     found = {}
-    for event in timeline.events:
-        if event.task.phase == "backward":
-            at = (event.start_s + event.end_s) / 2
-            curve = [now for time_s, now in timeline.memory(event.task.resources[0]) if time_s <= at]
-            found[event.task.name] = sum(curve[-1].values())
+    for event in simulated.events:
+        if event.phase == "backward":
+            at, device = (event.start_s + event.end_s) / 2, ("device 0", "device 1").index(event.lanes[0])
+            curve = [now for time_s, now in simulated.memory(device) if time_s <= at]
+            found[event.name] = sum(curve[-1])
     return found
 
 
@@ -151,11 +151,14 @@ def test_a_backward_may_release_what_it_was_given_before_it_makes_more() -> None
     assert alive(residual(tensors=own, **peaks))["c"] == 30 - 10
     problem = residual(tensors=own, **peaks)
     simulated = simulate_placement(problem, Placement.in_order((0, 0, 0, 0), 2))
-    timeline, _ = holders(simulated)
     # The owners add up to the same curve, what is released early among them.
-    for where in ("device 0", "device 1"):
-        totals = [sum(kinds.values()) for _, kinds in simulated.timeline.memory(where)]
-        assert [sum(kinds.values()) for _, kinds in timeline.memory(where)] == totals
+    for device in (0, 1):
+        curve, spans = simulated.memory(device), list(simulated.spans(device))
+        for point, (_, now) in enumerate(curve):
+            alive_now = [0.0] * len(MEMORY_KINDS)
+            for holding, first, end in spans:
+                alive_now[holding.kind] += holding.bytes if first <= point < end else 0.0
+            assert alive_now == now
 
 
 def test_a_device_makes_room_for_a_message_when_its_order_comes_to_it() -> None:
@@ -164,11 +167,11 @@ def test_a_device_makes_room_for_a_message_when_its_order_comes_to_it() -> None:
     forward_s = np.array([[0.1, 0.1], [5.0, 5.0], [1.0, 1.0], [1.0, 1.0]])
     tensors = (replace(a, readers=(2,)), replace(b, readers=(3,)), replace(s, readers=(3,)))
     problem = residual(tensors=tensors, forward_s=forward_s)
-    timeline = simulate_placement(problem, Placement((0, 1, 1, 1), ((0,), (1, 2, 3)))).timeline
-    second = next(e for e in timeline.events if e.task.phase == "forward" and e.task.name == "b")
-    running = [kinds for at, kinds in timeline.memory("device 1") if second.start_s <= at < second.end_s]
+    simulated = simulate_placement(problem, Placement((0, 1, 1, 1), ((0,), (1, 2, 3))))
+    second = next(e for e in simulated.events if e.words == "forward b")
+    running = [kinds for at, kinds in simulated.memory(1) if second.start_s <= at < second.end_s]
     # Only its own result, though the message has long come.
-    assert max(sum(kinds.values()) for kinds in running) == 10
+    assert max(map(sum, running)) == 10
 
 
 def test_without_an_order_a_message_needs_no_place_in_it() -> None:
@@ -204,10 +207,10 @@ def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_t
     seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
     peaks = np.array([given, 0, 0, 0])
     problem = residual(tensors=tensors, devices=links, backward_peak_bytes=peaks, **seconds)
-    timeline = simulate_placement(problem, Placement.in_order(devices, 3)).timeline
-    last = next(e for e in timeline.events if e.task.phase == "backward" and e.task.name == "a")
-    running = [kinds for at, kinds in timeline.memory("device 0") if at <= last.start_s]
-    assert sum(running[-1].values()) == most
+    simulated = simulate_placement(problem, Placement.in_order(devices, 3))
+    last = next(e for e in simulated.events if e.words == "backward a")
+    running = [kinds for at, kinds in simulated.memory(0) if at <= last.start_s]
+    assert sum(running[-1]) == most
 
 
 def test_a_view_takes_nothing_more_where_it_is_made() -> None:
@@ -228,7 +231,7 @@ def test_a_view_takes_nothing_more_where_it_is_made() -> None:
 def test_the_optimizer_waits_for_what_its_device_has_sent() -> None:
     update_s = np.array([[0.5, 0.5], [0, 0], [0.5, 0.5], [0, 0]])
     simulated = simulate_placement(diamond(update_s=update_s), Placement.in_order([0, 0, 1, 0], 2))
-    steps = {e.task.resources[0]: e.start_s for e in simulated.timeline.events if e.task.phase == "optimizer"}
+    steps = {e.lanes[0]: e.start_s for e in simulated.events if e.phase == "optimizer"}
     # c is back at 14, and its gradient of a is gone at 15; see test_a_branch_elsewhere_by_hand.
     assert steps == {"device 0": 17, "device 1": 15}
 
@@ -286,16 +289,16 @@ def test_what_holds_for_every_placement(seed: int, mixed: bool, training: bool) 
     device = rng.integers(0, 3, size=14)
     simulated = simulate_placement(problem, Placement.in_order(device, 3))
     for d in range(3):
-        curve = simulated.timeline.memory(f"device {d}")
-        at_end = sum(curve[-1][1].values())
+        curve = simulated.memory(d)
+        at_end = sum(curve[-1][1])
         assert at_end == pytest.approx(float(problem.stored_bytes[device == d].sum()))
-        assert all(size >= 0 for _, now in curve for size in now.values())
+        assert all(size >= 0 for _, now in curve for size in now)
     work = sum(
         float(a[o, device[o]])
         for a in (problem.forward_s, problem.backward_s, problem.update_s)
         for o in range(14)
     )
-    sent = sum(e.task.duration_s for e in simulated.timeline.events if e.task.ends)
+    sent = sum(e.duration_s for e in simulated.events if e.ends)
     assert sum(simulated.busy_s) == pytest.approx(work)
     assert max(simulated.busy_s) <= simulated.time_s <= work + sent + 1e-9
 
@@ -314,7 +317,7 @@ def test_ends_of_messages_by_hand() -> None:
     simulated = simulate_placement(problem, Placement.in_order([0, 0, 1, 0], 2))
     # a 1.25, b 1, d 1.25; backward d 2.25, b 2, a 2.25 and the addition of 10 bytes 9; c 2.2 and 3.6.
     assert simulated.busy_s == pytest.approx((3.5 + 6.5 + 9 + 0.5, 5.8))
-    assert simulated.timeline.total_s == pytest.approx(30.3)
+    assert simulated.device_s == pytest.approx(30.3)
     assert simulated.host_s == (34.0, 8.0)
     assert simulated.time_s == 34.0
     # A share that comes alone becomes the gradient as it is.

@@ -187,7 +187,7 @@ def test_a_value_that_does_not_fit_leaves_all_as_it_is(path):
         store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
         with pytest.raises(MeasurementError, match=r"cannot be written .*too big"):
             store.put("large", {"array": np.random.default_rng(0).random(10**4)}, "tables")
-        with pytest.raises(MeasurementError, match="set is not data"):
+        with pytest.raises(MeasurementError, match="set is not an array"):
             store.put("small", {"x": {1}}, "tables")
         assert (store.get("a"), store.get("small", "tables")) == (RECORD, {"x": 1})
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -405,7 +405,7 @@ def test_damage_among_what_is_cached_costs_no_measurement(path):
 
 def test_a_value_that_is_no_data_or_too_large_is_refused_in_words(path, monkeypatch):
     with ProfileStore(path) as store:
-        with pytest.raises(MeasurementError, match="is not data"):
+        with pytest.raises(MeasurementError, match="is not an array"):
             store.put("a", {"a": object()}, "tables")
         monkeypatch.setattr("tensoropt.profiling.store._MOST_VALUE_BYTES", 10)
         with pytest.raises(MeasurementError, match="more than is cached of one value"):

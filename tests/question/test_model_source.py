@@ -122,11 +122,11 @@ def test_a_batch_or_an_option_that_a_source_does_not_have_is_refused(
     [
         ("zoo:vgg16", 8, "for language models, .* 'zoo:vgg16\\?depth=...'"),
         ("zoo:transformer-tiny", 8, "which read one sequence; .* source=24, target=16"),
-        ("zoo:gpt-mini?sequence=8", 8, "has a sequence, and --sequence 8 is another"),
-        ("zoo:gpt-mini", 0, "a sequence of 0 is none"),
+        ("zoo:gpt-mini?sequence=8", 8, "sets a sequence, and so does --sequence 8"),
+        ("zoo:gpt-mini", 0, "sequence length 0 is below 1"),
         ("net.onnx", 8, "give them by --dim"),
         ("{}:fixed", 8, "functions with a parameter 'sequence'; .* has no options"),
-        ("net", 8, "names no model"),
+        ("net", 8, "is not a model source"),
     ],
 )
 def test_a_sequence_that_cannot_be_set_is_refused(

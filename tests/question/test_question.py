@@ -130,11 +130,11 @@ def test_all_in_effect_is_said_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"model": "zoo:mlp"}, "no question of this version (cluster"),
-        ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "no question of this version (wish"),
+        ({"model": "zoo:mlp"}, "not a question of this version (cluster"),
+        ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not a question of this version (wish"),
         ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
         ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by a later version"),
-        ([], "no question of this version (it"),
+        ([], "not a question of this version (it"),
     ],
 )
 def test_what_is_no_question_is_refused(data: Any, said: str) -> None:

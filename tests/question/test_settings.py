@@ -37,11 +37,13 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
 
 
 def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
-    with pytest.raises(TensorOptError, match=r"'wisdom' is no setting.*later version; explore again"):
+    with pytest.raises(TensorOptError, match=r"'wisdom' is not a setting.*later version; explore again"):
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
     kept = {**Settings().to_dict(), "space": "any", "soft_placement": False}
     assert Settings.from_dict(kept) == Settings()
-    with pytest.raises(TensorOptError, match=r"made with space='megatron', which is gone; explore again"):
+    with pytest.raises(
+        TensorOptError, match=r"made with space='megatron', which is no longer supported; explore again"
+    ):
         Settings.from_dict({**kept, "space": "megatron"})
     # What was kept before process memory could be counted counts tensors.
     kept = Settings.from_dict({"mode": "inference"})
@@ -57,7 +59,7 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
         ({"expert_imbalance": 0.5}, "expert_imbalance 0.5 is not at least 1; 1.2 says that the busiest rank"),
         ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
-        ({"max_points": "few"}, "max_points 'few' cannot be used: Input should be a valid integer"),
+        ({"max_points": "few"}, "max_points 'few' is not valid: Input should be a valid integer"),
         ({"micro_batches": []}, "no micro-batch count to search; use at least one, or 'auto'"),
         ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
     ],
@@ -93,7 +95,7 @@ def test_what_is_given_twice_is_named(name: str) -> None:
 
 
 def test_what_is_no_setting_is_refused_as_python_does() -> None:
-    with pytest.raises(TypeError, match="'epsilom' is no setting; there are mode, optimizer"):
+    with pytest.raises(TypeError, match="'epsilom' is not a setting; there are mode, optimizer"):
         _settings_of(None, {"epsilom": 0.5})
 
 

@@ -252,11 +252,11 @@ def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(
     busiest = max(range(2), key=lambda device: simulated.busy_s[device])
     groups = {op.name: op.group for op in again.plan.strategy.placed_graph.operators}
     seconds = Counter()
-    for event in simulated.timeline.events:
-        if event.task.duration_s and event.task.resources[0] == f"device {busiest}":
-            group = groups.get(event.task.group)
-            kind = group.anchor.target if group is not None else event.task.phase
-            seconds[kind] += event.task.duration_s
+    for event in simulated.events:
+        if event.lanes[0] == f"device {busiest}":
+            group = groups.get(event.group)
+            kind = group.anchor.target if group is not None else event.phase
+            seconds[kind] += event.duration_s
     linear = sum(part.seconds for part in told.parts if part.title.startswith("linear "))
     assert linear == pytest.approx(seconds["aten.addmm.default"] + seconds["aten.linear.default"])
     optimizer = sum(part.seconds for part in told.parts if part.title == "the optimizer")

@@ -133,7 +133,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
 )
 def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes: dict[str, Any]) -> None:
     found = like_published_jobs(**changes)
-    words = "from a data sheet; no published job is like it"
+    words = "from a data sheet; no published job resembles it"
     assert point_lines(FigureRow.of(found, 1))[0].endswith(f"({words})")
     assert range_data(found, 1) == {"words": words}
     assert facts(FigureRow.of(found, 1))["range"].words == words

@@ -107,5 +107,5 @@ def test_what_differs_from_the_exploration_is_noted(exploration, store):
 
 
 def test_a_job_for_other_devices_is_refused_at_once(exploration):
-    with pytest.raises(JobError, match="does not make 4 devices"):
+    with pytest.raises(JobError, match="is not 4 devices"):
         tensoropt.with_jobs(exploration, [replace(SHARDED, data=8)])

@@ -66,7 +66,7 @@ def test_a_plan_that_a_launcher_can_be_told_is_told_as_it_is(prices, exploration
 
 def test_what_cannot_be_told_is_refused_with_the_nearest_and_its_price(exploration):
     row = row_of(exploration, SPLIT)
-    with pytest.raises(JobError, match=r"told to deepspeed: tensor parallelism.*; --nearest writes it"):
+    with pytest.raises(JobError, match=r"expressed by deepspeed: tensor parallelism.*; --nearest writes it"):
         tensoropt.export_job(exploration, "deepspeed", row + 1)
     told = tensoropt.export_job(exploration, "deepspeed", row + 1, nearest=True)
     assert not told.is_the_point

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,31 +38,37 @@ def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> Non
     assert answer(first, None).sentence().endswith("No usual strategy is faster.")
     assert USUAL_NOTE in first.report["notes"]
     assert USUAL_NOTE not in whole.report["notes"]
-    assert {p.planner for p in first.all_points} <= {"frontier", "data_parallel", "zero", "megatron"}
-
-
-class Watching:
-    """A progress that a person watches."""
-
-    def __init__(self) -> None:
-        self.answers: list[str] = []
-
-    def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
-        pass
-
-    def first(self, words: str) -> None:
-        self.answers.append(words)
+    assert {p.planner for p in first.all_points} <= {"data_parallel", "zero", "megatron"}
 
 
 def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     monkeypatch.setattr(_Asking, "ask", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    watching = Watching()
-    with pytest.raises(InterruptedExplorationError) as end:
+    watching = Mock(spec=["first"])
+    with pytest.raises(KeyboardInterrupt):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, **SEARCHED)
-    assert str(end.value).endswith("all but usual strategies")
-    assert end.value.exploration.points
-    assert not watching.answers
+    watching.first.assert_not_called()
+
+
+def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Priced once: the planners are not asked again, and none of their plans beats the frontier."""
+    monkeypatch.setattr(api, "_FEW_GROUPS", 1)
+    asked: list[str] = []
+    ask = _Asking.ask
+    monkeypatch.setattr(
+        _Asking, "ask", lambda self, entry, *limit: asked.append(entry.name) or ask(self, entry, *limit)
+    )
+    whole = explore(load_model("zoo:mlp"), cluster=CLUSTER, micro_batches=(1, 2), **SEARCHED)
+    assert len(asked) == len(set(asked))
+    first = found("mlp", first=True)
+    own = {(p.planner, p.memory_bytes): p for p in whole.others}
+    for point in first.others:
+        same = own[point.planner, point.memory_bytes]
+        assert same.time_s == point.time_s
+        plans = (whole.plan(same), first.plan(point))
+        told = [(plan.operators, plan.hubs, plan.parameters, plan.recomputed) for plan in plans]
+        assert told[0] == told[1]
+        assert min(p.time_s for p in whole.points if p.memory_bytes <= point.memory_bytes) <= point.time_s
 
 
 def test_a_pinned_pipeline_is_no_usual_strategy() -> None:
@@ -71,7 +78,7 @@ def test_a_pinned_pipeline_is_no_usual_strategy() -> None:
 
 def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
-    watching = Watching()
+    watching = Mock(spec=["first"])
     interrupted = iter((False, True))
 
     def search(*args: Any) -> Any:
@@ -86,7 +93,6 @@ def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPat
         pytest.raises(InterruptedExplorationError) as end,
     ):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, store=store, **SEARCHED)
-    (said,) = watching.answers
-    assert "a step" in said
+    assert "a step" in watching.first.call_args.args[0]
     assert "not searched: all but usual strategies" in str(end.value)
     assert answer(end.value.exploration, None).row is not None

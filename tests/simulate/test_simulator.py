@@ -19,7 +19,6 @@ from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overla
 from tensoropt.simulate.clock import AHEAD, REDUCTION
 from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
 from tensoropt.simulate.owners import memory_curve
-from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
     ToyCommunication,
@@ -32,6 +31,7 @@ from tests.costs.models import (
     tables_of,
     two_layers,
 )
+from tests.naive import Schedule, Task, schedule
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
 MESHES = [(1, 2), (2, 2), (1, 2, 2)]
@@ -94,7 +94,7 @@ def evaluated_at(
     return evaluate_strategy(strategy, works, facts, prices, overlap)
 
 
-def scheduled(evaluated: Evaluation) -> Timeline:
+def scheduled(evaluated: Evaluation) -> Schedule:
     """A slow twin of the clock: its events without their times, placed anew by the event scheduler, which
     knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
@@ -128,8 +128,8 @@ def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
     """Every event's start, the step's end and the memory's peak."""
     timed, timeline = evaluated.timed(), scheduled(evaluated)
     total = evaluated.metrics.time_s[0]
-    starts = [event.start_s for event in timeline.events]
-    assert [event.start_s for event in timed.events] == pytest.approx(starts, abs=1e-9 * total)
+    starts = pytest.approx(timeline.starts, abs=1e-9 * total)
+    assert [event.start_s for event in timed.events] == starts
     assert timeline.total_s == pytest.approx(total)
     peak = max(sum(kinds.values()) for _, kinds in timed.memory_at({}))
     assert peak == pytest.approx(evaluated.metrics.memory[0, 3:].sum())

@@ -45,7 +45,7 @@ def test_the_first_difference_is_named(first: list[JointCall], second: list[Join
 def test_a_group_is_named_once() -> None:
     """Of four ranks that share a sum, one that lacks it differs from each of the others."""
     lines = disagreements({0: [REDUCE], 1: [REDUCE], 2: [REDUCE], 3: []})
-    assert [line.partition(" have")[0] for line in lines] == ["ranks 0 and 3"]
+    assert [line.partition(" must")[0] for line in lines] == ["ranks 0 and 3"]
 
 
 def test_sizes_that_values_decide_are_left_out() -> None:

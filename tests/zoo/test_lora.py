@@ -121,7 +121,7 @@ def test_layers_that_are_not_there_are_refused_with_those_that_are() -> None:
         load_model("zoo:llama-tiny", lora="r=2,targets=query")
     with pytest.raises(TensorOptError, match="nothing: it has none"):
         with_adapters(nn.LayerNorm(3), Lora(2))
-    with pytest.raises(TensorOptError, match="instead of the layers that adapters are put beside"):
+    with pytest.raises(TensorOptError, match="not the layers that adapters attach to"):
         with_lora("net.onnx", "r=2")
     with pytest.raises(TensorOptError, match="gives others; give one"):
         with_lora("zoo:llama-tiny?lora=r=2", "r=4")

@@ -1,4 +1,4 @@
-"""The import of an ONNX file as an ``fx.GraphModule`` of PyTorch calls, trainable, on the same path as any
+"""Importing ONNX files as trainable ``fx.GraphModule``s of PyTorch calls, which are then explored like any
 other model."""
 
 from tensoropt.errors import import_extra

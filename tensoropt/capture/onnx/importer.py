@@ -1,8 +1,7 @@
-"""One pass over a file's nodes: each is passed to its converter, and everything that cannot be imported is
-collected.
+"""Conversion of a file's nodes in one pass that collects all obstacles.
 
-A node that fails does not stop the pass; nodes that depend on it are skipped. The error at the end therefore
-names every obstacle, not just the first one.
+A node that fails does not stop the pass; nodes that depend on it are skipped. So the final error names every
+obstacle.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, att
 
 @dataclass(frozen=True)
 class Call:
-    """One node, as its converter sees it.
+    """One node, as its converter receives it.
 
     Attributes:
         op: the operator's name.
         operands: one per input; None if an optional input is left out.
         attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs unchanged.
         wanted: for each output, whether anything reads it.
-        batch: (the file's batch size, the one requested instead), if a fixed one was overridden.
-        run: evaluates a subgraph with values for its inputs; returns its outputs.
+        batch: (the file's batch size, the requested one), if a fixed size was replaced.
+        run: evaluates a subgraph on given inputs and returns its outputs.
     """
 
     op: str
@@ -63,7 +62,7 @@ class Call:
         return index < len(self.wanted) and self.wanted[index]
 
     def known(self, index: int, role: str = "") -> torch.Tensor:
-        """Return the data of an operand that has to be constant.
+        """Return the data of an operand that must be constant.
 
         Raises:
             DataDependentError: it depends on an input of the model.
@@ -71,8 +70,7 @@ class Call:
         value = self[index]
         if value.data is None:
             raise DataDependentError(
-                f"its {role or f'input {index}'} depends on the values of an input, so the shapes of what "
-                "follows are not fixed"
+                f"its {role or f'input {index}'} depends on an input's values, so later shapes are not fixed"
             )
         return value.data
 
@@ -91,8 +89,8 @@ class Call:
         return self.known(index, role).reshape(()).item()
 
     def dim(self, name: str = "axis", default: int = 0, *, of: int | None = None) -> int:
-        """Return an attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made
-        non-negative.
+        """Return an attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), counted from
+        the front.
         """
         return positive(int(self.attribute(name, default)), self[0].ndim if of is None else of)
 
@@ -113,7 +111,7 @@ _CONVERTERS: dict[str, _Converter] = {}
 
 
 def converter(*names: str) -> Callable[[_Converter], _Converter]:
-    """Register a function as the converter of operators of the standard, by name."""
+    """Register a function as the converter of standard operators, by name."""
 
     def register(function: _Converter) -> _Converter:
         _CONVERTERS.update(dict.fromkeys(names, function))
@@ -217,21 +215,20 @@ class Importer:
                 env[name] = self._stored(stored[name], env, stored)
             except OnnxError as error:
                 self.problems.append(str(error))
-                # In place of a value, so that nodes that depend on it are skipped and the pass goes on.
+                # Stands for the value, so that dependent nodes are skipped and the pass continues.
                 env[name] = _Failed()
         return env[name]
 
     def _stored(
         self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
     ) -> Traced:
-        """Return a constant of the file: a parameter if it is a weight. Exporters write the table with which
-        a model both embeds and projects twice, once transposed; it stays one parameter here.
+        """Return a constant of the file: a parameter if it is a weight. Exporters write a table that both
+        embeds and projects twice, once transposed; it stays one parameter here.
         """
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
         tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
-        # The large weights of a model on the meta device are never read, so the files next to it cost
-        # nothing.
+        # A meta-device model's large weights are never read, so the files next to it are not opened.
         if weight and self.device == "meta" and torch.Size(shape).numel() > INSPECTED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
@@ -245,8 +242,7 @@ class Importer:
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
         """Return a weight as a parameter. An exporter that computed it may have repeated it (a class token
-        for each image of the batch, one row of a table for each position): the trained parameter is one of
-        the repetitions.
+        for each image of the batch, a table row for each position): one repetition is then trained.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:
@@ -273,7 +269,7 @@ class Importer:
         operands = [self._lookup(name, env, stored) if name else None for name in node.input]
         if any(isinstance(v, _Failed) for v in operands):
             return [_Failed() for _ in node.output]
-        # A subgraph inside the node records its own problems: their number shows whether there were any.
+        # Subgraphs record their own problems; the count shows whether there were any.
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
         try:
@@ -310,8 +306,7 @@ class Importer:
     ) -> Call:
         def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
             inner = dict(env)
-            # A subgraph sees the names of the enclosing graphs, including initializers, which are read when
-            # they are needed.
+            # A subgraph sees names of enclosing graphs, and initializers, which are read on demand.
             for name in _captured(graph):
                 if name in stored:
                     inner[name] = self._lookup(name, env, stored)
@@ -352,7 +347,7 @@ class Importer:
             listed = "; ".join(
                 f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items())
             )
-            parts.append(f"operators that are not supported, write the model without them: {listed}")
+            parts.append(f"unsupported operators (write the model without them): {listed}")
         parts += self.problems[:_LISTED]
         if len(self.problems) > _LISTED:
             parts.append(f"and {len(self.problems) - _LISTED} more")
@@ -387,6 +382,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type's name if it has none."""
+    """Return the first line of an error's text, or its type's name if it is empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Load a module and example inputs from a path (or a model in memory)."""
+"""Loading an ONNX model, from a file or from memory, as a module with example inputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tensoropt.capture.onnx.weights import TensorReader
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """An imported file, as PyTorch runs it.
+    """An imported file as a PyTorch module.
 
     Attributes:
-        module: takes the file's inputs in their order; returns its output, or a tuple of several. Weights are
-            parameters, other constants are buffers, under the file's names as far as Python allows.
-        inputs: the inputs that it takes, with their sizes bound.
+        module: takes the file's inputs in order; returns its output, or a tuple of several. Weights are
+            parameters, other constants buffers, under the file's names as far as Python allows.
+        inputs: its inputs, with all sizes bound.
         outputs: the file's names for the returned tensors.
         names: the file's name of each parameter and buffer -> its key in ``module.state_dict()``.
-        notes: information for people: the loss that was added, batch norms that keep their statistics.
+        notes: remarks for users: the added loss, batch norms with running statistics.
     """
 
     module: fx.GraphModule
@@ -40,7 +40,7 @@ class ImportedModel:
     notes: tuple[str, ...]
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        """Return inputs that the model accepts: whole numbers stay within the table that they index."""
+        """Return inputs that the model accepts: indices stay within their table."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(i.example(generator, device) for i in self.inputs)
 
@@ -68,18 +68,17 @@ def import_onnx(
     """Import an ONNX file as an ``fx.GraphModule`` of PyTorch calls.
 
     Args:
-        source: a file, whose external data is read from its folder only, or a model in memory.
+        source: a file, whose external data is read only from its folder, or a model in memory.
         dims: sizes of dims that the file leaves open, by name (``batch``) or as ``input[position]``, which
             also replaces a fixed size.
-        outputs: tensors of the file to return instead of its own outputs; anything that they do not depend on
-            is left out.
+        outputs: tensors to return instead of the file's outputs; anything else is left out.
         loss: ``auto`` or a name in :data:`~tensoropt.capture.onnx.signature.LOSSES` makes the module return a
             scalar loss; None makes it return the outputs.
         device: ``meta`` keeps only the shapes of large weights.
 
     Raises:
         OnnxError: the file is malformed or hostile, a dim is open, operators are unsupported (all are
-            listed), or shapes depend on the values of an input.
+            listed), or shapes depend on an input's values.
     """
     name = "the model" if isinstance(source, onnx.ModelProto) else str(source)
     try:
@@ -89,7 +88,7 @@ def import_onnx(
         raise type(error)(
             text if text.startswith(("there is no file", name)) else f"{name}: {text}"
         ) from None
-    except Exception as error:  # there is no end to what a file may hold in the wrong place
+    except Exception as error:  # a file may hold anything anywhere
         raise OnnxError(f"{name} is malformed ({type(error).__name__}: {first_line(error)})") from error
 
 
@@ -120,9 +119,7 @@ def _import(
     notes = list(importer.notes)
     frozen = sum(n.op_type == "BatchNormalization" for n in graph.node)
     if loss is not None and frozen:
-        notes.append(
-            f"{frozen} batch norms keep their running statistics unless the file says training_mode=1"
-        )
+        notes.append(f"{frozen} batch norms use running statistics, as the file does not set training_mode=1")
     if loss is not None:
         results, added, note = with_loss(importer.builder, loss, results, output_names)
         inputs += added

@@ -1,5 +1,4 @@
-"""Read a file into a checked ``ModelProto``: decoded, its functions inlined, nodes in order, every name
-defined once.
+"""Reading a file as a checked ``ModelProto``: functions inlined, nodes sorted, every name defined once.
 
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.
@@ -20,17 +19,17 @@ from tensoropt.capture.onnx.values import OnnxError
 from tensoropt.units import format_bytes
 
 _MIN_OPSET, _OPSET, _MAX_OPSET = 7, 18, 28
-"""Older files than ``_OPSET`` are converted to it. Below 7, broadcasting was a separate attribute; above the
-maximum, operators may have meanings that are not covered here."""
+"""Files older than ``_OPSET`` are converted to it. Below opset 7 broadcasting was a separate attribute; above
+the maximum, operators may have meanings that are not covered."""
 _UNKNOWN = "unknown"
 _SMALL_BYTES = 4096
-"""The largest constants that the conversion sees with their values: axes, sizes, bounds."""
+"""The largest constants whose values the conversion sees: axes, sizes, bounds."""
 MAX_NODES = 500_000
-"""The most nodes after inlining. The largest exported language models have some tens of thousands."""
+"""Maximum number of nodes after inlining; the largest exported language models have tens of thousands."""
 _MAX_FILE_BYTES = 2**31
 """Protobuf's own limit; larger models store their weights in files next to the model."""
 _MAX_NESTING = 16
-"""The deepest nesting of subgraphs (If in If) and of function calls."""
+"""Maximum nesting of subgraphs (If in If) and of function calls."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -77,7 +76,7 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
-    """Return the model in opset 18 or newer, with its constants as they are: only the nodes that ``outputs``
+    """Return the model converted to opset 18 or newer, constants unchanged; only nodes that ``outputs``
     depend on are converted.
 
     Raises:
@@ -91,7 +90,7 @@ def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
     bare.graph.name = old.name
     bare.graph.node.extend(ordered(old.node, {value.name for value in old.input} | stored, outputs))
     for node in every_node(bare.graph):
-        # The converter asserts that it knows an operator; the import lists all that it does not know.
+        # The converter asserts on unknown operators; the import lists them all.
         if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, version):
             node.domain = _UNKNOWN
     for domain in {node.domain for node in every_node(bare.graph)} - {o.domain for o in bare.opset_import}:
@@ -186,7 +185,7 @@ def ordered(
 
     Args:
         nodes: the nodes of one graph.
-        defined: names that exist before: inputs, initializers, tensors made by an outer graph.
+        defined: names defined elsewhere: inputs, initializers, an outer graph's tensors.
         outputs: names of outputs.
 
     Raises:
@@ -196,11 +195,11 @@ def ordered(
     for place, node in enumerate(nodes):
         for name in filter(None, node.output):
             if name in maker or name in defined:
-                raise OnnxError(f"'{name}' is made twice, the second time by {label(node)}")
+                raise OnnxError(f"'{name}' is defined twice, the second time by {label(node)}")
             maker[name] = place
     for name in outputs:
         if name not in maker and name not in defined:
-            raise OnnxError(f"the output '{name}' is made by no node")
+            raise OnnxError(f"the output '{name}' is defined by no node")
     before: dict[int, list[int]] = {}
     todo = [maker[name] for name in outputs if name in maker]
     while todo:
@@ -208,7 +207,7 @@ def ordered(
         if place not in before:
             for name in reads(nodes[place]):
                 if name not in maker and name not in defined:
-                    raise OnnxError(f"{label(nodes[place])} reads '{name}', which nothing makes")
+                    raise OnnxError(f"{label(nodes[place])} reads '{name}', which is not defined")
             before[place] = [maker[name] for name in reads(nodes[place]) if name in maker]
             todo += before[place]
     if all(earlier < place for place, read in before.items() for earlier in read):
@@ -217,11 +216,11 @@ def ordered(
         return [nodes[place] for place in TopologicalSorter(before).static_order()]
     except CycleError as error:
         circle = " needs ".join(label(nodes[place]) for place in error.args[1][:2])
-        raise OnnxError(f"nodes depend on each other in a circle: {circle}") from None
+        raise OnnxError(f"nodes depend on each other in a cycle: {circle}") from None
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """Return the names that a node reads, including those that its subgraphs take from outside."""
+    """Return the names that a node reads, including those that its subgraphs read from outside."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
@@ -233,6 +232,6 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """Return a node's label, by which a person can find it in a viewer."""
+    """Return a node's label, by which it can be found in a viewer."""
     name = node.name or (node.output[0] if node.output else "")
     return f"{node.domain + '.' if node.domain else ''}{node.op_type} '{name}'"

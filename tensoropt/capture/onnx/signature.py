@@ -1,7 +1,5 @@
-"""The inputs of a file: sizes that are bound from outside, and example values that the graph accepts.
-
-Files that have no loss get one here.
-"""
+"""The inputs of a file, with sizes bound by the user and example values, and a loss for files that have
+none."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class Input:
     """One input of a file, with all its sizes bound.
 
     Attributes:
-        below: for whole numbers, the size of the table that they index; None if they index none.
+        below: for integers, the size of the table that they index; None if they index none.
     """
 
     name: str
@@ -34,8 +32,7 @@ class Input:
     below: int | None = None
 
     def example(self, generator: torch.Generator, device: str) -> torch.Tensor:
-        """Normally distributed numbers; whole numbers within the table that they index, otherwise ones (a
-        mask)."""
+        """Return random normal numbers; for integers, indices within their table, else ones (a mask)."""
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         if self.dtype.is_floating_point:
@@ -56,7 +53,7 @@ def bind_inputs(
             replaces a fixed size.
 
     Raises:
-        OnnxError: a dim has no size, or a given name is not a dim of the file; the message names all of them.
+        OnnxError: a dim has no size, or a given name is not a dim of the file; lists all of them.
     """
     stored = {t.name for t in graph.initializer}
     # Old files list their initializers among the inputs.
@@ -68,9 +65,7 @@ def bind_inputs(
     replaced: tuple[int, int] | None = None
     for value in live:
         if not value.type.HasField("tensor_type"):
-            raise OnnxError(
-                f"the input '{value.name}' is no tensor (a sequence, map or optional); give tensors"
-            )
+            raise OnnxError(f"the input '{value.name}' is a sequence, map or optional; give tensors")
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
             raise OnnxError(f"the input '{value.name}' has no shape in the file; export it with one")
@@ -94,7 +89,7 @@ def bind_inputs(
         if size_bytes > _MAX_INPUT_BYTES:
             raise OnnxError(
                 f"the input '{value.name}' of shape {shape} has {format_bytes(size_bytes)}, more than the "
-                f"{format_bytes(_MAX_INPUT_BYTES)} allowed; its sizes are absurd"
+                f"{format_bytes(_MAX_INPUT_BYTES)} allowed; give smaller sizes"
             )
         inputs.append(Input(value.name, tuple(shape), dtype))
     _refuse_unbound(unbound, dims, used, names)
@@ -165,21 +160,19 @@ def _mse(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) ->
 
 
 def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
-    """Return the cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of
-    images.
-    """
+    """Return the cross entropy; classes are the last dim of 2- or 3-dim outputs, the second dim of images."""
     value = _targets(results)[0]
     if value.ndim < 2:
         raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")
-    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them in front of the
-    # spatial dims.
+    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them before the spatial
+    # dims.
     dim = 1 if value.ndim > 3 else value.ndim - 1
     classes = value.shape[dim]
     shape = tuple(s for d, s in enumerate(value.shape) if d != dim)
     labels = Input("labels", shape, torch.int64, below=classes)
     targets = builder.late_input(labels.name, shape, torch.int64)
     if value.ndim == 3:
-        # PyTorch wants classes second: one row per token needs no transposition.
+        # PyTorch needs classes second: one row per token avoids a transposition.
         value, targets = value.reshape(-1, classes), targets.reshape(-1)
     loss = F.cross_entropy(value, targets)
     return (
@@ -194,17 +187,17 @@ LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], _Made]]
     "mean": _mean,
     "mse": _mse,
 }
-"""The losses by the name that ``--loss`` takes."""
+"""Losses by their name for ``--loss``."""
 
 
 def with_loss(
     builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
-    """Return (the loss alone, the inputs that it needs, a sentence that describes it).
+    """Return (the loss alone, the inputs that it needs, a sentence on it).
 
     Args:
         name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an
-            output is called ``logits``; else the squared error, which has a gradient for any output.
+            output is called ``logits``; else squared error, which has a gradient for any output.
     """
     if name == "auto":
         for value, output in zip(results, outputs, strict=True):
@@ -215,6 +208,6 @@ def with_loss(
             results = [results[named[0]]]
         name = "cross_entropy" if named else "mse"
     if name not in LOSSES:
-        raise OnnxError(f"there is no loss '{name}'; there are auto, {', '.join(LOSSES)}")
+        raise OnnxError(f"unknown loss '{name}'; use auto, {', '.join(LOSSES)}")
     loss, inputs, sentence = LOSSES[name](builder, results, outputs)
     return [loss], inputs, f"loss: {sentence} (the file has none; --loss {'|'.join(LOSSES)})"

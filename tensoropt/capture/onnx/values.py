@@ -1,10 +1,8 @@
-"""Tensors while a file is imported: constants carry their data, all others an fx node.
+"""Tensors during import: constants with data, all others with an fx node; and the errors for refused files.
 
-Converters are plain PyTorch code over :class:`OnnxValue`. A call whose operands are all known is computed at
-once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
-meta device to determine its shape.
-
-The module also has the errors with which an ONNX file is refused.
+Converters are plain PyTorch code over :class:`OnnxValue`. A call on known operands is computed at once, which
+folds the shape arithmetic of exported files; any other call becomes an fx node and is run on the meta device
+for its shape.
 """
 
 from __future__ import annotations
@@ -28,16 +26,17 @@ class OnnxError(CaptureError):
 
 
 class DataDependentError(OnnxError):
-    """A node whose shapes depend on the values of an input: a graph with such a node has no fixed cost."""
+    """A node whose shapes depend on an input's values, so that its cost is not fixed."""
 
 
 FOLDED_BYTES = 2**31
-"""The bytes that folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape,
+"""The total bytes that folding may allocate: a file of a few bytes can ask for terabytes (ConstantOfShape,
 Tile)."""
 
 
 Traced = Any
-"""Static type of an :class:`OnnxValue` in converters: to them, and to PyTorch's own functions, a tensor."""
+"""The static type of :class:`OnnxValue` for converters, which treat it as a tensor, as PyTorch's functions
+do."""
 
 
 class OnnxValue:
@@ -45,8 +44,8 @@ class OnnxValue:
 
     Attributes:
         meta: its shape and dtype, as a meta tensor.
-        data: its content, if that is known at import.
-        hint: the file's name for it, which is kept if it becomes a buffer of the module.
+        data: its content, if known at import.
+        hint: the file's name for it, used if it becomes a buffer.
     """
 
     __slots__ = ("builder", "data", "hint", "meta", "node")
@@ -91,7 +90,7 @@ class OnnxValue:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
-        # All values of an import have the same one; a call gets here only if one of its operands is a value.
+        # All values of an import share one builder; at least one operand is a value.
         builder = next(leaf.builder for leaf in leaves if isinstance(leaf, OnnxValue))
         return builder.call(func, *args, **(kwargs or {}))
 
@@ -114,30 +113,30 @@ class OnnxValue:
     __rmul__ = __mul__
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:
-        """Call ``tensor.name(*args)``, for anything that PyTorch offers only as a method."""
+        """Call ``tensor.name(*args)``, for methods without a function."""
         return self.builder.method(name, self, *args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> OnnxValue:
-        """Return the value in another element type; itself if it already has that type."""
+        """Return the value in another dtype; itself if unchanged."""
         return self if dtype == self.dtype else self.method("to", dtype)
 
     def reshape(self, *shape: int) -> OnnxValue:
-        """Return the value in another shape; itself if it already has that shape."""
+        """Return the value in another shape; itself if unchanged."""
         return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
 
     def permute(self, *dims: int) -> OnnxValue:
-        """Return the value with its dims reordered; itself if they already have that order."""
+        """Return the value with reordered dims; itself if unchanged."""
         return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
 
 
 class FxBuilder:
-    """A collector of a module's calls: an fx graph, and its parameters and buffers under the file's names.
+    """Collects a module's calls as an fx graph, with parameters and buffers under the file's names.
 
     Attributes:
         device: the device of the module's tensors; folded values are computed on the CPU.
         keys: the file's name of each parameter and buffer -> its key in the module.
-        bounds: for inputs of whole numbers that index a table, the size of the smallest table.
-        module_name: the name of the file's node that is being converted.
+        bounds: for inputs that index a table, the smallest table's size.
+        module_name: the name of the node being converted.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -153,7 +152,7 @@ class FxBuilder:
     # -- leaves -----------------------------------------------------------------------------------
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
-        """Return a value whose data is known; ``hint`` is its name if it becomes a buffer."""
+        """Return a value with known data; ``hint`` names it if it becomes a buffer."""
         return OnnxValue(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
@@ -166,25 +165,25 @@ class FxBuilder:
         return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """Add an input that turned out to be necessary; it comes last."""
+        """Add an input discovered during import; it comes last."""
         last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
             return self.input(name, shape, dtype)
 
     def bound(self, value: Traced, size: int) -> None:
-        """Record that a value indexes a table, and so does the input from which it was cast or reshaped."""
+        """Record that a value, and the input that it was cast or reshaped from, indexes a table."""
         node = value.node
         while node is not None and node.op != "placeholder":
             sources = node.all_input_nodes
             live = [s for s in sources if s.op != "get_attr"]
-            # Back through calls with a single live operand: a cast, a reshape, a clamp. Beyond a call with
-            # two, nothing shows which of them is bounded.
+            # Follow calls with a single live operand: a cast, a reshape, a clamp. With two, it is unclear
+            # which one is bounded.
             node = live[0] if len({*live}) == 1 else None
         if node is not None:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
     def parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """Return a parameter of the module. Converters do not know its data, so nothing folds it."""
+        """Return a parameter of the module, without data for converters, so that nothing folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return OnnxValue(self, torch.empty_like(data, device="meta"), node=node, hint=name)
@@ -201,9 +200,7 @@ class FxBuilder:
         return key
 
     def _is_free(self, key: str) -> bool:
-        """Return whether a key is neither used nor a submodule, and no module's tensor or attribute is in its
-        way.
-        """
+        """Return whether a key is unused and no submodule, tensor or attribute is in its way."""
         module = self.root
         *path, last = key.split(".")
         for part in path:
@@ -219,11 +216,11 @@ class FxBuilder:
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Make the call ``args[0].name(*args[1:])`` in the same way as :meth:`call`."""
+        """Call the method ``args[0].name(*args[1:])`` like :meth:`call`."""
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
     def node_call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`call`, but never computed at import: for calls that draw random numbers."""
+        """Add a node like :meth:`call`, but never fold it: for random numbers."""
         return self._record("call_function", func, func, args, kwargs, fold=False)
 
     def _record(
@@ -237,11 +234,11 @@ class FxBuilder:
         fold: bool = True,
     ) -> Any:
         operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, OnnxValue)]
-        # For calls that create tensors, whose operands do not determine the device.
+        # Calls that create tensors have no operands to determine the device.
         with torch.device("meta"):
             meta = self._run(func, args, kwargs, lambda v: v.meta)
         if fold and all(v.data is not None for v in operands):
-            # Before it is computed: the meta result shows how much memory it will take.
+            # First on meta, which shows the memory it will take.
             self._allow(meta, operands)
             return self._wrap(meta, self._run(func, args, kwargs, lambda v: v.data), None)
         args, kwargs = pytree.tree_map(
@@ -274,7 +271,7 @@ class FxBuilder:
         if self._folded_bytes > FOLDED_BYTES:
             raise OnnxError(
                 f"computing its constants takes {format_bytes(self._folded_bytes)}, more than the "
-                f"{format_bytes(FOLDED_BYTES)} allowed; the file's shapes are absurd, or its weights are "
+                f"{format_bytes(FOLDED_BYTES)} allowed; the file's shapes are too large, or its weights are "
                 "computed in the graph (store them as initializers)"
             )
 

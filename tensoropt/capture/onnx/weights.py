@@ -1,6 +1,6 @@
-"""The constants of a file, read and checked, and which of them are weights that train.
+"""Reading a file's constants, and deciding which of them are trained weights.
 
-Files of PyTorch's newer exporter say it; in others the position of a constant in an operator decides, or its
+Files of PyTorch's newer exporter mark them; in others a constant's position in an operator decides, or its
 values.
 """
 
@@ -36,10 +36,10 @@ _DTYPES: dict[Any, torch.dtype] = {
 
 
 def torch_dtype(code: int, label: str) -> torch.dtype:
-    """Return the PyTorch dtype that holds an ONNX element type.
+    """Return the PyTorch dtype of an ONNX element type.
 
     Raises:
-        OnnxError: there is none (text), or none that computes (complex, wide unsigned, a few bits).
+        OnnxError: there is none (text), or PyTorch cannot compute in it (complex, wide unsigned, a few bits).
     """
     dtype = _DTYPES.get(code)
     if dtype is None:
@@ -53,8 +53,7 @@ class TensorReader:
     """Reads the tensors of one file.
 
     Args:
-        folder: the model file's folder, the only one that external data is read from. None for models in
-            memory.
+        folder: the model file's folder, the only source of external data; None for models in memory.
     """
 
     def __init__(self, folder: Path | None):
@@ -71,14 +70,14 @@ class TensorReader:
         """Return the tensor's data.
 
         Raises:
-            OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or its data is
-                not inside the model's folder, which onnx checks.
+            OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or external data
+                outside of the model's folder (which onnx checks).
         """
         shape, dtype = self.shape_and_dtype(tensor)
         try:
             if tensor.data_location == _T.EXTERNAL:
                 if self.folder is None:
-                    raise OnnxError("it lies in a file of its own; give the path of the model")
+                    raise OnnxError("its data is in a separate file; give the path of the model")
                 there = onnx.TensorProto.FromString(tensor.SerializeToString())
                 onnx.external_data_helper.load_external_data_for_tensor(there, str(self.folder))
                 return _from_bytes(there.raw_data, dtype, shape)
@@ -89,7 +88,7 @@ class TensorReader:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise OnnxError(
                 f"tensor '{tensor.name}' of shape {list(shape)} cannot be read ({reason}): it is corrupt, "
-                "truncated, of another model, or no ordinary file in the model's folder"
+                "truncated, of another model, or not a regular file in the model's folder"
             ) from error
 
 
@@ -137,8 +136,7 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "RNN": (1, 2, 3),
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
-"""Calls whose operands may be a weight, but may also be a mask or a grid of positions: their values
-decide."""
+"""Calls whose operands may be a weight, a mask or a grid of positions: their values decide."""
 _PASSED_ON = frozenset(
     {
         "Cast",
@@ -155,27 +153,27 @@ _PASSED_ON = frozenset(
         "Unsqueeze",
     }
 )
-"""Calls through which a weight stays a weight: files transpose and reshape their weights before use."""
+"""Calls through which a weight stays a weight, since files transpose and reshape weights before use."""
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22
-"""A constant with more elements is a weight whatever its values, so they need not be read."""
+"""Larger constants are weights whatever their values, which need not be read."""
 _MASK_VALUE = -50.0
-"""A constant whose values are all 0 or below this is an attention mask."""
+"""A constant with only zeros and values below this is an attention mask."""
 
 
 DECLARED = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""The key under which PyTorch's exporter records whether a tensor was a parameter, a buffer or a constant."""
+"""The metadata key by which PyTorch's exporter marks parameters, buffers and constants."""
 
 
 @dataclass(frozen=True)
 class _TrainedConstants:
-    """The constants of a graph that may train, by name.
+    """The constants of a graph that may be trained, by name.
 
     Attributes:
-        declared: constants that the exporter calls parameters.
+        declared: constants that the exporter marks as parameters.
         placed: constants used in a position where an operator takes a weight.
         combined: constants that are only added, multiplied or concatenated.
-        says: whether the file calls any constant a parameter. Constants that it does not were computed by the
+        says: whether the file marks any constant as a parameter; then unmarked ones were computed by the
             exporter.
     """
 
@@ -203,8 +201,8 @@ class _TrainedConstants:
         return name in self.placed or not self._is_computed(data)
 
     def once(self, name: str, data: torch.Tensor) -> torch.Tensor:
-        """Return a weight without its repetitions: size 1 along each dim in which all slices are equal. A
-        constant with a single value is a fresh weight, not a repetition; so is whatever the exporter calls a
+        """Return a weight without its repetitions: size 1 along each dim whose slices are all equal. A
+        constant with a single value is a freshly initialised weight, not a repetition, and so is any marked
         parameter.
         """
         fresh = data.is_meta or data.numel() > INSPECTED_ELEMENTS or data.dim() < 2
@@ -217,9 +215,8 @@ class _TrainedConstants:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Return whether a constant was computed. Whole numbers beyond 0 and 1 are positions; so are 0 and 1
-        in a file that names its parameters. The ones of a fresh norm and the zeros of a fresh bias are
-        weights.
+        """Return whether a constant was computed: integers beyond 0 and 1 are positions, and so are 0 and 1
+        in a file that marks parameters. A fresh norm's ones and a fresh bias's zeros are weights.
         """
         if not torch.equal(data, data.round()):
             return False
@@ -229,7 +226,7 @@ class _TrainedConstants:
 def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
     """Return the float initializers, and constants made by nodes, that are used as weights.
 
-    Sizes and values are examined later, by :meth:`_TrainedConstants.holds`.
+    :meth:`_TrainedConstants.holds` checks sizes and values later.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in every_node(graph):
@@ -266,10 +263,10 @@ def _leaves(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:
-    """Return whether a constant is used where an operator takes a weight; False if only combined, None if
+    """Return True if a constant is used where an operator takes a weight, False if only combined, None if
     neither.
 
-    The use is followed through the calls that pass the constant on.
+    Calls that pass the constant on are followed.
     """
     todo, seen, combined = [name], {name}, False
     while todo:
@@ -277,7 +274,7 @@ def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> boo
             if position in _WEIGHT_INPUTS.get(node.op_type, ()):
                 return True
             combined = combined or node.op_type in _COMBINED
-            # Operand 0 is the one that is passed on; the others are shapes and axes.
+            # Operand 0 is passed on; the others are shapes and axes.
             if node.op_type in _PASSED_ON and position == 0:
                 todo += [out for out in node.output if out not in seen]
                 seen.update(node.output)

@@ -49,7 +49,7 @@ def test_other_devices_are_planned_from_the_result_and_the_end_is_told(
     page.wait_for_function("document.querySelector('#bar-devices').value === '8 × H100-80GB'")
     page.fill("#bar-devices", "8 × Abacus")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#bar-said .note-error:has-text(\"'Abacus' is no kind of device\")")
+    page.wait_for_selector("#bar-said .note-error:has-text(\"'Abacus' is not a known kind of device\")")
     page.fill("#bar-devices", "16 × H100-80GB")
     page.focus("#budget")  # to leave a field starts nothing
     page.wait_for_selector("#bar-said:has-text('Press Enter in that field to plan it on 16 x H100-80GB')")

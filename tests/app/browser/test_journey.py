@@ -82,7 +82,7 @@ def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
     page.wait_for_selector("#model-said:has-text('--dim batch=8')")
-    page.wait_for_selector("text=a file has its sizes in more options")
+    page.wait_for_selector("text=give a file's sizes in more options")
     fill(page, batch="")
     page.click("#start")
     page.wait_for_selector("#start-said:has-text('Not started: give sizes')")
@@ -145,6 +145,6 @@ def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     page.click(".job button:has-text('forget')")
     page.wait_for_selector("text=No jobs yet")
-    page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
+    page.click("#forgotten:has-text('Deleted: mlp on dgx-h100') >> button:has-text('Undo')")
     page.wait_for_selector(f"#job-{job.id} .state-cancelled")
     page.wait_for_function("document.querySelector('#forgotten').innerText === ''")

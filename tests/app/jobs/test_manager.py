@@ -166,7 +166,7 @@ def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobM
     (manager.folder / dead.id).mkdir()
     dead.save(manager.folder / dead.id)
     seen = next(j for j in managed(workers_app.quick).jobs() if j.id == dead.id)
-    assert (seen.state, seen.error) == ("interrupted", "the dashboard ended while this ran")
+    assert (seen.state, seen.error) == ("interrupted", "the dashboard ended meanwhile")
     assert read_job(manager.folder / dead.id) == seen
 
 

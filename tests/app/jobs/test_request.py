@@ -90,7 +90,7 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
     assert request.question.model == str(path)
     assert request.title == "mine.onnx on dgx-h100 · batch=8 · loss mse"
     assert (request.question.dims, request.question.loss) == ({"batch": 8}, "mse")
-    with pytest.raises(RequestError, match="choose a model"):
+    with pytest.raises(RequestError, match="choose a listed model"):
         request_from({**FORM, "model": str(path)}, uploads)
     for name in ("batch", "sequence"):
         with pytest.raises(RequestError, match="leave this empty") as found:
@@ -103,23 +103,23 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
     [
         ({"model": "train.py:build"}, "model", "runs no Python files"),
         ({"model": "os:getcwd"}, "model", "runs no Python files"),
-        ({"model": "/etc/passwd"}, "model", "choose a model of the list"),
-        ({"model": None}, "model", "choose a model of the list"),
+        ({"model": "/etc/passwd"}, "model", "choose a listed model"),
+        ({"model": None}, "model", "choose a listed model"),
         ({"model": "gpt2-tiny?layer=2"}, "model", "'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
-        ({"devices": "/etc/passwd"}, "devices", "choose devices of the list"),
-        ({"devices": "8xGTX-9"}, "devices", "no kind of device whose speed is known"),
-        ({"devices": "dgx-h100x999"}, "devices", "at most 1,024"),
+        ({"devices": "/etc/passwd"}, "devices", "choose devices from the list"),
+        ({"devices": "8xGTX-9"}, "devices", "not a known kind of device"),
+        ({"devices": "dgx-h100x999"}, "devices", "the limit here is 1,024"),
         ({"devices": None}, "devices", "choose devices"),
         ({"batch": "-1"}, "batch", "whole number"),
         ({"batch": "2.5"}, "batch", "neither a number"),
         ({"batch": "8,0"}, "batch", "batch of 0"),
         ({"sequence": "-1"}, "sequence", "whole number"),
-        ({"more": "--out /etc"}, "more", "'--out' is not taken here"),
-        ({"more": "--constraints /etc/passwd"}, "more", "'--constraints' is not taken here"),
-        ({"more": "-h"}, "more", "'-h' is not taken here"),
-        ({"more": "--help"}, "more", "'--help' is not taken here"),
-        ({"more": "--beside /etc"}, "more", "'--beside' is not taken here"),
-        ({"more": "--ou /etc"}, "more", "'--ou' is not taken here"),
+        ({"more": "--out /etc"}, "more", "'--out' is not an option here"),
+        ({"more": "--constraints /etc/passwd"}, "more", "'--constraints' is not an option here"),
+        ({"more": "-h"}, "more", "'-h' is not an option here"),
+        ({"more": "--help"}, "more", "'--help' is not an option here"),
+        ({"more": "--beside /etc"}, "more", "'--beside' is not an option here"),
+        ({"more": "--ou /etc"}, "more", "'--ou' is not an option here"),
         ({"more": "--optimizer best"}, "more", "--optimizer is one of sgd, momentum, adam"),
         ({"more": "--max-points 1"}, "more", "max"),
         ({"more": "--micro-batches two"}, "more", "micro-batches"),
@@ -131,8 +131,8 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
         ({"more": "--memory 'lots"}, "more", "a quote is not closed"),
         ({"more": "--memory lots"}, "more", "24GiB"),
         ({"more": "x" * 3000}, "more", "at most 2,000"),
-        ({"more": "--also-on /etc/passwd"}, "more", "choose devices of the list"),
-        ({"more": "--planners best"}, "more", "no planner is called 'best'"),
+        ({"more": "--also-on /etc/passwd"}, "more", "choose devices from the list"),
+        ({"more": "--planners best"}, "more", "unknown planner 'best'"),
     ],
 )
 def test_what_cannot_be_started_is_said_at_its_field(
@@ -175,7 +175,7 @@ def test_a_function_of_an_own_file_is_a_model_below_the_folder_of_the_dashboard(
         ("../outside.py:build", "only files below"),
         (f"{tmp_path}/outside.py:build", "only files below"),
         ("link.py:build", "only files below"),
-        ("theirs.py:build", "others than you can change it"),
+        ("theirs.py:build", "other users can change"),
         ("gone.py:build", "there is no file"),
         ("train:build", r"write file\.py:function"),
         ("train.py", r"write file\.py:function"),

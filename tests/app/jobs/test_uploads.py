@@ -41,12 +41,12 @@ def test_what_cannot_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("contents", "name", "said"),
     [
-        (url(b"abc"), "model.pt", "only files that end in .onnx"),
-        (url(b"abc"), "model.onnx.pkl", "only files that end in .onnx"),
+        (url(b"abc"), "model.pt", "choose a file that ends in .onnx"),
+        (url(b"abc"), "model.onnx.pkl", "choose a file that ends in .onnx"),
         (url(b""), "model.onnx", "is empty"),
-        ("data:;base64,!!!", "model.onnx", "did not arrive whole"),
-        (None, "model.onnx", "did not arrive whole"),
-        ({"a": 1}, "model.onnx", "did not arrive whole"),
+        ("data:;base64,!!!", "model.onnx", "arrived incomplete"),
+        (None, "model.onnx", "arrived incomplete"),
+        ({"a": 1}, "model.onnx", "arrived incomplete"),
     ],
 )
 def test_what_is_not_taken_is_said(tmp_path: Path, contents: object, name: str, said: str) -> None:
@@ -59,7 +59,7 @@ def test_what_is_not_taken_is_said(tmp_path: Path, contents: object, name: str, 
 def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Uploads(tmp_path)
     monkeypatch.setattr(uploads, "MAX_UPLOAD_BYTES", 10)
-    with pytest.raises(UploadError, match="at most 0 KiB"):
+    with pytest.raises(UploadError, match="the limit is 0 KiB"):
         store.keep(url(b"x" * 11), "a.onnx")
     monkeypatch.setattr(uploads, "MOST_TOGETHER_BYTES", 15)
     store.keep(url(b"x" * 8), "a.onnx")
@@ -77,5 +77,5 @@ def test_a_file_goes_to_the_field_that_it_is_for(tmp_path: Path) -> None:
     (path, _) = next(file for file in store.known().values() if file[1] == "config.json")
     assert path.name == "config.json"
     for name in ("model.pt", "train.py"):
-        with pytest.raises(UploadError, match="only files that end in"):
+        with pytest.raises(UploadError, match="choose a file that ends in"):
             store.keep_any(url(b"abc"), name)

@@ -35,7 +35,7 @@ def test_what_is_not_the_same_work_is_said(tmp_path: Path) -> None:
     library = Library(tmp_path)
     batches = compared(library, View("opened-a", beside=("opened-b",)))
     assert batches.per_sample
-    assert batches.said == ["Batches differ: the plot has the time of a sample."]
+    assert batches.said == ["Batches differ: the plot shows the time per sample."]
     assert (
         "The models differ: a step is not the same work."
         in compared(library, View("opened-a", beside=("opened-c",))).said

@@ -75,7 +75,7 @@ def test_the_step_is_compute_waiting_and_idle() -> None:
     assert [s.size for s in step_bar(DATA, 0).segments] == ["530 ms", "270 ms", "0 s"]
     parts = {"compute_s": 0.5, "exposed_s": 0.2, "hidden_s": 0.05, "idle_s": 0.1}
     bar = step_bar(FrontierData.of(exploration([point(GIB, 0.8, **parts)])), 0)
-    assert "50 ms of communication hide behind compute" in bar.summary
+    assert "50 ms of communication overlaps compute" in bar.summary
     assert sum(s.share for s in bar.segments) == pytest.approx(1.0)
 
 

@@ -60,9 +60,9 @@ def test_what_is_proven_is_said_of_the_sums_and_not_of_the_simulated_figures() -
     one = point(30 * GIB, 0.6, additive_memory_bytes=15 * GIB, additive_time_s=0.5, exact=False, gap=1e-6)
     data = FrontierData.of(exploration([one]))
     said = {f.name: f.words for f in point_card(data, View(), 0).facts}["proven"]
-    assert "it takes at most 0.001 % longer than any plan searched with no more memory" in said
-    assert "by the sums that the search adds up (15.0 GiB and 500 ms for this one)" in said
-    assert "nothing is proven of them" in said
+    assert "it takes at most 0.001 % longer than any searched plan with no more memory" in said
+    assert "by the search's sums (15.0 GiB and 500 ms for this one)" in said
+    assert "and not proven" in said
 
 
 def test_what_dominates_is_named() -> None:

@@ -136,7 +136,7 @@ def test_losses(loss: str, inputs: list[str], says: str) -> None:
 
 
 def test_unknown_loss() -> None:
-    with pytest.raises(OnnxError, match="there are auto, cross_entropy, mean, mse"):
+    with pytest.raises(OnnxError, match="use auto, cross_entropy, mean, mse"):
         import_onnx(perceptron(), {"batch": 4}, loss="huber")
 
 

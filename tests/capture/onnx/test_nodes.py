@@ -24,12 +24,12 @@ from tests.capture.onnx.models import ran
 RANDOM = re.compile("bernoulli|training_dropout(_default)?$")
 """Only shape and type can be compared: the generator is another one."""
 REFUSALS = (
-    "operators that are not supported",
+    "unsupported operators",
     "cannot be imported",
-    "is no tensor (a sequence, map or optional)",
+    "is a sequence, map or optional",
     "is a sequence; only tensors can be returned",
-    "depends on the values of an input",
-    "PyTorch does not resize in this way",
+    "depends on an input's values",
+    "PyTorch does not support this resizing",
     "are understood; export it again",
     "dims must be at least 1",
 )

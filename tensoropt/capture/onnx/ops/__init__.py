@@ -1,4 +1,4 @@
-"""The converters, by family; importing this module registers all of them."""
+"""Converters by operator family; importing this module registers all of them."""
 
 from tensoropt.capture.onnx.ops import (
     attention,

@@ -1,4 +1,4 @@
-"""Attention as in the standard since opset 23, as far as it is PyTorch's own."""
+"""The Attention operator (opset 23), in the forms that PyTorch's attention covers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _attention(call: Call) -> Any:
 
 
 def _to_heads(x: Traced, heads: int) -> Traced:
-    """(batch, sequence, heads * size) as (batch, heads, sequence, size)."""
+    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size)."""
     batch, sequence, hidden = x.shape
     return x.reshape(batch, sequence, heads, hidden // heads).permute(0, 2, 1, 3)

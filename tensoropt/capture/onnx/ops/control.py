@@ -1,4 +1,4 @@
-"""Control flow that is determined at import: a branch is taken, a loop is unrolled."""
+"""Control flow, resolved at import: a branch is chosen, a loop is unrolled."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """Return an index without negative entries: ONNX counts them from the end, but PyTorch's gather and
-    scatter do not.
+    """Return an index without negative entries, which ONNX counts from the end but PyTorch's gather and
+    scatter reject.
     """
-    # Known and not negative is the usual case: it needs no operators.
+    # Known and not negative is the usual case, and needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)
     index = index.to(torch.int64)
@@ -27,7 +27,7 @@ def _counted_from_front(index: Traced, size: int) -> Traced:
 def gather(call: Call) -> Traced:
     x, index, axis = call[0], call[1], call.dim()
     call.builder.bound(index, x.shape[axis])
-    # A lookup in a table has a rule that splits the vocabulary; a gather keeps it whole.
+    # A table lookup has a rule that splits the vocabulary; a gather keeps it whole.
     if index.data is None and x.ndim == 2 and axis == 0 and x.floating:
         return F.embedding(index if index.dtype == torch.int32 else index.to(torch.int64), x)
     if index.data is not None and index.ndim == 0:
@@ -63,7 +63,8 @@ def _gather_nd(call: Call) -> Traced:
 def _flat_index(
     call: Call, index: Traced, shape: tuple[int, ...], batch: int
 ) -> tuple[Traced, tuple[int, ...]]:
-    """Index tuples as positions in the tensor with its indexed dims merged, and the tuples' own dims."""
+    """Return index tuples as positions in the tensor with its indexed dims merged, and the tuples' own
+    dims."""
     depth, sizes = index.shape[-1], index.shape[:-1]
     if not 0 <= batch < max(index.ndim, 1) or batch + depth > len(shape):
         raise OnnxError(f"index tuples of {depth} do not fit a tensor of shape {list(shape)}")
@@ -137,8 +138,7 @@ def _non_zero(call: Call) -> Traced:
     value = call[0]
     if value.data is None:
         raise DataDependentError(
-            "how many elements of its input are not zero depends on the values of an input, so the shapes of "
-            "what follows are not fixed"
+            "the number of nonzero elements depends on an input's values, so later shapes are not fixed"
         )
     call.builder.reserve(value.numel * value.ndim * 8)
     return call.builder.known(value.data.nonzero().t().contiguous())

@@ -81,7 +81,7 @@ def _binary(call: Call) -> Traced:
     a, b = call[0], call[1]
     if call.op == "Sub" and isinstance(_plain(a, b), (int, float)):
         return torch.rsub(b, _plain(a, b))
-    # The constant comes second, where `_plain` may turn it into a number.
+    # The constant comes second, where `_plain` may replace it by a number.
     if call.op in ("Add", "Mul") and a.data is not None and b.data is None:
         a, b = b, a
     return _BINARY[call.op](a, _plain(b, a))
@@ -99,7 +99,7 @@ def _div(call: Call) -> Traced:
     a, b = call[0], call[1]
     if a.floating:
         return torch.div(a, _plain(b, a))
-    # Whole numbers divide as in C.
+    # Integers divide as in C.
     return torch.div(a, b, rounding_mode="trunc")
 
 
@@ -114,7 +114,7 @@ def _power(call: Call) -> Traced:
     base, exponent = call[0], call[1]
     if exponent.data is not None and exponent.numel == 1 and exponent.ndim <= base.ndim:
         number = exponent.data.item()
-        # As a Python number, so that a square is one call without a tensor for its exponent.
+        # A Python number keeps a square one call, without an exponent tensor.
         number = int(number) if float(number).is_integer() else number
         return torch.pow(base, number).to(base.dtype)
     return torch.pow(base, exponent).to(base.dtype)
@@ -129,7 +129,7 @@ def _variadic(call: Call) -> Traced:
         "Min": torch.minimum,
     }
     pairwise = by_name[call.op]
-    # Pair by pair, so that operands broadcast; stacking would not broadcast them.
+    # Pairwise, so that operands broadcast, unlike stacking.
     total = functools.reduce(pairwise, [call[i] for i in range(len(call))])
     return total / len(call) if call.op == "Mean" and len(call) > 1 else total
 
@@ -206,7 +206,7 @@ def _clip(call: Call) -> Traced:
 def _clamp(x: Traced, low: Any, high: Any) -> Traced:
     if low is None and high is None:
         return x
-    # In that case the standard gives the upper bound.
+    # The standard then gives the upper bound.
     if low is not None and high is not None and low > high:
         low = high
     if low == 0 and high == 6 and x.floating:
@@ -232,8 +232,8 @@ def _matmul(call: Call) -> Traced:
 
 @converter("Gemm")
 def _gemm(call: Call) -> Traced:
-    """Return ``alpha * A' @ B' + beta * C``; the form to which PyTorch's linear layers are exported stays
-    linear.
+    """Return ``alpha * A' @ B' + beta * C``, as ``linear`` in the form to which PyTorch exports linear
+    layers.
     """
     a, b, c = call[0], call[1], call.optional(2)
     if a.ndim != 2 or b.ndim != 2:

@@ -1,4 +1,4 @@
-"""Norms. A batch norm keeps its running statistics, as in the file, unless it was exported for training."""
+"""Normalisation. Batch norm uses the file's running statistics, unless it was exported for training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _batch_norm(call: Call) -> Any:
     if call.attribute("training_mode", 0):
         return _batch_norm_training(call, x, scale, bias, mean, var, epsilon)
     mean, var, scale, bias = (v.to(x.dtype) for v in (mean, var, scale, bias))
-    if mean.data is None or var.data is None:  # a file may store equal statistics and weights once
+    if mean.data is None or var.data is None:  # a file may share equal statistics and weights
         mean, var = torch.detach(mean), torch.detach(var)
     return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
 
@@ -77,8 +77,8 @@ def _rms_norm(call: Call) -> Traced:
 
 @converter("LRN")
 def _local_response_norm(call: Call) -> Traced:
-    """Local response norm; the window over channels is a sum of a few shifted copies, so every other dim can
-    be split."""
+    """Return a local response norm; the window over channels is a sum of shifted copies, so all other dims
+    can be split."""
     x, size = call[0], call.attribute("size")
     alpha, beta, bias = (
         call.attribute("alpha", 1e-4),
@@ -86,7 +86,7 @@ def _local_response_norm(call: Call) -> Traced:
         call.attribute("bias", 1.0),
     )
     if not 1 <= size <= 4 * max(x.shape[1], 1):
-        raise OnnxError(f"its window of {size} channels makes no sense over {x.shape[1]}")
+        raise OnnxError(f"its window of {size} channels is invalid for {x.shape[1]} channels")
     before = (size - 1) // 2
     pads = [(before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
     squares = pad_constant(x * x, pads)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN, in the forms that PyTorch computes.
+"""LSTM, GRU and RNN, in the forms that PyTorch supports.
 
 ONNX stacks gates as i, o, f, c (LSTM) and z, r, h (GRU); PyTorch as i, f, g, o and r, z, n.
 """
@@ -14,7 +14,7 @@ from tensoropt.capture.onnx.importer import Call, converter
 from tensoropt.capture.onnx.values import OnnxError, Traced
 
 _TORCH_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""The position in ONNX's stack of each of PyTorch's gates."""
+"""The position of each of PyTorch's gates in ONNX's stack."""
 _ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 
 

@@ -1,4 +1,4 @@
-"""Reductions, orderings and searches along dims; losses that a file itself contains; random numbers."""
+"""Reductions, sorting and search along dims; losses within a file; random numbers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _shape_and_dtype(call: Call) -> tuple[list[int], torch.dtype]:
 
 @converter("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
 def _random(call: Call) -> Traced:
-    """Random numbers, which differ from ONNX Runtime's own generator. They are never folded, but drawn in
-    every step."""
+    """Return random numbers, which differ from ONNX Runtime's. They are never folded, but drawn in every
+    step."""
     shape, dtype = _shape_and_dtype(call)
     if "Normal" in call.op:
         drawn = call.builder.node_call(torch.randn, shape, dtype=dtype)
@@ -91,7 +91,7 @@ def _reduce(call: Call) -> Traced:
     x, axes, function = call[0], call.ints_or(1, None, "axes"), _REDUCE[call.op]
     untouched = not axes and call.attribute("noop_with_empty_axes", 0)
     if x.ndim == 0 or untouched:
-        # Nothing is reduced, but the operation on each element still applies.
+        # Nothing is reduced, but the elementwise part still applies.
         return function(torch.unsqueeze(x, 0), [0], False).to(x.dtype)
     dims = [positive(a, x.ndim) for a in axes] if axes else list(range(x.ndim))
     keepdim = bool(call.attribute("keepdims", 1))

@@ -1,4 +1,4 @@
-"""Resizing of images, in the forms that PyTorch computes."""
+"""Image resizing, in the forms that PyTorch supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensoropt.capture.onnx.importer import Call, converter, positive
 from tensoropt.capture.onnx.values import OnnxError, Traced
 
 _MAX_SIZE = 2**16
-"""The largest size of a resized dim; an image with more pixels per side is not realistic."""
+"""Maximum size of a resized dim; larger images are not realistic."""
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
@@ -33,10 +33,10 @@ def _resize(call: Call) -> Traced:
         raise OnnxError("only spatial dims of images can be resized, in floating point")
     mode, corners = _mode(call, x, [scales[d] for d in changed], [sizes[d] for d in changed])
     spatial = range(2, x.ndim)
-    # PyTorch derives coordinates from what it is given: sizes, or scales if they lead to a fraction.
+    # PyTorch derives coordinates from the given sizes, or from scales if sizes would be fractions.
     if any(abs(scales[d] * x.shape[d] - sizes[d]) > 1e-6 for d in changed):
         if corners:
-            raise OnnxError("align_corners with factors that lead to fractions cannot be imported")
+            raise OnnxError("align_corners with scales that give fractional sizes cannot be imported")
         given = [scales.get(d, 1.0) for d in spatial]
         return F.interpolate(x, scale_factor=given, mode=mode, align_corners=corners)
     size = [sizes.get(d, x.shape[d]) for d in spatial]
@@ -51,7 +51,7 @@ def _mode(call: Call, x: Traced, scales: list[float], sizes: list[int]) -> tuple
     plain = not any(call.attribute(name, 0) for name in others)
     plain = plain and call.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
     if mode == "nearest":
-        # For whole factors, every pixel's centre lies inside one source pixel, however it is rounded.
+        # With whole factors, every pixel's centre lies inside one source pixel, whatever the rounding.
         whole = coordinates == "half_pixel" and rounding.startswith("round")
         if plain and (
             (coordinates, rounding) == ("asymmetric", "floor")
@@ -65,6 +65,6 @@ def _mode(call: Call, x: Traced, scales: list[float], sizes: list[int]) -> tuple
         if (centred or coordinates == "align_corners") and (mode == "linear" or cubic):
             return "bicubic" if cubic else _LINEAR[x.ndim], coordinates == "align_corners"
     raise OnnxError(
-        f"PyTorch does not resize in this way ({mode}, {coordinates}, {rounding}, {', '.join(others)}); "
+        f"PyTorch does not support this resizing ({mode}, {coordinates}, {rounding}, {', '.join(others)}); "
         "export PyTorch's own interpolate without antialias"
     )

@@ -1,4 +1,4 @@
-"""Shapes: reshaping, joining, cutting, padding, and the arithmetic on shapes that folds away."""
+"""Shapes: reshaping, joining, cutting, padding, and shape arithmetic that is folded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _constant_of_shape(call: Call) -> Traced:
         raise OnnxError(f"its value has {value.numel()} elements; it must have one")
     if any(s < 0 for s in sizes):
         raise OnnxError(f"its shape {sizes} has a negative size")
-    # Expanded: a shape of terabytes uses no memory until something is computed from it, which is counted.
+    # Expanded: even a shape of terabytes takes no memory until something is computed from it, which is
+    # counted.
     return call.builder.known(value.reshape(()).expand(sizes))
 
 
@@ -73,10 +74,10 @@ def _range(call: Call) -> Traced:
     start, limit, delta = (call.scalar(i, role=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
-    # The standard's own formula for their number.
+    # The standard's formula for the number of elements.
     count = max(math.ceil((limit - start) / delta), 0)
     call.builder.reserve(count * 8)
-    # In double precision, because the last of many float32 steps would be off.
+    # In double precision, as float32 would accumulate error.
     steps = torch.arange(count, dtype=torch.float64 if call[0].floating else torch.int64)
     return call.builder.known((steps * delta + start).to(call[0].dtype))
 
@@ -95,14 +96,13 @@ def _reshape(call: Call) -> Traced:
 
 
 def _for_batch(call: Call, x: Traced, target: list[int]) -> list[int]:
-    """Return the target shape, if a batch size written into it was replaced by another one."""
+    """Return the target shape, with the file's batch size replaced by the requested one."""
     if call.batch is None or x.data is not None:
         return target
     old, new = call.batch
     rest = math.prod(s for s in target if s != -1)
     fits = x.numel % rest == 0 if -1 in target and rest else x.numel == rest
-    # With -1 in the target the old batch may divide by chance; what decides is that the operand begins with
-    # the new one.
+    # With -1 in the target the old batch may divide by chance, so the operand must begin with the new one.
     if target and target[0] == old and (not fits or (-1 in target and x.shape[:1] == (new,))):
         return [new, *target[1:]]
     # A batch merged with other dims (the tokens of all samples in one).
@@ -200,7 +200,7 @@ def _slice(call: Call) -> Traced:
         if step == 0:
             raise OnnxError("its step is 0")
         dim = positive(axis, x.ndim)
-        # Python's own clipping, which is the standard's: ends far out of range mean "to the end".
+        # Python's clipping is the standard's: ends far out of range mean "to the end".
         first, last, _ = slice(start, end, step).indices(x.shape[dim])
         count = len(range(first, last, step))
         if step < 0:
@@ -241,7 +241,7 @@ def _pad(call: Call) -> Traced:
 
 
 def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> Traced:
-    """Pad (or, if negative, cut) the last dims of a tensor: (before, after) for each."""
+    """Return a tensor with its last dims padded, or cut if negative: (before, after) for each."""
     if not any(any(p) for p in pads):
         return x
     # PyTorch lists pads starting from the last dim.
@@ -254,7 +254,7 @@ def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> 
 
 
 def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> Traced:
-    """Reflect, edge and wrap padding: the index that each position of the result copies is known."""
+    """Return a tensor with reflect, edge or wrap padding, by known indices of the copied positions."""
     if before == after == 0:
         return x
     if mode not in ("reflect", "edge", "wrap"):

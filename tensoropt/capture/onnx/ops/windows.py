@@ -1,6 +1,6 @@
-"""Convolutions and what they share with pooling: windows, strides and automatic padding.
+"""Convolution and pooling: windows, strides and automatic padding.
 
-Pooling: PyTorch's own if it covers the case, otherwise the sum of the window, written out.
+Pooling is PyTorch's own if it covers the case, else the window's sum, written out.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class _Window:
 
 
 def _window_of(call: Call, kernel: Sequence[int]) -> _Window:
-    """Return the window of a node; ``auto_pad`` becomes explicit pads.
+    """Return a node's window; ``auto_pad`` becomes explicit pads.
 
     Raises:
-        OnnxError: the sizes are impossible for a window.
+        OnnxError: the sizes are invalid for a window.
     """
     sizes = call[0].shape[2:]
     dims = len(kernel)
@@ -123,10 +123,9 @@ def _pool_window(call: Call) -> tuple[_Window, bool]:
 
 
 def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return the pads with which rounding down gives the same as rounding up with the window's own pads.
+    """Return pads with which rounding down equals rounding up with the window's own pads.
 
-    As in ONNX since opset 19, and always in PyTorch, a window that would start in the trailing padding is
-    left out.
+    As in ONNX since opset 19, and in PyTorch, a window that would start in the trailing padding is dropped.
     """
     pads = []
     for size, k, s, d, (before, after) in zip(
@@ -134,7 +133,7 @@ def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int],
     ):
         reach = d * (k - 1) + 1
         count = -(-(size + before + after - reach) // s) + 1
-        # The last window would begin in the trailing padding.
+        # The last window would start in the trailing padding.
         if (count - 1) * s >= size + before:
             count -= 1
         pads.append((before, max(after, (count - 1) * s + reach - size - before)))
@@ -155,7 +154,7 @@ def _max_pool(call: Call) -> Traced:
     padding = window.padding
     if not _fits(window):
         pads = _extended(window, x.shape[2:]) if ceil else window.pads
-        # Padded by hand with a value that is never the maximum.
+        # Padded explicitly, with a value that is never the maximum.
         x, padding, ceil = pad_constant(x, pads, -math.inf), (0,) * window.dims, False
     return _MAX[window.dims](x, window.kernel, window.strides, padding, window.dilations, ceil)
 
@@ -170,7 +169,7 @@ def _average_pool(call: Call) -> Traced:
     if _fits(window):
         return average(x, window.kernel, window.strides, window.padding, ceil, include)
     pads = _extended(window, x.shape[2:]) if ceil else window.pads
-    # Pooling ones in the same way counts the elements of each window; they are constants and fold away.
+    # Pooling ones counts each window's elements; they are constants and fold away.
     ones = call.builder.known(torch.ones(1, 1, *x.shape[2:], dtype=x.dtype))
     if include:
         ones = pad_constant(ones, window.pads, 1)

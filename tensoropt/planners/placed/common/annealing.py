@@ -114,23 +114,11 @@ class State(NamedTuple):
     @classmethod
     def of(cls, simulated: SimulatedPlacement) -> Self:
         """Return a simulated placement as arrays, its operators in the order in which they start."""
-        problem, placement = simulated.problem, simulated.placement
-        size = problem.size
-        starts = np.zeros((2, size))
-        for phase, (name, orders) in enumerate(
-            (("forward", placement.forward), ("backward", placement.backward_orders))
-        ):
-            # The first micro-batch of each operator comes first on its device.
-            events = {
-                e.task.group: e.start_s for e in reversed(simulated.timeline.events) if e.task.phase == name
-            }
-            for order in orders if events else ():
-                for operator in order:
-                    starts[phase, operator] = events[problem.names[operator]]
-        numbers = np.arange(size)
+        problem, starts = simulated.problem, simulated.operator_starts
+        numbers = np.arange(problem.size)
         ahead = np.lexsort((numbers, starts[0]))
         back = np.lexsort((-numbers, starts[1])) if problem.training else numbers[::-1].copy()
-        return cls(np.array(placement.device, dtype=np.int64), ahead, back)
+        return cls(np.array(simulated.placement.device, dtype=np.int64), ahead, back)
 
     def copy(self) -> Self:
         """Return a separate state with the same values."""

@@ -143,10 +143,9 @@ def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:
     for back, orders in ((False, place.forward), (True, place.backward_orders)):
         if back not in program.start:
             continue
-        phase, seconds = ("backward", problem.backward_s) if back else ("forward", problem.forward_s)
-        events = [e for e in simulated.timeline.events if e.task.phase == phase]
-        for o, event in zip((o for order in orders for o in order), events, strict=True):
-            begins = program.grid.ticks(event.start_s)
+        seconds = problem.backward_s if back else problem.forward_s
+        for o in (o for order in orders for o in order):
+            begins = program.grid.ticks(float(simulated.operator_starts[int(back)][o]))
             program.model.add_hint(program.start[back][o], begins)
             took = program.grid.ticks(seconds[o, place.device[o]])
             program.model.add_hint(program.end[back][o], begins + took)

@@ -1,0 +1,92 @@
+"""Seconds of ``explore`` from the shell: with an empty store, asked again, and with other links. Not a test.
+
+    python -m tests.benchmarks.explore.bench_explore [--quick] [ROW ...]
+
+Of each row medians of five, with the seconds until the first answer and those of each stage. Kernels are
+compiled before. Rows of one day are kept, so that it may be run in parts.
+
+Results: tests/benchmarks/results/explore/DATE-explore.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.benchmarks.machine import Results, described, rows_described
+
+_ROWS = {
+    "gpt2": ("zoo:gpt2", "H100-80GB", 8, 1),
+    "llama3-8b": ("zoo:llama3-8b", "H100-80GB", 8, 4, "--batch", "256", "--dtype", "bfloat16"),
+    "llama3-8b-qlora": ("zoo:llama3-8b", "RTX-4090", 1, 1, "--lora", "r=16,base=nf4"),
+    "resnet50": ("zoo:resnet50", "A100-80GB", 8, 1, "--batch", "2048"),
+    "mixtral-8x7b": ("zoo:mixtral-8x7b", "H100-80GB", 8, 4),
+}
+"""Model, device, devices of a node, nodes, and what else is asked."""
+_LINKS = {"cold": "NVLink4", "again": "NVLink4", "other links": "NVLink3"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=[*_ROWS], help="default: all")
+    parser.add_argument("--quick", action="store_true", help="once, written into out/explore")
+    options = parser.parse_args()
+    results = Results("explore", "explore", {}, quick=options.quick)
+    for name in options.rows:
+        repeats = [_asked(name) for _ in range(1 if options.quick else 5)]
+        medians = {
+            asked: {key: round(median(one[asked][key] for one in repeats), 2) for key in repeats[0][asked]}
+            for asked in _LINKS
+        }
+        results.add("name", {"name": name, "asked": medians})
+        results.write(_markdown(results.data))
+    print(results.stem.with_suffix(".json"))
+
+
+def _asked(name: str) -> dict[str, dict[str, float]]:
+    model, kind, count, nodes, *more = _ROWS[name]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for asked, link in _LINKS.items():
+            cluster, devices = Path(folder) / f"{link}.json", [{"kind": kind, "count": count}]
+            links = {"intra_node": link, "inter_node": {"link": "IB-400G", "count": 8}}
+            told = {"name": link, "devices": devices, "nodes": nodes, "links": links}
+            cluster.write_text(json.dumps(told), encoding="utf-8")
+            words = [model, "--cluster", str(cluster), *more, "--json", "--out", f"{folder}/{asked}"]
+            found[asked] = _timed(words, {**os.environ, "TENSOROPT_CACHE": f"{folder}/store"})
+    return found
+
+
+def _timed(words: list[Any], env: dict[str, str]) -> dict[str, float]:
+    command, start, first = [sys.executable, "-m", "tensoropt", "explore", *words], time.perf_counter(), 0.0
+    with tempfile.TemporaryFile("w+") as answer:
+        with subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=env) as running:
+            for line in running.stderr or ():
+                first = time.perf_counter() - start if line.startswith("Before the search") else first
+        seconds = time.perf_counter() - start
+        assert running.returncode == 0, " ".join(command)
+        answer.seek(0)
+        return {"all": seconds, "first answer": first, **json.load(answer)["report"]["seconds"]}
+
+
+def _markdown(data: dict[str, Any]) -> str:
+    lines = [f"# Seconds of explore, {data['date']}", "", described(data), "", "| row | asked | seconds |"]
+    lines.append("|---|---|---|")
+    for row in data["rows"]:
+        for asked, told in row["asked"].items():
+            lines.append(
+                f"| {row['name']} | {asked} | {', '.join(f'{k} {s:.1f}' for k, s in told.items())} |"
+            )
+    return "\n".join([*lines, "", *rows_described(data["rows"], "name")])
+
+
+if __name__ == "__main__":
+    main()

@@ -141,10 +141,9 @@ class JobManager:
         Raises:
             TensorOptError: it cannot be written to disk.
         """
-        wanted = request.question.data()
-        for job in self.jobs():
-            if job.active and job.question == wanted:
-                return job
+        data = request.question.data()
+        if same := [job for job in self.jobs() if job.active and job.question == data]:
+            return same[0]
         return self._queue(request.title, request.measures, request.question, request.arguments)
 
     def _queue(

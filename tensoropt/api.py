@@ -415,7 +415,8 @@ def _evaluated(
             raise KeyboardInterrupt  # there is no result to return
         session.left.append(what)
         if add is quick and first is not None:
-            exploration = quick(session, searched, exploration)
+            with finished_when_interrupted():
+                exploration = quick(session, searched, exploration)
     if session.left:
         exploration = exploration.noted([f"interrupted: not searched: {', '.join(session.left)}"])
     with finished_when_interrupted():

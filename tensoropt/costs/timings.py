@@ -24,8 +24,9 @@ from tensoropt.costs.compute import (
     samples_of,
 )
 from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_attention, has_recurrent
-from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.facts_of_kinds import find_facts_of_all, kind_of
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
@@ -146,7 +147,9 @@ class WorkloadFacts:
             return  # a GPU is queried for them one by one
         keys = {self._key(work): work for work in works if work.key not in self.found}
         known = self.context.store.get_many(keys, kind="saved")
-        new = {key: work for key, work in keys.items() if key not in known}
+        # By kind, as workloads of one kind are found together.
+        unknown = ((key, work) for key, work in keys.items() if key not in known)
+        new = dict(sorted(unknown, key=lambda item: kind_of(item[1])))
         if self.context.cluster.device_type == "cuda":
             # What a GPU of this kind has answered once is not determined on the CPU.
             names = {self._on_this_gpu(key): key for key in new}

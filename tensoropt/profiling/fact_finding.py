@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.graph import iter_refs
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import reads_of
-from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
 from tensoropt.profiling.timers import end_if_lost, local_timer
@@ -37,10 +37,30 @@ from tensoropt.profiling.workload import (
 )
 
 
+def _most(a: Any, b: Any) -> Any:
+    """Return the larger of two numbers, or for each workload of a kind."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+class UnlikeError(Exception):
+    """Sizes of a kind's workloads compare differently: their facts have several forms."""
+
+
+def _differ(a: Any, b: Any) -> bool:
+    answers = np.unique(np.asarray(a != b))
+    if len(answers) > 1:
+        raise UnlikeError
+    return bool(answers[0])
+
+
 class LiveTensors(TorchDispatchMode):
     """Tracks the storages that operators create while active.
 
+    Args:
+        of_kind: the sizes of all workloads of a kind, an array for each size met; then all numbers are such.
+
     Attributes:
+        sizes: the bytes and FLOP met, in order.
         now, peak: live bytes, and their peak since :meth:`restart`.
         own, own_peak: the same without storages made while ``lent``.
         lent: new storages are counted by another owner.
@@ -49,17 +69,29 @@ class LiveTensors(TorchDispatchMode):
         flops: multiply-adds counted as two.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_kind: Sequence[Any] | None = None) -> None:
         super().__init__()
-        self.now = self.peak = self.own = self.own_peak = 0
+        self.now: Any = 0
+        self.peak = self.own = self.own_peak = self.now
         self.lent = False
         self.before: Callable[[], None] = lambda: None
-        self.traffic = self.flops = 0
+        self.traffic: Any = 0
+        self.flops: Any = 0
+        self.sizes: list[int] = []
+        self._of_kind = of_kind
         self._seen: dict[int, weakref.ref] = {}
 
     @property
     def storages(self) -> Mapping[int, weakref.ref]:
         return self._seen
+
+    def size(self, number: int) -> Any:
+        """Return bytes or FLOP, or those of each workload of the kind."""
+        self.sizes.append(number)
+        return number if self._of_kind is None else self._of_kind[len(self.sizes) - 1]
+
+    def bytes(self, tensor: torch.Tensor) -> Any:
+        return self.size(tensor.numel() * tensor.element_size())
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Leave out a tensor's storage, which another owner made."""
@@ -73,25 +105,26 @@ class LiveTensors(TorchDispatchMode):
         self.before()
         result = func(*args, **kwargs)
         if (count := flops_of(func)) is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
-        fresh = 0  # bytes; 0 for a view, which shares a known storage
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                # If a storage is larger than its tensor, the rest is not written.
-                fresh += min(self._track(tensor), tensor.numel() * tensor.element_size())
-        if fresh:
+            # Not in place, here and below: numbers of kinds are arrays, which others hold too.
+            self.flops = self.flops + self.size(count(*args, **kwargs, out_val=result))
+        written = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and self._track(t)]
+        if written:
             # Views read and write nothing; only operators that make a storage count as traffic.
             reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
+            # If a storage is larger than its tensor, the rest is not written.
+            fresh = (min(t.untyped_storage().nbytes(), t.numel() * t.element_size()) for t in written)
+            self.traffic = self.traffic + sum(map(self.size, fresh)) + sum(map(self.bytes, reads))
         return result
 
-    def _track(self, tensor: torch.Tensor) -> int:
+    def _track(self, tensor: torch.Tensor) -> bool:
+        """Count a tensor's storage; return whether it is a new one with elements."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         reference = self._seen.get(key)
         if reference is not None and reference() is not None:
-            return 0
+            return False
 
+        size = self.size(storage.nbytes())
         own = 0 if self.lent else size
 
         # The storage itself reports when it dies: its tensors may come and go.
@@ -101,11 +134,20 @@ class LiveTensors(TorchDispatchMode):
 
         self._seen[key] = weakref.ref(storage, gone)
         self._count(size, own)
-        return size
+        return storage.nbytes() > 0
 
-    def _count(self, size: int, own: int) -> None:
+    def _count(self, size: Any, own: Any) -> None:
         self.now, self.own = self.now + size, self.own + own
-        self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
+        self.peak, self.own_peak = _most(self.peak, self.now), _most(self.own_peak, self.own)
+
+    def reshard(self, x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
+        """Return a tensor of a shape, and count the other buffers of a resharding."""
+        result = x.new_empty(shape)
+        others = _most(0, self.size(elements * x.element_size()) - self.bytes(result))
+        self._count(others, others)
+        self._count(-others, -others)
+        self.traffic = self.traffic + others + (others > 0) * self.bytes(x)
+        return result
 
     def restart(self) -> None:
         """Start tracking the peaks."""
@@ -115,10 +157,10 @@ class LiveTensors(TorchDispatchMode):
 class _Peak(NamedTuple):
     """The peak of live memory, that without other owners' part, and both at the beginning."""
 
-    most: int
-    own: int
-    begin: int = 0
-    own_begin: int = 0
+    most: Any
+    own: Any
+    begin: Any = 0
+    own_begin: Any = 0
 
 
 class _Activity(NamedTuple):
@@ -136,10 +178,10 @@ class _Activity(NamedTuple):
 class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
-    def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
+    def above(self, kept: Any, *, reading: bool = False, own: bool = False) -> Any:
         """Return the highest peak above ``kept``; with ``reading``, only while parameters were read."""
         peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
-        return max(0, max(peaks, default=0) - kept)
+        return _most(0, reduce(_most, peaks, 0) - kept)
 
 
 class _PeakTracker:
@@ -182,7 +224,7 @@ class _PeakTracker:
         """Count the peak since the last recording for an activity."""
         now = _Peak(self.live.peak, self.live.own_peak, *self._began)
         before = self._of.get(activity, now)
-        self._of[activity] = _Peak(*map(max, before, now))
+        self._of[activity] = _Peak(*map(_most, before, now))
         self.live.restart()
 
     def take(self) -> _PeakBytes:
@@ -299,10 +341,6 @@ def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
     return value.new_empty(elements).as_strided(value.shape, value.stride())
 
 
-LEAST_PER_PROCESS = 16
-"""The fewest workloads worth a process: 8 ms each against about 50 for a fork; an assumption."""
-
-
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
     """Find a workload's facts on fake tensors with CPU kernels, or ``capability``'s where known."""
     if capability is None:
@@ -323,7 +361,26 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
 
 
 def _observed(work: Workload, training: bool) -> Facts:
-    return on_fake_tensors(work, lambda tensors: _Probe(work, tensors, training).observe(), KernelStorages())
+    return probe(work, training)[0]
+
+
+def probe(
+    work: Workload, training: bool, of_kind: Sequence[Any] | None = None
+) -> tuple[Facts, tuple[int, ...]]:
+    """Return a workload's facts with CPU kernels, and the sizes met.
+
+    Args:
+        of_kind: as for :class:`LiveTensors`; numbers of facts are then arrays.
+
+    Raises:
+        UnlikeError: workloads of the kind have facts of several forms.
+    """
+
+    def observe(tensors: dict[str, torch.Tensor]) -> tuple[Facts, tuple[int, ...]]:
+        run = _Probe(work, tensors, training, of_kind)
+        return run.observe(), tuple(run.live.sizes)
+
+    return on_fake_tensors(work, observe, KernelStorages())
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
@@ -346,19 +403,6 @@ def find_split_facts(work: Workload, capability: Capability | None = None) -> Sp
 
 def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
     return _Probe(work, tensors, training=True).observe_split(last=last)
-
-
-def find_facts_of_all(
-    works: Sequence[Workload], training: bool = True, capability: Capability | None = None
-) -> list[Facts]:
-    """Return :func:`find_facts` of many workloads, in forks if this process allows it."""
-    processes = max(1, min(cores(), len(works) // LEAST_PER_PROCESS))
-
-    def find(first: int) -> list[Facts]:
-        return [find_facts(work, training, capability) for work in works[first::processes]]
-
-    facts_of = in_forks(find, range(processes))
-    return [facts_of[i % processes][i // processes] for i in range(len(works))]
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
@@ -450,7 +494,14 @@ class _Probe:
         calls: for each call, its peak, and whether it reads a parameter.
     """
 
-    def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
+    def __init__(
+        self,
+        work: Workload,
+        tensors: dict[str, torch.Tensor],
+        training: bool,
+        of_kind: Sequence[Any] | None = None,
+    ):
+        self.live = LiveTensors(of_kind)
         self.work = work
         self.tensors = tensors
         self.training = training
@@ -461,11 +512,10 @@ class _Probe:
         self.saved: dict[int, torch.UntypedStorage] = {}
         self.touched: dict[str, int] = {}
         self.made_by: dict[int, tuple[int, weakref.ref]] = {}
-        self.calls: list[tuple[int, bool]] = []
+        self.calls: list[tuple[Any, bool]] = []
         self.work_of_calls: list[CallWork] = []
-        self.sizes = {name: spec.bytes for name, spec, _ in work.inputs}
+        self.sizes = {name: self.live.size(spec.bytes) for name, spec, _ in work.inputs}
         self.packed: list[tuple[str, weakref.ref]] = []
-        self.live = LiveTensors()
         self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
@@ -499,7 +549,7 @@ class _Probe:
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
         self._forward(taken)
-        kept = sum(storage.nbytes() for storage in self.saved.values())
+        kept = sum(live.size(storage.nbytes()) for storage in self.saved.values())
         calls = self._memory_of_calls()
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
@@ -515,8 +565,8 @@ class _Probe:
             reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
             writes_kept=writes_kept,
             parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
-            forward_flops=float(forward_flops),
-            backward_flops=float(live.flops - forward_flops),
+            forward_flops=1.0 * forward_flops,
+            backward_flops=1.0 * (live.flops - forward_flops),
             traffic_bytes=traffic,
             forward_peak_bytes=forward.above(kept),
             backward_peak_bytes=backward.above(kept),
@@ -601,19 +651,23 @@ class _Probe:
                     self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack or self._pack, self._unpack)
         with torch.set_grad_enabled(self.training), self.live, hooks:
-            run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
+            run_workload(
+                self.work, self.tensors, SingleDevice(), buffers=self.live.reshard, after=self._after_call
+            )
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
         memory = []
         for position, (peak, reads) in enumerate(self.calls):
-            kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
+            kept = (
+                self.live.size(s.nbytes()) for key, s in self.saved.items() if self._made_at(key) <= position
+            )
             memory.append(CallMemory(sum(kept), peak, reads))
         return tuple(memory)
 
     def _made_at(self, storage: int) -> int:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
-    def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
+    def _lying(self) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
         """Return (view -> what it views, bytes of larger storages, views of free tensors) of results."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
@@ -631,8 +685,9 @@ class _Probe:
                 lies_in[name] = first[storage._cdata]
             else:
                 first[storage._cdata] = name
-                if storage.nbytes() != value.numel() * value.element_size():
-                    extents[name] = storage.nbytes()
+                size = self.live.size(storage.nbytes())
+                if _differ(size, self.live.bytes(value)):
+                    extents[name] = size
         return lies_in, extents, in_free
 
     def _after_call(self, position: int) -> None:
@@ -651,13 +706,13 @@ class _Probe:
         """Record the call's work as the difference from the count before."""
         call, outputs = self.work.calls[position]
         # Tensors released after their last use are gone by now, but their sizes are known.
-        self.sizes |= {n: t.numel() * t.element_size() for n, t in self.tensors.items()}
+        self.sizes |= {n: self.live.bytes(t) for n, t in self.tensors.items()}
         operands = iter_refs((call.args, tuple(call.kwargs.values())))
         read, written = (sum(self.sizes.get(name, 0) for name in names) for names in (operands, outputs))
         outer = reads_of(call.function) * read + written
         flops = self.live.flops - sum(done.forward_flops for done in self.work_of_calls)
         traffic = self.live.traffic - sum(done.traffic_bytes for done in self.work_of_calls)
-        self.work_of_calls.append(CallWork(flops, traffic, outer if traffic else 0))
+        self.work_of_calls.append(CallWork(flops, traffic, outer if np.any(traffic) else 0))
 
     def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
         """Run a backward with parameters' gradients going to buckets, others ``taken``."""
@@ -694,8 +749,8 @@ class _Probe:
             if role != "read" or not spec.requires_grad:
                 continue
             storage = taken[name].untyped_storage() if name in taken else None
-            size = storage.nbytes() if storage is not None else 0
-            if size != spec.bytes:
+            size = self.live.size(storage.nbytes() if storage is not None else 0)
+            if _differ(size, self.live.size(spec.bytes)):
                 extents[name] = size
             if storage is None:
                 continue

@@ -105,8 +105,8 @@ class Workload:
     names: Mapping[str, str]
 
     @cached_property
-    def key(self) -> str:
-        """32 hex digits of the content, equal for the same work on tensors of the same memory layout."""
+    def content(self) -> str:
+        """What it is in words, equal for the same work on tensors of the same memory layout."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
@@ -116,10 +116,14 @@ class Workload:
             (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped, s.domain)))
             for n, s, role in self.inputs
         ]
+        return json.dumps([_VERSION, inputs, calls, self.resolved, self.writes])
+
+    @cached_property
+    def key(self) -> str:
+        """32 hex digits of the content."""
         # SHA-256 instead of hash(), because keys are kept in files and compared between processes. 128 bits
         # are kept.
-        payload = json.dumps([_VERSION, inputs, calls, self.resolved, self.writes])
-        return hashlib.sha256(payload.encode()).hexdigest()[:32]
+        return hashlib.sha256(self.content.encode()).hexdigest()[:32]
 
     @property
     def dtype(self) -> str:
@@ -331,24 +335,21 @@ def makes_tensors(work: Workload) -> bool:
     return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
+Reshard = Callable[[torch.Tensor, Sequence[int], int], torch.Tensor]
+"""Returns a tensor of a shape for another; the elements are the peak of its buffers, with the result."""
+
+
 class _Reshard(torch.autograd.Function):
     """Uses the memory of a resharding, and moves nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
-        ctx.resolved, ctx.shape = resolved, x.shape
-        return _with_buffers(x, resolved.shape, resolved.forward_elements)
+    def forward(ctx: Any, x: torch.Tensor, resolved: Resolved, use: Reshard) -> torch.Tensor:
+        ctx.resolved, ctx.shape, ctx.use = resolved, x.shape, use
+        return use(x, resolved.shape, resolved.forward_elements)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return _with_buffers(grad, ctx.shape, ctx.resolved.backward_elements), None
-
-
-def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
-    result = x.new_empty(shape)
-    # Created and dropped at once: only the peak of LiveTensors sees it.
-    x.new_empty(max(elements - result.numel(), 0))
-    return result
+        return ctx.use(grad, ctx.shape, ctx.resolved.backward_elements), None, None
 
 
 def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
@@ -360,13 +361,13 @@ def run_workload(
     tensors: dict[str, torch.Tensor],
     context: ShardContext,
     *,
-    buffers: bool = False,
+    buffers: Reshard | None = None,
     after: Callable[[int], None] | None = None,
 ) -> None:
     """Run the calls in order, adding results to ``tensors`` and freeing inner ones after their last use.
 
     Args:
-        buffers: use the memory of resharding inside the group too.
+        buffers: what uses the memory of resharding inside the group too.
         after: called with each call's position after it.
     """
     for position, (call, outputs) in enumerate(work.calls):
@@ -381,8 +382,9 @@ def run_workload(
         # These names would keep tensors alive that the executor has already released by now.
         del args, kwargs, result
         if work.resolved is not None and work.resolved.tensor in outputs:
-            name, move = work.resolved.tensor, _Reshard.apply if buffers else _reshard
-            tensors[name] = move(tensors[name], work.resolved)
+            name, further = work.resolved.tensor, () if buffers is None else (buffers,)
+            move = _reshard if buffers is None else _Reshard.apply
+            tensors[name] = move(tensors[name], work.resolved, *further)
         for name in work.done[position]:
             tensors.pop(name, None)
         if after is not None:

@@ -1,14 +1,8 @@
-"""Facts of many workloads, found by several processes.
-
-Fake tensors lie in as much memory as the results of real kernels.
-"""
+"""Fake tensors lie in as much memory as the results of real kernels."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.ops.quantised import QuantisedProduct, WeightBytes, quantised
-from tensoropt.profiling.fact_finding import LEAST_PER_PROCESS, KernelStorages, _Probe
+from tensoropt.profiling.fact_finding import KernelStorages, _Probe
 from tests.models import Call
-from tests.profiling.test_facts import linear
 
 FOLDED = (
     lambda m, x: functional.fold(functional.unfold(x * m.w, 3, padding=1), (12, 16), 3, padding=1),
@@ -76,32 +69,6 @@ def storages(call: Any, *, fake: bool) -> list[tuple[str, list[int]]]:
 @pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS)
 def test_storages_are_those_of_real_kernels(call: Any) -> None:
     assert storages(call, fake=True) == storages(call, fake=False)
-
-
-WORKS = [linear(8, 16, 16 * n) for n in range(1, 2 * LEAST_PER_PROCESS + 2)]
-
-
-@pytest.mark.slow
-def test_what_processes_find_is_what_this_one_finds():
-    """In a process of its own, as test runners have threads."""
-    program = """
-import os
-from tensoropt import processes
-from tensoropt.profiling import fact_finding
-from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all
-from tests.profiling.test_fact_finding import WORKS
-fact_finding.cores = processes.cores = lambda: 2
-forks, fork = [], processes._fork
-processes._fork = lambda *asked: forks.append(fork(*asked)) or forks[-1]
-assert find_facts_of_all(WORKS) == [find_facts(work) for work in WORKS]
-assert len(forks) == 2
-assert find_facts_of_all(WORKS[:LEAST_PER_PROCESS], False) == [
-    find_facts(work, False) for work in WORKS[:LEAST_PER_PROCESS]
-]
-assert len(forks) == 2
-"""
-    program = program.replace("[:LEAST_PER_PROCESS]", f"[:{LEAST_PER_PROCESS}]")
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 def test_a_storage_in_the_place_of_one_that_is_gone_is_another():

@@ -44,7 +44,7 @@ FOUR = CapturedOnce(four)
 def searched_alone() -> Iterator[None]:
     """What the search alone finds: published planners take as long again for these small models."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
+        patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found, **_: found)
         yield
 
 

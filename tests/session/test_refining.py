@@ -196,7 +196,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
     monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)
     monkeypatch.setattr(SpaceSearch, "search", only_wide)
     # What the search alone finds: published planners' plans of other meshes come in beside it.
-    monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
+    monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found, **_: found)
     model = ModelSpec("zoo:mlp", 0).build()
     found = explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)
     assert {space.mesh.shape for space in found.spaces} == {(2, 2, 2)}

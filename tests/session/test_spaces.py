@@ -41,7 +41,9 @@ def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):
         return explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)
 
     # What the search alone finds: a published planner's plan may be as lean.
-    monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, exploration: exploration)
+    monkeypatch.setattr(
+        "tensoropt.api.with_quick_plans", lambda session, searched, exploration, **_: exploration
+    )
     capped = found()
     monkeypatch.setattr(WorkingSets, "caps", lambda *_: [])
     plain = found()

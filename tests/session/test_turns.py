@@ -21,7 +21,7 @@ def found(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "profiles.sqlite"
     with ProfileStore(path) as store, pytest.MonkeyPatch.context() as patch:
         # Counts are the search's: published planners' plans beat some of its points.
-        patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
+        patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found, **_: found)
         model = ModelSpec("zoo:gpt2-tiny", 0).build()
         yield [
             explore(*model, cluster=request.param, store=store, epsilon=epsilon, **ASKED)

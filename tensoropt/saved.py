@@ -46,7 +46,7 @@ def choose(
             or at several batches.
         memory: the budget per device: ``24GiB``, or bytes.
         time: the longest step: ``300ms``, or seconds.
-        knee: the point beyond which both memory and time cost most.
+        knee: the point where saving memory or time costs most.
         point: the point's number, from 1, instead of limits.
         fastest: the fastest plan that fits.
         devices: the number of devices in a sweep's folder; ``auto`` for the fewest that fit.

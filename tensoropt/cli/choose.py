@@ -51,7 +51,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, or 500ms)"
     )
-    which.add_argument("--knee", action="store_true", help="the point beyond which either costs most")
+    which.add_argument("--knee", action="store_true", help="the point where saving memory or time costs most")
     verb.add_argument(
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )

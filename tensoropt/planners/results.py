@@ -119,7 +119,7 @@ def _best(
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}; raise it to {leanest}, its leanest"
+            f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}: raise it"
         )
     return (fitting[-1],)
 

@@ -130,7 +130,7 @@ def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
 
 def test_thinned_wild_costs_are_bounded(monkeypatch):
     """Also options that the grid of costs makes equal in memory, which a large graph may have."""
-    monkeypatch.setattr(shared, "FEW_SUMS", 0)
+    monkeypatch.setattr(shared, "_FEW_SUMS", 0)
     for seed in seeds_of(0, 60):
         with contextlib.suppress(NoStrategyError):
             thinned = track_frontier(Wild(seed).graph(), max_points=3)

@@ -80,7 +80,7 @@ class PipelineTask:
 
     @cached_property
     def jobs(self) -> tuple[tuple[Mesh, int], ...]:
-        """The meshes of a job, with the number of micro-batches on each."""
+        """The meshes for which pipelines are planned, each with its number of micro-batches."""
         if not self.problem.graph.atoms.graph.training or self.problem.refusal:
             return ()
         most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
@@ -101,7 +101,7 @@ class PipelineTask:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """The exploration's spaces of these jobs, one for each."""
+        """The exploration's spaces, one for each of :attr:`jobs`."""
         keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 

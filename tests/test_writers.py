@@ -90,10 +90,11 @@ def model() -> torch.nn.Module:
 
 
 def write_checkpoint(folder: Path, which: int) -> None:
+    kept = model()
     with torch.no_grad():
-        for parameter in model().parameters():
+        for parameter in kept.parameters():
             parameter.fill_(which)
-    save_checkpoint(folder / "state", model())
+    save_checkpoint(folder / "state", kept)
 
 
 def read_checkpoint(folder: Path) -> int:

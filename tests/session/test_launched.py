@@ -94,7 +94,7 @@ def test_a_job_that_the_model_refuses_says_why(exploration, store):
     found = with_jobs(exploration, [replace(SHARDED, data=1, tensor=4, context=1, experts=3)], store)
     (job,) = your_jobs(found)
     assert job.row is None
-    assert "experts over 3 ranks" in job.refusal
+    assert "expert-parallel degree of 3" in job.refusal
     assert "has no prediction" in job.sentences()[0]
     assert found.others == exploration.others
 

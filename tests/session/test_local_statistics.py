@@ -93,7 +93,7 @@ def test_it_is_saved(found: Exploration, tmp_path: Path) -> None:
 
 
 def test_it_is_said_where_it_differs(found: Exploration) -> None:
-    assert f"{LOCAL} {rows(found)[LOCAL].verdict()} (statistics of" in answer(found).sentence()
+    assert f"{LOCAL} {rows(found)[LOCAL].verdict()} (batch-norm statistics" in answer(found).sentence()
     tried = {"data_parallel": {"local_statistics_s": fastest(found).time_s}}
     alike = replace(found, report={**found.report, "tried": tried})
     assert LOCAL in rows(alike)

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+
 from tests.benchmarks.machine import Results, described, rows_described
 
 _ROWS = {
@@ -56,10 +58,10 @@ def _asked(name: str) -> dict[str, dict[str, float]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for asked, link in _LINKS.items():
-            cluster, devices = Path(folder) / f"{link}.json", [{"kind": kind, "count": count}]
+            cluster, devices = Path(folder) / f"{link}.yaml", [{"kind": kind, "count": count}]
             links = {"intra_node": link, "inter_node": {"link": "IB-400G", "count": 8}}
             told = {"name": link, "devices": devices, "nodes": nodes, "links": links}
-            cluster.write_text(json.dumps(told), encoding="utf-8")
+            cluster.write_text(yaml.safe_dump(told), encoding="utf-8")
             words = [model, "--cluster", str(cluster), *more, "--json", "--out", f"{folder}/{asked}"]
             found[asked] = _timed(words, {**os.environ, "TENSOROPT_CACHE": f"{folder}/store"})
     return found

@@ -80,7 +80,7 @@ def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp
     page.set_input_files("#upload input[type=file]", tmp_path / "garbage.onnx")
     page.wait_for_selector("text='garbage.onnx' cannot be read as ONNX", timeout=60_000)
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
-    page.wait_for_selector("text=small.onnx is here")
+    page.wait_for_selector("text=small.onnx is uploaded")
     page.wait_for_selector("#model-said:has-text('--dim batch=8')")
     page.wait_for_selector("text=give a file's sizes in more options")
     fill(page, batch="")

@@ -11,13 +11,15 @@ from tensoropt_app.jobs.request import Request
 
 from tensoropt.question.question import Question
 
-REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
+REQUESTS = [
+    Request(Question(model=f"zoo:mlp?depth={n}", cluster="dgx-h100"), "mlp", "dgx-h100") for n in range(1, 4)
+]
 
 
 @pytest.mark.slow
 def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
-    for _ in range(2):
-        ticking.jobs.submit(REQUEST)
+    for request in REQUESTS[:2]:
+        ticking.jobs.submit(request)
     page = opened(ticking.url("new"))
     page.wait_for_selector(".job .at-work")
     page.click(".job summary >> nth=0")
@@ -31,7 +33,7 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
     assert page.evaluate("document.querySelector('.job details').open")
     assert page.evaluate("[...document.querySelectorAll('.job, .job details, .log')].every(e => e.mine)")
     assert page.evaluate("document.activeElement.className") == "log"
-    ticking.jobs.submit(REQUEST)  # a new card comes before them
+    ticking.jobs.submit(REQUESTS[2])  # a new card comes before them
     page.wait_for_function("document.querySelectorAll('.job').length === 3")
     assert page.evaluate("document.querySelectorAll('.job details')[1].open")
     assert page.evaluate("document.activeElement.className") == "log"

@@ -31,6 +31,8 @@ from tests.sweep.operators import (
 
 PARTS = 10
 TENTH, TENTH_PARTS = 10, 20
+ONCE_WRONG = [["nn.functional.embedding_bag", "float32", 13]]
+"""Samples that no other of `make test` stands for: a padding row counted from the end."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_the_chosen_samples_split_right(part: int) -> None:
     """Those with most operators between them; a few are captured together."""
     infos = {name_of(info): info for info in operators()}
     together = defaultdict[Any, list[Around]](list)
-    for name, dtype, number in json.loads(CHOSEN.read_text())[part::PARTS]:
+    for name, dtype, number in [*json.loads(CHOSEN.read_text()), *ONCE_WRONG][part::PARTS]:
         model = model_of(infos[name], sample_of(infos[name], getattr(torch, dtype), number), number)
         assert isinstance(model, Around), f"{name}: {model}"
         together[model.like].append(model)

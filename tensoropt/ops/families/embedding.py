@@ -83,7 +83,7 @@ def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     vocabulary = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[0]
     steps = shard.steps(vocabulary, axes)
-    return replace(call, function="kernels.embedding_bag", static=(axes, steps))
+    return replace(call, function="kernels.embedding_bag", static=(axes, steps, vocabulary))
 
 
 def _vocabulary_embedding(
@@ -117,6 +117,7 @@ def _embedding_bag_kernel(
     name: str,
     axes: tuple[int, ...],
     steps: int | tuple[int, ...],
+    vocabulary: int,
     weight: torch.Tensor,
     index: torch.Tensor,
     offsets: torch.Tensor,
@@ -141,8 +142,8 @@ def _embedding_bag_kernel(
         return bag(weight, index, offsets, *options)
     local = index - start_of(context, axes, steps)
     counted = torch.ones_like(index, dtype=weight.dtype)
-    if padding_idx is not None and padding_idx >= 0:
-        counted = (index != padding_idx).to(weight.dtype)
+    if padding_idx is not None:  # counted from the end of the whole vocabulary if negative
+        counted = (index != padding_idx % vocabulary).to(weight.dtype)
     inside = counted * ((local >= 0) & (local < weight.shape[0]))
     rows = local.clamp(0, max(weight.shape[0] - 1, 0))
     inside = inside if factors is None else inside * factors

@@ -7,6 +7,7 @@ The command line always imports this module, so NumPy is imported on use.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gzip
 import importlib
@@ -174,6 +175,8 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for target in (target, *others):  # noqa: B020
+            if target.is_dir():  # no file replaces it, which must not show among renames
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             # In the same folder: os.replace is atomic only within one file system.
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             os.close(handle)
@@ -193,6 +196,7 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
                 draft.write_text(json.dumps(renames), encoding="utf-8")
                 _flush(draft)
                 os.replace(draft, journal)
+                temporary.clear()  # the journal's from now on
                 _finish(journal)
             else:
                 os.replace(temporary[0], target)
@@ -214,7 +218,8 @@ def _flush(path: Path) -> None:
 def _finish(journal: Path) -> None:
     for written, target in json.loads(journal.read_text(encoding="utf-8")).items():
         with contextlib.suppress(FileNotFoundError):  # already renamed when its process was killed
-            os.replace(journal.parent / written, journal.parent / target)
+            # Names alone: a folder from elsewhere must not move files of others.
+            os.replace(journal.parent / Path(written).name, journal.parent / Path(target).name)
     journal.unlink()
 
 
@@ -226,7 +231,8 @@ def folder_lock(folder: Path, *, writing: bool = False) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
+        # A journal that is none, of a folder from elsewhere, is left alone.
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             fcntl.flock(handle, fcntl.LOCK_EX)
             for journal in folder.glob(f".*{_RENAMES}"):
                 _finish(journal)

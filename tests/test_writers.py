@@ -209,7 +209,6 @@ def test_killed_anywhere(name: str, before: int, tmp_path: Path) -> None:
     assert set(seen) <= {before, 2}
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (before, 2)
-    assert number > 2
 
 
 @every_writer
@@ -224,8 +223,8 @@ def test_a_full_disk(name: str, most_bytes: int, tmp_path: Path) -> None:
         writer.write(tmp_path, 2)
 
     ended = child(write)
-    assert ended in (0, 1)  # a store goes on in memory, a small file may fit
-    assert writer.read(tmp_path) == 1 or ended == 0
+    # A store goes on in memory, and a small file may fit.
+    assert (ended, writer.read(tmp_path)) in ((0, 1), (0, 2), (1, 1))
 
 
 @every_writer
@@ -277,14 +276,12 @@ def test_a_clock_that_goes_back(tmp_path: Path) -> None:
     """Nothing is forgotten, and what is kept is found."""
     value = {"table": [1.0, 2.0]}
     with closing(ProfileStore(tmp_path / "profiles.sqlite")) as store:
-        store.put("a", {"which": 1})
         store.put("a", value, kind="tables")
         a_year_ago = time.time() - 365 * 86_400
         with mock.patch("time.time", return_value=a_year_ago):
             store.put("b", value, kind="tables")
             assert store.get("a", kind="tables") == store.get("b", kind="tables") == value
     with closing(ProfileStore(tmp_path / "profiles.sqlite")) as store:
-        assert store.get("a") == {"which": 1}
         assert store.get("a", kind="tables") == value
 
 
@@ -295,3 +292,21 @@ def test_a_damaged_checkpoint_is_refused(left: int, tmp_path: Path) -> None:
         os.truncate(file, left)
     with pytest.raises(TensorOptError, match="cannot read the checkpoint"):
         load_checkpoint(tmp_path / "state", model())
+
+
+@pytest.mark.parametrize(
+    "names", ['{"../secret": "frontier.csv"}', '{".kept": "../secret"}', "[1]", "{", '{"a": 1}']
+)
+def test_a_journal_from_elsewhere_moves_nothing_outside(names: str, tmp_path: Path) -> None:
+    explored(1).save(tmp_path / "out")
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "out" / ".x.renames").write_text(names)
+    assert load_exploration(tmp_path / "out").points
+    assert (tmp_path / "secret").read_text() == "mine"
+
+
+def test_a_folder_where_a_file_belongs_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out" / "frontier.csv").mkdir(parents=True)
+    with pytest.raises(TensorOptError, match="nothing was changed"):
+        explored(2).save(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["frontier.csv"]

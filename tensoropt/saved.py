@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.answer import baseline_row
 from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
 from tensoropt.exploration.exploration import Exploration, load_exploration
@@ -75,7 +74,6 @@ def chosen_point(
     saved: _Saved,
     *,
     point: int | None = None,
-    baseline: str | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
     **limits: Any,
@@ -83,7 +81,6 @@ def chosen_point(
     """Return the exploration and the index of the point that :func:`choose` would make a plan of.
 
     Args:
-        baseline: a usual strategy, one of :data:`~tensoropt.exploration.answer.BASELINES`.
         limits: further arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
     """
     if point is not None:
@@ -93,14 +90,7 @@ def chosen_point(
                     f"a point belongs to one exploration; give its folder instead of --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
-    if baseline is None:
-        return exploration, exploration.index(**limits, point=point)
-    if point is not None or limits["time_s"] is not None or limits["knee_point"] or limits["fastest"]:
-        raise TensorOptError(
-            f"baseline {baseline} and a point, a time, the knee or the fastest are both given; "
-            "give one of them"
-        )
-    return exploration, baseline_row(exploration, baseline, limits["memory_bytes"], limits["headroom"])
+    return exploration, exploration.index(**limits, point=point)
 
 
 @shows_progress

@@ -295,3 +295,23 @@ def write_size(value: float) -> str:
     """Return the shortest text that reads back as this number of bytes."""
     unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
     return f"{round(value / _SIZES.get(unit, 1))}{unit}"
+
+
+def headroom_bytes(headroom: str, whole: float) -> float:
+    """Return the bytes to keep free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
+
+    Raises:
+        TensorOptError: the headroom is neither a share nor a size, or leaves nothing.
+    """
+    try:
+        kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)
+    except TensorOptError:
+        raise TensorOptError(
+            f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
+        ) from None
+    if not 0 <= kept < whole:
+        raise TensorOptError(
+            f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
+            "less of them free"
+        )
+    return kept

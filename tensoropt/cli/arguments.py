@@ -152,23 +152,6 @@ def add_headroom(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def headroom_option(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
-    """Return the share of a device's memory that ``--headroom`` keeps free; None if it is not given.
-
-    Args:
-        device_bytes: returns the memory of the smallest device; called only if headroom is requested.
-
-    Raises:
-        TensorOptError: headroom is neither a share nor a size, or leaves nothing.
-    """
-    from tensoropt.question.question import headroom_bytes
-
-    if options.headroom is None:
-        return None
-    whole = device_bytes()
-    return headroom_bytes(options.headroom, whole) / whole
-
-
 @contextlib.contextmanager
 def writable_folder(path: str) -> Iterator[Path]:
     """Yield the folder, created if necessary; remove it again if the block fails and leaves it empty.

@@ -2,8 +2,8 @@
 
 A name follows from the dim that each mesh axis splits in each operator, and from how parameters are stored.
 An axis is named after its use in most operators, weighted by seconds; other uses follow with their share,
-from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.shares`; without a saved operator graph all
-operators and parameters weigh the same).
+from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.graph_facts`; without a saved operator graph
+all operators and parameters weigh the same).
 
 - *DP*: an axis splits the batch
 - *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.plan.graph_facts import LEAST_SHARE, Weights
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import FULL, IN_PART, LIGHT, StagesRecord, recomputed_words
-from tensoropt.plan.shares import LEAST_SHARE, Weights
 from tensoropt.plan.space import Space
 from tensoropt.units import share_words
 

@@ -12,6 +12,7 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
+from tensoropt.plan.graph_facts import Weights
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, StagePlan, StagesInfo
 from tensoropt.plan.plan_names import (
     ADDED,
@@ -30,7 +31,6 @@ from tensoropt.plan.plan_names import (
 )
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.shares import Weights
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration

@@ -243,12 +243,8 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
     answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
-    from tensoropt.exploration.batch_sweep import throughput_frontier
-
-    points = len(throughput_frontier(sweep.explorations))
     lines = [
         answer.text,
-        f"{points} points unbeaten at any batch in memory and time per sample: {folder}/frontier.csv",
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]

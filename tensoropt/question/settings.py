@@ -368,8 +368,8 @@ class Settings:
     pipelines: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "heuristic search of pipelines: auto: a quick one, on clusters of several nodes or device kinds; "
-            "always: a thorough one, on any cluster", "Pipelines", _SEARCH, width=120,
+            "heuristic search of pipelines: auto: on clusters of several nodes or device kinds; always: on "
+            "any cluster", "Pipelines", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[

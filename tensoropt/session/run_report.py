@@ -129,15 +129,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def run_report(
-    searched: Searched, seconds: Mapping[str, float], simulated: int, unbeaten: int
-) -> dict[str, Any]:
+def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return the facts, under the names that they have in saved explorations.
 
     Args:
         seconds: the seconds of each stage.
-        simulated: how many of the strategies that the search found were simulated.
-        unbeaten: how many of these no other beats.
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
@@ -167,9 +163,6 @@ def run_report(
             *searched.notes,
         ],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
-        "points_found": sum(len(frontier) for space in searched.spaces for frontier in space.frontiers),
-        "points_before_judging": simulated,
-        "points_unbeaten": unbeaten,
         "workloads_measured": len(costs.timings.records),
         "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.timings.records.values()),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import StepWork
 
@@ -49,20 +49,6 @@ def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
     between = (below + above) // 2
     # The two are a factor of four apart or more: try one between them.
     return between if above >= 2 * below and between not in tried and between > below else None
-
-
-def at_batch(sweep: Sequence[Exploration], batch: int) -> Exploration:
-    """Return the exploration at this batch.
-
-    Raises:
-        TensorOptError: there is none; lists the batches.
-    """
-    batches = [StepWork.of(found).samples for found in sweep]
-    if batch not in batches:
-        raise TensorOptError(
-            f"there is no exploration at batch {batch}; there are {', '.join(map(str, batches))}"
-        )
-    return sweep[batches.index(batch)]
 
 
 def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:

@@ -372,18 +372,6 @@ def of_batches(sweep: Sequence[Exploration]) -> bool:
     return len(batches) > 1 and None not in batches and len(alike) == 1
 
 
-def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
-    """Return the exploration on this many devices.
-
-    Raises:
-        TensorOptError: there is none; lists the device counts.
-    """
-    for found in sweep:
-        if found.devices == devices:
-            return found
-    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(sweep)}")
-
-
 def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
     """Return the exploration on the fewest devices that has a plan within limits (mini-parallelism).
 
@@ -402,12 +390,9 @@ def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> E
         return found
     leanest = min(sweep, key=lambda found: float(found.needs.min()))
     fastest = min(sweep, key=lambda found: found.points[-1].time_s)
+    counts = ", ".join(str(found.devices) for found in sweep)
     raise InfeasibleError(
-        f"no plan on {_counts(sweep)} devices is within the limits; the leanest needs "
+        f"no plan on {counts} devices is within the limits; the leanest needs "
         f"{format_bytes(float(leanest.needs.min()))} on {leanest.devices} devices, the fastest takes "
         f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
     )
-
-
-def _counts(sweep: Sequence[Exploration]) -> str:
-    return ", ".join(str(found.devices) for found in sweep)

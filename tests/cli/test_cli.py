@@ -258,8 +258,8 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     assert "Largest batch explored: 4" in out
     chosen = json.loads(run("choose", "batches", "--batch", "2", "--knee", "--json")[1])
     assert chosen["plan"]["model"]["batch"] == 2
-    refused(run("choose", "batches", "--batch", "3", "--knee"), "there are 2, 4")
-    refused(run("choose", "batches", "--batch", "two", "--knee"), "neither auto nor a number")
+    refused(run("choose", "batches", "--batch", "3", "--knee"), "give auto or one of 2, 4")
+    refused(run("choose", "batches", "--batch", "two", "--knee"), "give auto or one of 2, 4")
     refused(run("choose", "batches", "--batch", "2", "--point", "1"), "instead of --batch")
     both = ("--batch", "2", "--devices", "1", "--knee")
     refused(run("choose", "batches", *both), "both select an exploration")

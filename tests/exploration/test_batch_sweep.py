@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.batch_sweep import (
-    at_batch,
     batch_in,
     fastest_batch,
     next_batch,
@@ -115,6 +114,3 @@ def test_the_batch_to_take_has_most_samples_per_second_within_the_limits() -> No
     assert fastest_batch(SWEEP, {**within, "time_s": 1.0}).model.batch == 8
     with pytest.raises(InfeasibleError, match="the smallest plan needs 10 GiB"):
         fastest_batch(SWEEP, {**within, "memory_bytes": 5 * GIB})
-    assert at_batch(SWEEP, 16) is SWEEP[1]
-    with pytest.raises(TensorOptError, match="no exploration at batch 12; there are 8, 16, 32, 64"):
-        at_batch(SWEEP, 12)

@@ -13,7 +13,6 @@ from tensoropt.exploration.cluster_offers import (
     fewest_devices,
     folders_in,
     load_sweep,
-    member,
     of_batches,
     offers,
 )
@@ -58,9 +57,6 @@ def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
         assert fewest_devices(FAMILY, limits).devices == devices
     with pytest.raises(InfeasibleError, match=r"1, 2, 4 devices .* leanest needs 4.*MiB on 4"):
         fewest_devices(FAMILY, {"memory_bytes": 2 * MIB})
-    assert member(FAMILY, 2) is FAMILY[1]
-    with pytest.raises(TensorOptError, match="no exploration on 3 devices; there are 1, 2, 4"):
-        member(FAMILY, 3)
 
 
 def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:

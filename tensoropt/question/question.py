@@ -206,9 +206,9 @@ class Question(BaseModel):
         words += [word for option in self.planner_options for word in ("--planner-option", option)]
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
-    def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:
+    def line(self, out: str, cluster_file: str = "") -> str:
         """Return the equivalent command line for copying; arguments as in :meth:`words`."""
-        return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
+        return shlex.join(["tensoropt", *self.words(out, cluster_file)])
 
 
 def onnx_options(

@@ -264,9 +264,12 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     both = ("--batch", "2", "--devices", "1", "--knee")
     refused(run("choose", "batches", *both), "both select an exploration")
     for more in (("--devices", "1"), ("--also-on", "dgx-a100")):
-        refused(run(*arguments, "--batch", "auto", *more, "--out", "x"), f"and {more[0]} is given as well")
+        refused(
+            run(*arguments, "--batch", "auto", *more, "--out", "x"),
+            f"{more[0]} and --batch auto ask for rows",
+        )
     compared = (*arguments[:6], "--planners", "all", "--out", "x")
-    refused(run(*compared, "--batch", "2,4"), "planners are compared at one batch")
+    refused(run(*compared, "--batch", "2,4"), "--planners and --batch 2,4 ask for rows of different kinds")
     refused(run(*NET, "--cluster", "cpu:1", "--batch", "auto", "--out", "x"), "with a parameter 'batch'")
     assert not Path("x").exists()
 

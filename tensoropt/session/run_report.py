@@ -21,6 +21,7 @@ from tensoropt.capture.lines import frames_of
 from tensoropt.capture.unsupported import of_error
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
+from tensoropt.exploration.rates import HOUR_S
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.families.routed_experts import EXPERTS
@@ -115,10 +116,6 @@ def _reason(error: BaseException) -> str:
     return first if len(first) <= _REASON else first[:_REASON].rsplit(" ", 1)[0] + " ..."
 
 
-_HOUR_S = 3600.0
-"""Seconds of a step above which a note is made."""
-
-
 def versions() -> dict[str, str]:
     """Return the versions of everything that a plan's figures depend on."""
     return {
@@ -203,9 +200,9 @@ def implausible(found: Findings) -> Iterator[str]:
             f"has {format_bytes(found.device_bytes)}; take more devices or a smaller batch, or mend the "
             "cluster's units"
         )
-    if points[-1].time_s > _HOUR_S:
+    if points[-1].time_s > HOUR_S:
         yield (
-            f"the fastest step takes {points[-1].time_s / _HOUR_S:,.1f} hours: are the units of the "
+            f"the fastest step takes {points[-1].time_s / HOUR_S:,.1f} hours: are the units of the "
             "cluster's figures right?"
         )
 

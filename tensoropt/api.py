@@ -115,8 +115,7 @@ def explore(
         captured, problem = _prepared(session, loaded, loss)
     described = KeptCapture(_model_info(session, captured, loaded), captured.graph, loaded.notes)
     with failures_named(name, captured.graph):
-        exploration = _explored(session, described, lambda: problem, entries, limits)
-    return replace(exploration, captured=captured)
+        return _explored(session, described, lambda: problem, entries, limits)
 
 
 def _check_words(args: Any, loss: Any) -> None:

@@ -38,7 +38,6 @@ class Findings:
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result, in the form of :mod:`tensoropt.planners.compare`.
-        captured: the capture, in the process that explored; not saved.
         costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or a
             function that returns them; None if an operator has an argument that no file can hold.
     """
@@ -52,7 +51,6 @@ class Findings:
     report: Mapping[str, Any]
     others: Sequence[Point] = ()
     comparison: tuple[Mapping[str, Any], ...] = ()
-    captured: Any = field(default=None, repr=False, compare=False)
     costs: Any = field(default=None, repr=False, compare=False)
 
     @cached_property

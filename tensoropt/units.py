@@ -175,13 +175,6 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def with_article(name: str) -> str:
-    """Return a device's name with its indefinite article as spoken: ``an H100-80GB``, ``a V100``."""
-    spelled = re.match(r"[A-Z]+(?=[\d-]|$)", name)
-    vowel = name[:1] in "AEFHILMNORSX" if spelled else name[:1].lower() in "aeiou"
-    return f"{'an' if vowel or name.startswith('8') else 'a'} {name}"
-
-
 def counted_if_any(count: int, noun: str, words: str = "{}") -> tuple[str, ...]:
     """Return words that contain a count as ``{}``, such as ``1 point``; none for a count of 0."""
     return (words.format(counted(count, noun)),) if count else ()

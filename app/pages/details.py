@@ -179,7 +179,7 @@ def _operators(data: FrontierData, row: int, detail: Any) -> Any:
     below = bottom_rows(beside_rows(data.exploration, row, detail), data.units)
     options = {"rowHeight": 30, "headerHeight": 34, "pinnedBottomRowData": below}
     kind = data.exploration.all_points[row].kind
-    said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
+    said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}."
     table = parts.grid(
         "operators", columns_of(columns, rows, data.units), 480, options, key="group",
         rowData=table_rows(rows, data.units),

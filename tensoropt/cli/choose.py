@@ -84,8 +84,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     plan = exploration.plan(index)
     lines, facts = _described(options, exploration, index, memory)
     within = answer_within(exploration, memory, options.headroom)
-    taken = within.taken_words() if within.row == index and options.point is None else ""
-    lines = [within.sentence(), *([taken] if taken else []), "", *lines]
+    chosen = within.chosen if within.row == index and options.point is None else None
+    lines = [within.sentence(), *([] if chosen is None else [f"taken as {chosen.rule}"]), "", *lines]
     if options.why or options.trace:
         reasons, more = _reasons(exploration, index, options)
         lines += ["", *reasons]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tensoropt.costs.device_fit import TIGHT
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
+from tensoropt.exploration.recommended import Recommendation, a_config_says, recommended
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import (
     HEURISTICS,
@@ -29,7 +29,7 @@ from tensoropt.plan.plan_names import (
     planner_title,
 )
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words, without_zeros
+from tensoropt.units import format_bytes, format_number, format_seconds, share_words, without_zeros
 
 _DDP, _PLACED = "data_parallel", "placed"
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
@@ -173,21 +173,6 @@ class Budgeted:
         """Return a baseline's name in the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
-
-    def taken_words(self) -> str:
-        """Return why this plan is recommended: the rule, and its numbers; "" if none fits."""
-        if self.chosen is None:
-            return ""
-        name = self.findings.names[self.chosen.row]
-        said = "can" if a_config_says(name) else "cannot"
-        numbers = [
-            f"a launcher's config {said} express it",
-            counted(kinds_of(name), "kind") + " of parallelism",
-        ]
-        exceptions = share_words(float(self.findings.exceptions[self.chosen.row]))
-        if exceptions != share_words(0.0):
-            numbers.append(f"{exceptions} of its time in operators split otherwise")
-        return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
 
     @property
     def faster_words(self) -> str:

@@ -116,7 +116,7 @@ def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> N
     assert within.chosen.fastest == 4
     assert f"40 GiB. Up to 2 % faster by point 5 ({found.names[4]})." in within.sentence()
     assert "DDP" not in within.sentence().replace(within.name, "")  # it is the answer itself
-    assert within.taken_words().startswith("taken as the simplest plan within 3 % of the fastest that fits: ")
+    assert within.chosen.rule == "the simplest plan within 3 % of the fastest that fits"
     # Nothing is said to be faster than the answer where something is.
     simple = point(70 * GIB, found.points[-1].time_s * 1.02, planner="data_parallel", choice=(1, 1, 1, 1))
     most = answer(replace(found, others=(simple,)), 80 * GIB)

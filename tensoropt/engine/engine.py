@@ -23,7 +23,6 @@ from tensoropt.graph import Operator, Tensor
 from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
-from tensoropt.ranks.worker import keep_freed_memory
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
@@ -152,10 +151,6 @@ class Engine(ABC, Generic[S]):
             if tensor.kind == "buffer"
         }
         self.after_backward: Callable[[], None] = lambda: None
-        # glibc gives freed memory back and maps it again at every step: 8 % of a GPT-2's step on one rank
-        # (README).
-        if runtime.device.type == "cpu":
-            keep_freed_memory()
         self.regathered = RegatheredParameters(runtime)
         runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
         runtime.saving = self.regathered.pack, self.regathered.unpack

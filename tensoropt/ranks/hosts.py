@@ -201,7 +201,6 @@ def _pinned() -> str:
     cores = rank_cores(ranks)
     pin_rank(None if cores is None else cores[local])
     torch.set_num_threads(1)
-    worker.keep_freed_memory()
     return "gloo"
 
 

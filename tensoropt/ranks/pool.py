@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import shutil
@@ -31,33 +30,10 @@ from tensoropt.ranks.worker_process import (
     kill_all,
     raised_in,
     start_worker,
-    worked_s,
 )
 
 _GRACE_S = 3.0
 """Seconds in which the other ranks must answer once one has failed; an assumption."""
-
-
-_IDLE_S = 30.0
-"""The seconds without work of any pending rank after which they count as deadlocked; an assumption."""
-_LOOK_S, _IDLE_SHARE = 5.0, 0.01
-"""Seconds between checks for idle ranks, and the share of a core below which a rank is idle: one that waits
-in gloo takes 0.3 %."""
-
-
-class _Idle:
-    """A clock of the time that ranks have been idle."""
-
-    def __init__(self) -> None:
-        self.seconds, self._since, self._worked_s = 0.0, time.monotonic(), math.inf
-
-    def look(self, workers: Sequence[WorkerProcess]) -> float:
-        """Return for how many seconds these workers have been idle."""
-        now, worked = time.monotonic(), worked_s(workers)
-        self.seconds = now - self._since
-        if not abs(worked - self._worked_s) <= _IDLE_SHARE * len(workers) * self.seconds:
-            self.seconds, self._since, self._worked_s = 0.0, now, worked
-        return self.seconds
 
 
 class RankPool:
@@ -288,12 +264,10 @@ class RankPool:
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
         died = False
-        timeout, idle = Timeout(timeout_s), _Idle()
+        timeout = Timeout(timeout_s)
         while pending:
-            ready = timeout.wait(list(pending), _LOOK_S)
+            ready = timeout.wait(list(pending))
             if not ready:
-                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < _IDLE_S:
-                    continue
                 break
             for item in ready:
                 rank = pending.pop(item)
@@ -324,10 +298,7 @@ class RankPool:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = hangs_in(
-                {rank: self._workers[rank] for rank in sorted(pending.values())},
-                task,
-                timeout_s,
-                idle.seconds if timeout.left_s else 0.0,
+                {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
             )
         if failure is None:
             return results

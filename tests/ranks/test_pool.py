@@ -193,32 +193,12 @@ def cross(rank: int, world_size: int) -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def test_ranks_that_all_wait_are_given_up_before_the_time_out(pool, monkeypatch):
+def test_ranks_that_wait_for_one_another_are_said_with_their_places(pool):
     pool.run(echo)
-    monkeypatch.setattr(pool_module, "_IDLE_S", 0.5)
-    monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
-    monkeypatch.setattr(pool_module, "_IDLE_SHARE", 0.1)
-    told = r"did nothing for \d+ s: .*rank 0 is in all_reduce, called from .*; rank 1 is in recv, called from"
+    told = "rank 0 is in all_reduce, called from .*; rank 1 is in recv, called from"
     with pytest.raises(RankError, match=told) as caught:
-        pool.run(cross, timeout_s=60.0)
+        pool.run(cross, timeout_s=1.0)
     assert caught.value.kind == "hung"
-
-
-def busy(rank: int, world_size: int, seconds: float) -> int:
-    if rank == 0:
-        end = time.process_time() + seconds
-        while time.process_time() < end:
-            pass
-    dist.barrier()
-    return rank
-
-
-@pytest.mark.slow
-def test_ranks_that_wait_for_one_that_works_are_not(pool, monkeypatch):
-    pool.run(echo)
-    monkeypatch.setattr(pool_module, "_IDLE_S", 0.5)
-    monkeypatch.setattr(pool_module, "_LOOK_S", 0.1)
-    assert pool.run(busy, 0.8) == [0, 1]
 
 
 @pytest.mark.slow

@@ -10,50 +10,32 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture import Capture, WithResults, capture
-from tensoropt.engine.calls import CallingConvention
-from tensoropt.engine.engine import Engine, TargetCounts
+from tensoropt.capture import WithResults, capture
+from tensoropt.engine.engine import TargetCounts
 from tensoropt.engine.lowered_call import CallGraph
 from tensoropt.engine.other_batches import filled, joined_loss
-from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
+from tensoropt.engine.plain_copy import plain_copy
 from tensoropt.engine.runtime import EqualShares, content_hash, gathered, text_hash
-from tensoropt.engine.script_values import JobRanks
 from tensoropt.errors import CaptureError, PlanError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.evaluating import results_by_rows, rows_are_apart
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.strategy import Strategy
 
+if TYPE_CHECKING:
+    from tensoropt.engine.parallel_model import ParallelModel
+
 _MANY_FORMS = 8
 """The number of forms after which a warning says that each needs a capture; an assumption."""
 _PREFIX = "model."
 """The prefix of the model's own names in :class:`WithResults`."""
-
-
-class _EvaluatedModel(ParallelizedParts, Protocol):
-    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
-
-    engine: Engine[Any]
-    convention: CallingConvention
-    captured: Capture
-    device: torch.device
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, torch.dtype]
-    together: JobRanks | None
-
-    @property
-    def global_rows(self) -> int:
-        """The rows of a global batch."""
-
-    def parameter_keys(self) -> dict[str, nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,7 @@ class _Form:
 
     def __init__(
         self,
-        parallel: _EvaluatedModel,
+        parallel: ParallelModel,
         call: _Call,
         rows: int,
         loss: Callable[[Any], torch.Tensor] | None,
@@ -182,7 +164,7 @@ class _Form:
         return self.lowered(inputs, self._read)
 
 
-def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+def _reader(parallel: ParallelModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     engine, model, device = parallel.engine, parallel.model, parallel.device
     if (name := parallel.names.get(key)) is not None:
         return lambda: engine.shards.leaves[name].detach().to(dtype)
@@ -192,7 +174,7 @@ def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable
     return lambda: getattr(owner, attribute).detach().to(device, dtype)
 
 
-def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
+def _on_meta(parallel: ParallelModel) -> nn.Module:
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()
@@ -218,7 +200,7 @@ class CallEvaluator:
 
     def __init__(
         self,
-        parallel: _EvaluatedModel,
+        parallel: ParallelModel,
         loss: Callable[[Any], torch.Tensor] | None,
         *,
         compare_ranks: bool = True,
@@ -369,8 +351,7 @@ class CallEvaluator:
                     "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
                 )
         counts = [count for _, count, _, _, _ in rows]
-        pieces = {max(ceil(count / max(self.rows, 1)), 1) for count in counts}
-        fits = all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1
+        fits = all(fits for _, _, _, fits, _ in rows)
         # The plan's own graph compares what it is given itself.
         if self.compare_ranks and self.alike and self.world > 1 and (everything or not fits):
             divided = [call.values[place] for place in call.tensors if place in call.divided]

@@ -10,32 +10,49 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture import WithResults, capture
-from tensoropt.engine.engine import TargetCounts
+from tensoropt.capture import Capture, WithResults, capture
+from tensoropt.engine.calls import CallingConvention
+from tensoropt.engine.engine import Engine, TargetCounts
 from tensoropt.engine.lowered_call import CallGraph
 from tensoropt.engine.other_batches import filled, joined_loss
-from tensoropt.engine.plain_copy import plain_copy
+from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
 from tensoropt.engine.runtime import EqualShares, content_hash, gathered, text_hash
+from tensoropt.engine.script_values import JobRanks
 from tensoropt.errors import CaptureError, PlanError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.evaluating import results_by_rows, rows_are_apart
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.strategy import Strategy
 
-if TYPE_CHECKING:
-    from tensoropt.engine.parallel_model import ParallelModel
-
 _MANY_FORMS = 8
 """The number of forms after which a warning says that each needs a capture; an assumption."""
 _PREFIX = "model."
 """The prefix of the model's own names in :class:`WithResults`."""
+
+
+class _EvaluatedModel(ParallelizedParts, Protocol):
+    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
+
+    engine: Engine[Any]
+    convention: CallingConvention
+    captured: Capture
+    device: torch.device
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+    together: JobRanks | None
+
+    @property
+    def global_rows(self) -> int:
+        """The rows of a global batch."""
+
+    def parameter_keys(self) -> dict[str, nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ class _Form:
 
     def __init__(
         self,
-        parallel: ParallelModel,
+        parallel: _EvaluatedModel,
         call: _Call,
         rows: int,
         loss: Callable[[Any], torch.Tensor] | None,
@@ -164,7 +181,7 @@ class _Form:
         return self.lowered(inputs, self._read)
 
 
-def _reader(parallel: ParallelModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     engine, model, device = parallel.engine, parallel.model, parallel.device
     if (name := parallel.names.get(key)) is not None:
         return lambda: engine.shards.leaves[name].detach().to(dtype)
@@ -174,7 +191,7 @@ def _reader(parallel: ParallelModel, key: str, dtype: torch.dtype) -> Callable[[
     return lambda: getattr(owner, attribute).detach().to(device, dtype)
 
 
-def _on_meta(parallel: ParallelModel) -> nn.Module:
+def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()
@@ -200,7 +217,7 @@ class CallEvaluator:
 
     def __init__(
         self,
-        parallel: ParallelModel,
+        parallel: _EvaluatedModel,
         loss: Callable[[Any], torch.Tensor] | None,
         *,
         compare_ranks: bool = True,

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from tensoropt.engine.parallel_model import ParallelModel
+from tensoropt.graph import OperatorGraph
 
 
-def plain_copy(parallel: ParallelModel, values: Mapping[str, torch.Tensor]) -> nn.Module:
+class ParallelizedParts(Protocol):
+    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that a copy needs."""
+
+    model: nn.Module
+    source: OperatorGraph
+    names: dict[str, str]
+    parameters: dict[str, nn.Parameter]
+    attributes: dict[str, Any]
+    hooks: list[Any]
+
+
+def plain_copy(parallel: ParallelizedParts, values: Mapping[str, torch.Tensor]) -> nn.Module:
     """Copy a model as before parallelization, with parameters ``values`` by state-dict key."""
     memo: dict[int, Any] = {
         id(parallel.parameters[parallel.names[key]]): nn.Parameter(

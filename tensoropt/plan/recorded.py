@@ -21,7 +21,7 @@ from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, runs_b
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
-from tensoropt.files import check_size, unpacked
+from tensoropt.files import unpacked
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
@@ -174,7 +174,7 @@ class Recorded:
         return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
-        """Write a gzip'd JSON file that :func:`load_recorded` reads."""
+        """Write a gzip'd JSON file that :func:`read_recorded` reads."""
         data = {
             "schema": _SCHEMA,
             "graph": graph_to_dict(self.graph),
@@ -191,15 +191,14 @@ class Recorded:
             packed.write(text)
 
 
-def load_recorded(path: Path) -> Recorded:
-    """Read a file that :meth:`Recorded.save` wrote.
+def read_recorded(content: bytes, path: Path) -> Recorded:
+    """Return what :meth:`Recorded.save` wrote into a file.
 
     Raises:
         TensorOptError: it is of another version, or damaged.
     """
     try:
-        check_size(path)
-        data = json.loads(unpacked(path.read_bytes(), path))
+        data = json.loads(unpacked(content, path))
         if data.get("schema") != _SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         return Recorded(

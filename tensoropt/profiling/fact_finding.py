@@ -241,7 +241,9 @@ def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
     return [read.numel()]
 
 
-def _reduced(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, **_: Any) -> Sequence[int]:
+def _reduced(
+    input: torch.Tensor, target: torch.Tensor, reduction: int = 1, *_: Any, **__: Any
+) -> Sequence[int]:
     # The terms, if they are summed.
     return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
 

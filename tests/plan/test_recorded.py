@@ -11,7 +11,7 @@ import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration_files import RECORDED as FILE
-from tensoropt.plan.recorded import Recorded, load_recorded
+from tensoropt.plan.recorded import Recorded, read_recorded
 from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.links import LinkFits
 
@@ -31,7 +31,7 @@ LINKS = LinkFits(
 
 @pytest.fixture
 def recorded() -> Recorded:
-    saved = load_recorded(READY_MADE)
+    saved = read_recorded(READY_MADE.read_bytes(), READY_MADE)
     works = dict(list(saved.compute.works.items())[:2])
     part = replace(saved.whole, compute=replace(saved.compute, works=works))
     return replace(saved, links={"2x4": LINKS}, parts={"a device A100-80GB": part})
@@ -39,7 +39,7 @@ def recorded() -> Recorded:
 
 def test_what_is_saved_comes_back(recorded: Recorded, tmp_path: Path) -> None:
     recorded.save(tmp_path / FILE)
-    found = load_recorded(tmp_path / FILE)
+    found = read_recorded((tmp_path / FILE).read_bytes(), tmp_path / FILE)
     assert found.links == recorded.links
     assert found.whole == recorded.whole
     assert found.parts == recorded.parts
@@ -59,4 +59,4 @@ def test_links_of_an_older_version_are_refused(recorded: Recorded, tmp_path: Pat
     data["links"]["2x4"] = old
     (tmp_path / FILE).write_bytes(gzip.compress(json.dumps(data).encode()))
     with pytest.raises(TensorOptError, match=r"is damaged .*; explore again"):
-        load_recorded(tmp_path / FILE)
+        read_recorded((tmp_path / FILE).read_bytes(), tmp_path / FILE)

@@ -151,7 +151,7 @@ def test_saved_costs_are_checked(loaded, tmp_path):
 def test_costs_of_another_version_are_refused(loaded):
     whole = replace(loaded.recorded.whole, compute=replace(loaded.recorded.compute, works={}))
     with pytest.raises(TensorOptError, match=r"the costs of .* were not saved"):
-        detail(replace(loaded, recorded=replace(loaded.recorded, whole=whole)), 0)
+        detail(replace(loaded, costs=replace(loaded.recorded, whole=whole)), 0)
 
 
 @pytest.mark.slow

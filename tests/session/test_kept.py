@@ -35,7 +35,6 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
     again = explore(*model, store=kept_store, **ASKED)
     assert not searches
     assert points(again) == points(found)
-    assert again.captured is not None
     assert "kept from" in again.report["notes"][-1]
     assert "kept" not in found.report
     assert again.plan(0).to_json() == found.plan(0).to_json()

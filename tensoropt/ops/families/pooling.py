@@ -25,7 +25,7 @@ def _pixel_shuffle(b: Builder) -> None:
     low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
     lead = b.loops(before[:-3])
     c, h, w = b.loop("channels", high[-3]), b.loop("rows", low[-2]), b.loop("columns", low[-1])
-    r = high[-2] // low[-2]
+    r = b.arg(1)
     above, left = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
     coarse: list[Loops] = [*lead, (c, above, left), h, w]
     fine: list[Loops] = [*lead, c, (h, above), (w, left)]

@@ -384,7 +384,7 @@ def _is_constant(probe: Probe) -> bool:
 
 def _drops_nan(probe: Probe) -> bool:
     values, drawn = probe.values(0), torch.Generator().manual_seed(0)
-    for value in values.values():
+    for value in filter(torch.is_floating_point, values.values()):
         # Few, and anywhere: a line of nothing but NaN has no mean, and would look as if NaN had passed.
         value.view(-1)[torch.rand(value.numel(), generator=drawn) < 0.2] = torch.nan
     try:
@@ -397,8 +397,6 @@ def _drops_nan(probe: Probe) -> bool:
 def _search(probes: Sequence[Probe]) -> Discovery:
     first = probes[0]
     constant = _is_constant(first)
-    floats = all(t.dtype in FLOATING for t in first.operands)
-    drops_nan = floats and _drops_nan(first)
     loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
@@ -415,12 +413,13 @@ def _search(probes: Sequence[Probe]) -> Discovery:
                 # A constant output also adds up and is equal on all parts, so only its shape counts.
                 if constant and len(cut) < len(split.writes):
                     continue
-                # Parts with unequal numbers of NaN have means of unequal weights.
-                if drops_nan and MEAN in split.writes:
-                    continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
                 if all(holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
+                    # Parts with unequal numbers of NaN have means of unequal weights. Only means (and
+                    # linear functions) are asked: libraries of linear algebra may end the process on NaN.
+                    if MEAN in split.writes and _drops_nan(first):
+                        continue
                     loops.append(split)
                     written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
@@ -428,8 +427,8 @@ def _search(probes: Sequence[Probe]) -> Discovery:
     # A few samples prove that a partial sum passes a function's own backward only if nothing in it may depend
     # on the size of a value.
     own = first.op.target.startswith(f"{FUNCTIONS}.")
-    linear = not own and not constant and floats and not drops_nan
-    linear = linear and all(holds(probe, (), True) for probe in probes)
+    linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
+    linear = linear and all(holds(probe, (), True) for probe in probes) and not _drops_nan(first)
     return Discovery(tuple(loops), linear)
 
 

@@ -22,10 +22,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, block_kernel
+from tensoropt.ops.attention_in_blocks import block_kernel
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import reserve_of
-from tensoropt.ops.ring_attention import RING_FORM
+from tensoropt.ops.ring_attention import BLOCKS_FORM, RING_FORM
 from tensoropt.profiling.workload import Workload
 
 

@@ -120,7 +120,8 @@ def _read_files(folder: Path) -> dict[str, Any]:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return {**fields, "costs": _costs_in(folder) if costs_saved else None, **known}
+    costs = _costs_in(folder) if costs_saved else None
+    return {**fields, "costs": costs if known or costs is None else costs(), **known}
 
 
 def read_described(folder: Path) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_saved_costs_are_checked(loaded, tmp_path):
     assert file.read_bytes() == whole
     file.write_bytes(whole[:100])
     with pytest.raises(TensorOptError, match=r"recorded.json.gz' is incomplete; explore again"):
-        load_exploration(tmp_path)
+        detail(load_exploration(tmp_path), 0)
     file.unlink()
     with pytest.raises(TensorOptError, match=r"has lost its recorded.json.gz"):
         load_exploration(tmp_path)

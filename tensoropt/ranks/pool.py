@@ -91,11 +91,6 @@ class RankPool:
         self._finalizer = weakref.finalize(self, _clean_up, self._workers, self._directory)
 
     @property
-    def pinned(self) -> bool:
-        """Whether each rank has its own cores."""
-        return self._cores is not None
-
-    @property
     def hosts(self) -> int:
         """The number of hosts of the ranks."""
         return 1
@@ -149,40 +144,20 @@ class RankPool:
             RankError: a rank raised, died, or did not answer in time; the pool stays usable.
             MeasurementError: the function or its arguments cannot be sent.
         """
-        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, on_message=on_message)
-
-    def run_each(
-        self,
-        function: Callable[..., Any],
-        arguments: Sequence[tuple],
-        *,
-        timeout_s: float | None = None,
-        on_message: Callable[[int, Any], None] | None = None,
-    ) -> list[Any]:
-        """Call :meth:`run` with separate arguments for each rank."""
-        if len(arguments) != self.world_size:
-            raise MeasurementError(
-                f"{len(arguments)} argument tuples for {self.world_size} ranks; give one per rank"
-            )
         reference = _reference(function)
-        payloads: list[bytes] = []
-        for rank, args in enumerate(arguments):
-            if rank and args is arguments[rank - 1]:
-                payloads.append(payloads[-1])
-                continue
-            try:
-                payloads.append(pickle.dumps(args))
-            except Exception as error:
-                raise MeasurementError(
-                    f"arguments of {reference[1]} cannot be sent to another process ({error});"
-                    " pass data or functions of a module"
-                ) from error
+        try:
+            payload = pickle.dumps(args)
+        except Exception as error:
+            raise MeasurementError(
+                f"arguments of {reference[1]} cannot be sent to another process ({error});"
+                " pass data or functions of a module"
+            ) from error
         # The measurement runs under the settings of this process.
         common = list(sys.path), KernelSettings.now(), reference
         with self._lock:
             self.start()
             with self._killing_on_error():
-                self._send_all("run", [(*common, payload) for payload in payloads])
+                self._send_all("run", [(*common, payload)] * self.world_size)
                 return self._collect(
                     reference[1], self.timeout_s if timeout_s is None else timeout_s, on_message
                 )
@@ -207,10 +182,6 @@ class RankPool:
         for worker in list(self._workers):
             with contextlib.suppress(OSError):
                 worker.process.kill()
-
-    def output(self, rank: int) -> str:
-        """Return a rank's output since it started."""
-        return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
         """End all workers; may be called repeatedly."""

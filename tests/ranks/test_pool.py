@@ -93,7 +93,6 @@ def test_ranks_have_one_thread_and_a_core_of_their_own(pool):
     assert tuple(pid for _, _, pid, *_ in described) == pool.process_ids
     assert os.getpid() not in pool.process_ids
     if len(available_cores()) >= 2:
-        assert pool.pinned
         cores = [tuple(affinity) for *_, affinity, _ in described]
         assert cores[0] != cores[1]
         assert all(len(affinity) == 1 for affinity in cores)
@@ -126,12 +125,6 @@ def test_ranks_that_do_not_start_say_their_last_words():
         pytest.raises(MeasurementError, match=r"exit code 1 \(no memory\)"),
     ):
         pool.run(echo)
-
-
-def test_arguments_for_each_rank(pool):
-    assert pool.run_each(echo, [(1, "a"), (2, "b")]) == [(1, "a"), (2, "b")]
-    with pytest.raises(MeasurementError, match="one per rank"):
-        pool.run_each(echo, [()])
 
 
 def test_a_rank_that_raises_keeps_the_processes(pool):

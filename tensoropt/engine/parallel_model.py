@@ -199,14 +199,8 @@ class ParallelModel:
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
         if self.together is None or isinstance(value, DTensor):
             return value
-        tensor, cut = self.source.tensors[name], functools.partial(self._part, name)
-        copies = self.engine.shards.copies(name)
-        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
-
-    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        if name not in self.engine.shards.leaves:
-            return self._absent(name).to(whole.dtype)
-        return self.engine.shards.shard(name, whole).to(whole.dtype)
+        tensor, copies = self.source.tensors[name], self.engine.shards.copies(name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a gradient for scripts."""

@@ -310,6 +310,14 @@ class Builder:
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, False, synced, means)
 
+    def leaves_out_a_result(self) -> bool:
+        """Return whether a result that is used is not described."""
+        graph, described = self.graph, self._writes
+        used = [*graph.outputs, *graph.mutations.values()]
+        return any(
+            name not in described and (name in graph.consumers or name in used) for name in self.op.outputs
+        )
+
     def build(self, known: bool = True) -> IndexSpace:
         """Return the described index space; other tensors have no loops."""
         reads = []

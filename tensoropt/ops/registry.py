@@ -108,7 +108,8 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
     except Opaque:
         # A new builder, because the rule may have given up half-way.
         return Builder(op, graph).build(known=False)
-    if any(not need_not_ask(rule, name) for name in _unread(op, builder.consulted)):
+    unread = (name for name in _unread(op, builder.consulted) if not need_not_ask(rule, name))
+    if any(unread) or builder.leaves_out_a_result():
         return Builder(op, graph).build()
     return builder.build()
 

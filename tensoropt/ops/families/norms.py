@@ -30,8 +30,7 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 def layer_norm(b: Builder) -> None:
     """Split leading dims; the normalised ones stay whole."""
     rank = len(b.shape)
-    labels = b.around(range(rank - len(b.arg(1)), rank))
-    b.write(labels)
+    b.along(*range(rank - len(b.arg(1)), rank))
 
 
 def _weight_norm(b: Builder) -> None:
@@ -70,9 +69,10 @@ def instance_norm(b: Builder) -> None:
     b.write(x)
 
 
-@alike("training")
 def _batch_norm_training(b: Builder) -> None:
     """Split channels, and the batch, whose statistics the kernel synchronises."""
+    if not b.arg(5):
+        raise Opaque(b.op.name)
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)

@@ -237,9 +237,6 @@ def train(
             plan's predictions; the type of device predicted for (``predicted_for``; None if unknown) and run
             on (``run_on``); the kind of GPU (``run_on_kind``) and the peak of PyTorch's allocator on the
             fullest one (``memory_allocated_bytes``; both None on CPU ranks).
-        the plan predicted; the type of device it was predicted for (``predicted_for``; None if the plan does
-        not say) and the type it ran on (``run_on``); the kind of GPUs (``run_on_kind``) and the peak of
-        PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks).
     """
     device = device or torch.device("cpu")
     engine, inputs = start(plan, device)

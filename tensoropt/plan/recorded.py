@@ -25,7 +25,7 @@ from tensoropt.files import unpacked
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.link_fits import LinkFit, Transition
+from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
@@ -450,7 +450,6 @@ def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:
             for (kind, axes), group in fits.collectives.items()
         ],
         "pairs": [[list(pair), fit.kind, fit.to_dict()] for pair, fit in fits.pairs.items()],
-        "transitions": [[list(axes), each.to_dict()] for axes, each in fits.transitions.items()],
     }
 
 
@@ -461,7 +460,6 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
             for kind, axes, group in data["collectives"]
         },
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
-        transitions={tuple(axes): Transition.from_dict(each) for axes, each in data["transitions"]},
     )
 
 

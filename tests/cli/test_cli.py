@@ -308,7 +308,8 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     refused(run("export", "today", "--csv", "f.csv", "--to", "x"), "--to is for --as")
     refused(run(*arguments, "--beside", "deepspeed:no.json"), "cannot read the file")
     refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "is not 2 devices")
-    refused(run(*arguments, "--beside", "deepspeed:ds.json", "--batch", "2,4"), "several; leave out")
+    both = ("--beside", "deepspeed:ds.json", "--batch", "2,4")
+    refused(run(*arguments, *both), "--batch 2,4 and --beside ask for rows of different kinds")
 
 
 def test_what_does_not_fit_is_kept_and_said(run: Any, place: Path) -> None:

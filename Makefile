@@ -2,12 +2,14 @@
 #
 #   PYTHON       the interpreter that makes .venv (default: python3, at least 3.11)
 #   TORCH_INDEX  where the CPU build of PyTorch is found when the default index has only the CUDA one
+#   CASES        which cases of slow tests run: two of each, drawn by the commit; empty for all
 #   TORCH        what is installed as torch; `make install TORCH=torch` overrides the choice of build
 
 PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH ?=
 WORKERS ?= 2
+CASES ?= --draw $$(git rev-parse HEAD 2>/dev/null || echo 0)
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -80,11 +82,11 @@ gate: $(STAMP) ## answer thirty fixed questions: what moved? (ARGS=--keep accept
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
-test-quarter: $(STAMP) ## a quarter of the slow tests (QUARTER=0 to 3)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --quarter $(QUARTER) $(ARGS)
+test-quarter: $(STAMP) ## a quarter of the slow tests, drawn like that (QUARTER=0 to 3)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow --quarter $(QUARTER) $(CASES) $(ARGS)
 
-test-all: $(STAMP) ## the test suite with its slow part, and coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --hypothesis-profile thorough $(ARGS)
+test-all: $(STAMP) ## the test suite with its slow part, two cases of each slow test (CASES= for all)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile thorough $(CASES) $(ARGS)
 
 test-gpu: $(STAMP) ## what only a GPU can show
 	$(BIN)/python -m pytest -n 0 -m gpu tests/gpu $(ARGS)
@@ -110,5 +112,5 @@ lint: $(STAMP) ## style, types, direction of imports, weight
 	$(BIN)/python -m tests.weight
 
 clean: ## remove what was built, .venv included
-	rm -rf .venv $(OLDEST) build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf .venv $(OLDEST) build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 	find tensoropt app tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

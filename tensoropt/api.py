@@ -115,8 +115,7 @@ def explore(
         captured, problem = _prepared(session, loaded, loss)
     described = KeptCapture(_model_info(session, captured, loaded), captured.graph, loaded.notes)
     with failures_named(name, captured.graph):
-        exploration = _explored(session, described, lambda: problem, entries, limits)
-    return replace(exploration, captured=captured)
+        return _explored(session, described, lambda: problem, entries, limits)
 
 
 def _check_words(args: Any, loss: Any) -> None:
@@ -194,7 +193,7 @@ def answer(
             :func:`~tensoropt.question.model_source.load_model`.
     """
     keep, captured, source = not question.anew, None, None
-    if sibling is not None and sibling.recorded is not None:
+    if sibling is not None and sibling.costs is not None:
         imported = tuple(sibling.report.get("imported", ()))
         captured = KeptCapture(sibling.model, sibling.recorded.graph, imported)
     elif keep and not question.planners:
@@ -217,7 +216,7 @@ def answer(
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
     how |= {"planners": question.planners, "planner_options": question.planner_options}
     exploration = explore(loaded, limits=question.limits, **how)
-    if source is not None and exploration.recorded is not None:
+    if source is not None and exploration.costs is not None:
         captured = KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
         with ProfileStore() as store:
             KeptExplorations(store).keep_capture(source, captured)
@@ -420,7 +419,7 @@ def _evaluated(
     if session.left:
         exploration = exploration.noted([f"interrupted: not searched: {', '.join(session.left)}"])
     with finished_when_interrupted():
-        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+        exploration = replace(exploration, costs=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(exploration), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

@@ -41,39 +41,36 @@ SETTINGS_FILE = "exploration.json"
 """The file of a saved exploration with its settings and constraints."""
 
 
-def unpacked(
-    content: bytes, name: object, most_bytes: int = _MOST_BYTES, remedy: str = "explore again"
-) -> bytes:
-    """Return the content of a gzip'd file, unpacking at most ``most_bytes``.
+def unpacked(content: bytes, name: object) -> bytes:
+    """Return the content of a gzip'd file, unpacking at most :data:`_MOST_BYTES`.
 
     Args:
         name: the file's name for errors.
-        remedy: the end of error messages.
 
     Raises:
         TensorOptError: the content is larger, or damaged.
     """
     parts: list[bytes] = []
-    room = most_bytes + 1
+    room = _MOST_BYTES + 1
     try:
         while content and room > 0:  # a gzip file may have several members
             if len(parts) == _MOST_MEMBERS:
-                raise TensorOptError(f"'{name}' has more than {_MOST_MEMBERS} parts; {remedy}")
+                raise TensorOptError(f"'{name}' has more than {_MOST_MEMBERS} parts; explore again")
             unpacker = zlib.decompressobj(wbits=31)
             parts.append(unpacker.decompress(content, room))
             room -= len(parts[-1])
             if room > 0 and not unpacker.eof:
-                raise TensorOptError(f"'{name}' is incomplete; {remedy}")
+                raise TensorOptError(f"'{name}' is incomplete; explore again")
             content = unpacker.unused_data
     except zlib.error as error:
-        raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
+        raise TensorOptError(f"'{name}' is damaged ({error}); explore again") from error
     if room <= 0:
-        raise TensorOptError(f"'{name}' unpacks into more than {most_bytes // 2**20} MiB; {remedy}")
+        raise TensorOptError(f"'{name}' unpacks into more than {_MOST_BYTES >> 20} MiB; explore again")
     return b"".join(parts)
 
 
-def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
-    """Refuse a file of more than ``most_bytes``, counted unpacked for a zip archive.
+def check_size(path: Path) -> None:
+    """Refuse a file of more than :data:`_MOST_BYTES`, counted unpacked for a zip archive.
 
     Raises:
         TensorOptError: it is larger.
@@ -83,9 +80,9 @@ def check_size(path: Path, most_bytes: int = _MOST_BYTES) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    if size > most_bytes:
+    if size > _MOST_BYTES:
         raise TensorOptError(
-            f"{path} holds more than {most_bytes // 2**20} MiB, the limit for reading; give a smaller file"
+            f"{path} holds more than {_MOST_BYTES >> 20} MiB, the limit for reading; give a smaller file"
         )
 
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
-from operator import itemgetter
 from typing import TypeVar, cast
 
 Item = TypeVar("Item")
@@ -101,43 +100,37 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Return ``work(item)`` for every item, in order; see :func:`_as_forks_end`."""
-    return [answer for _, answer in sorted(_as_forks_end(work, items), key=itemgetter(0))]
-
-
-def _as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
-    """Yield (index of the item, ``work(item)``) as results arrive from forks, one per core at a time.
+    """Return ``work(item)`` for every item, in order, from forks, one per core at a time.
 
     With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
     change memory, since changes in forks are lost. Results are pickled.
     """
     if min(len(items), cores()) < 2 or not _can_fork():
-        yield from enumerate(map(work, items))
-        return
+        return list(map(work, items))
     running: dict[Connection, int] = {}
+    answers: dict[int, Answer] = {}
     with ExitStack() as stack:
         for number, item in enumerate(items):
             if len(running) == cores():
-                yield from _ended(running, work, items)
+                answers |= _ended(running, work, items)
             running[_fork(stack, work, item)] = number
         while running:
-            yield from _ended(running, work, items)
+            answers |= _ended(running, work, items)
+    return [answers[number] for number in range(len(items))]
 
 
 def _ended(
     running: dict[Connection, int], work: Callable[[Item], Answer], items: Sequence[Item]
-) -> Iterator[tuple[int, Answer]]:
+) -> dict[int, Answer]:
     """Return the results of finished forks (at least one) by index, and remove these from ``running``."""
+    answers = {}
     for connection in cast("list[Connection]", wait(list(running))):
         number = running.pop(connection)
         try:
-            answer = connection.recv()
-        except (
-            EOFError,
-            OSError,
-        ):  # the fork was killed or failed: doing its work here shows the error
-            answer = work(items[number])
-        yield number, answer
+            answers[number] = connection.recv()
+        except (EOFError, OSError):  # the fork was killed or failed: doing its work here shows the error
+            answers[number] = work(items[number])
+    return answers
 
 
 def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Connection:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.answer import baseline_row
-from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
-from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
+from tensoropt.exploration.batch_sweep import fastest_batch
+from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep
 from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.rates import StepWork
 from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
 from tensoropt.types import ProgressChoice, heard
@@ -75,7 +75,6 @@ def chosen_point(
     saved: _Saved,
     *,
     point: int | None = None,
-    baseline: str | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
     **limits: Any,
@@ -83,7 +82,6 @@ def chosen_point(
     """Return the exploration and the index of the point that :func:`choose` would make a plan of.
 
     Args:
-        baseline: a usual strategy, one of :data:`~tensoropt.exploration.answer.BASELINES`.
         limits: further arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
     """
     if point is not None:
@@ -93,14 +91,7 @@ def chosen_point(
                     f"a point belongs to one exploration; give its folder instead of --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
-    if baseline is None:
-        return exploration, exploration.index(**limits, point=point)
-    if point is not None or limits["time_s"] is not None or limits["knee_point"] or limits["fastest"]:
-        raise TensorOptError(
-            f"baseline {baseline} and a point, a time, the knee or the fastest are both given; "
-            "give one of them"
-        )
-    return exploration, baseline_row(exploration, baseline, limits["memory_bytes"], limits["headroom"])
+    return exploration, exploration.index(**limits, point=point)
 
 
 @shows_progress
@@ -159,15 +150,17 @@ def _exploration_meant(
             )
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)
-    for flag, value in (("--devices", devices), ("--batch", batch)):
-        if value is not None and value != "auto" and not str(value).isdecimal():
-            raise TensorOptError(f"{flag} '{value}' is neither auto nor a number")
     if devices is not None and batch is not None:
         raise TensorOptError(f"--devices {devices} and --batch {batch} both select an exploration; give one")
+    flag, value = ("--devices", devices) if batch is None else ("--batch", batch)
+    if value != "auto":
+        numbers = [e.devices if batch is None else StepWork.of(e).samples for e in sweep]
+        if not str(value).isdecimal() or int(str(value)) not in numbers:
+            known = ", ".join(map(str, numbers))
+            raise TensorOptError(f"there is no exploration of {flag} {value}; give auto or one of {known}")
+        return sweep[numbers.index(int(str(value)))]
     if batch is not None:
-        return fastest_batch(sweep, limits) if batch == "auto" else at_batch(sweep, int(batch))
-    if devices == "auto":
-        # Every exploration has a knee, so "the fewest devices with one" is meaningless: take the knee on all
-        # devices.
-        return sweep[-1] if limits["knee_point"] else fewest_devices(sweep, limits)
-    return member(sweep, int(str(devices)))
+        return fastest_batch(sweep, limits)
+    # Every exploration has a knee, so "the fewest devices with one" is meaningless: take the knee on all
+    # devices.
+    return sweep[-1] if limits["knee_point"] else fewest_devices(sweep, limits)

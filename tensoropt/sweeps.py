@@ -13,11 +13,9 @@ from pathlib import Path
 from tensoropt.cluster import Cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import REFUSED
-from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
+from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch
 from tensoropt.exploration.cluster_offers import fits_within
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.exploration_files import LISTED
-from tensoropt.exploration.export import write_points_csv
 from tensoropt.exploration.rates import StepWork
 from tensoropt.files import write_text
 from tensoropt.question.model_source import ModelSourceError, default_batch
@@ -58,7 +56,7 @@ def over_clusters(
     sweep = _Running(out)
     for number, (name, cluster) in enumerate(clusters.items()):
         progress("clusters", number, len(clusters), name)
-        first = next((e for e in sweep.explorations if e.recorded is not None), None)
+        first = next((e for e in sweep.explorations if e.costs is not None), None)
         folder = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
         sweep.add(name, folder, partial(explore_on, cluster, first))
     progress("clusters", len(clusters), len(clusters), "")
@@ -97,11 +95,7 @@ def over_batches(
         tried[batch] = found is not None and fits_within(found, memory_bytes)
     progress("batches", len(tried), len(tried), "")
     sweep.explorations.sort(key=lambda found: StepWork.of(found).samples or 0)
-    result = sweep.ended()
-    names = [folder_of_batch(StepWork.of(found).samples or 0) for found in result.explorations]
-    points = [(names[place], index) for place, index in throughput_frontier(result.explorations)]
-    write_points_csv(dict(zip(names, result.explorations, strict=True)), points, out / LISTED)
-    return result
+    return sweep.ended()
 
 
 class _Running:

@@ -175,13 +175,6 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def with_article(name: str) -> str:
-    """Return a device's name with its indefinite article as spoken: ``an H100-80GB``, ``a V100``."""
-    spelled = re.match(r"[A-Z]+(?=[\d-]|$)", name)
-    vowel = name[:1] in "AEFHILMNORSX" if spelled else name[:1].lower() in "aeiou"
-    return f"{'an' if vowel or name.startswith('8') else 'a'} {name}"
-
-
 def counted_if_any(count: int, noun: str, words: str = "{}") -> tuple[str, ...]:
     """Return words that contain a count as ``{}``, such as ``1 point``; none for a count of 0."""
     return (words.format(counted(count, noun)),) if count else ()
@@ -295,3 +288,23 @@ def write_size(value: float) -> str:
     """Return the shortest text that reads back as this number of bytes."""
     unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
     return f"{round(value / _SIZES.get(unit, 1))}{unit}"
+
+
+def headroom_bytes(headroom: str, whole: float) -> float:
+    """Return the bytes to keep free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
+
+    Raises:
+        TensorOptError: the headroom is neither a share nor a size, or leaves nothing.
+    """
+    try:
+        kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)
+    except TensorOptError:
+        raise TensorOptError(
+            f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
+        ) from None
+    if not 0 <= kept < whole:
+        raise TensorOptError(
+            f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
+            "less of them free"
+        )
+    return kept

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -57,6 +57,8 @@ settings.load_profile("quick")
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
 MANY_MODULES = 200
+DRAWN = 2
+"""Of a slow test's cases how many `make test-all` takes: others for each commit."""
 _created = pytest.StashKey[str]()
 _modules = pytest.StashKey[int]()
 _swept = pytest.StashKey[Counter[str]]()
@@ -64,6 +66,7 @@ _swept = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quarter", type=int, help="only the files of this quarter (0 to 3) of all files")
+    parser.addoption("--draw", metavar="SEED", help=f"{DRAWN} cases of each slow test, drawn by the seed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,7 +99,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other quarters, and put files that need ranks or a browser first.
+    """Leave out other quarters and what is not drawn, and put files that need ranks or a browser first.
 
     Workers begin with equal shares of the list and take what others have left from its end: most often, one
     worker starts ranks and a browser, and the others do not. What takes longest comes first, too.
@@ -106,6 +109,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if crc32(item.path.name.encode()) % 4 != quarter % 4]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if crc32(item.path.name.encode()) % 4 == quarter % 4]
+    if seed := config.getoption("--draw"):
+        cases = defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            if item.get_closest_marker("slow"):
+                cases[item.nodeid.partition("[")[0]].append(item)
+        left = {
+            item
+            for test, of in cases.items()
+            for item in random.Random(f"{seed} {test}").sample(of, max(len(of) - DRAWN, 0))
+        }
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     shared = {"ranks", "four_ranks", "browser"}
     first = {
         item.path

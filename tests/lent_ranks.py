@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.runtime import leave_job
-from tensoropt.profiling import links, overheads, workload_timing
+from tensoropt.profiling import links, workload_timing
 from tensoropt.ranks.pool import RankPool
 
-BRIEF = {(workload_timing, "TARGET_S"): 0.0, (workload_timing, "MIN_REPEATS"): 2, (overheads, "_ROUNDS"): 4}
+BRIEF = {(workload_timing, "TARGET_S"): 0.0, (workload_timing, "MIN_REPEATS"): 2}
 """What is timed on lent ranks is timed as on any others, but less often: the figures are rough."""
-FEW_LAPS = tuple((sizes, blocks, 3) for sizes, blocks, _ in links.TURNS)
+
 SHORT, USUAL = (
     {
         (module.__name__, name): brief if short else getattr(module, name)
@@ -76,5 +76,5 @@ def lend_ranks(patch: pytest.MonkeyPatch, pool: RankPool) -> None:
 
     for module in ("tensoropt.ranks.local_hardware", "tensoropt.verify.predict"):
         patch.setattr(f"{module}.RankPool", pool_of)
-    for name, value in (("_MOST_REPEATS", 3), ("_FEWEST_REPEATS", 3), ("TURNS", FEW_LAPS)):
+    for name, value in (("_MOST_REPEATS", 3), ("_FEWEST_REPEATS", 3)):
         patch.setattr(links, name, value)

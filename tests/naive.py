@@ -155,34 +155,6 @@ def limits(memories, corners, values, weight_m, weight_t, slack):
     return [max(found[i:]) for i in range(len(found))]
 
 
-def bends(x, y, most: int) -> list[int]:
-    """The ends of a curve in a unit square, then again and again the point farthest from the line through
-    those."""
-
-    def scaled(values):
-        low, high = min(values), max(values)
-        return [(value - low) / (high - low) if high > low else 0.0 for value in values]
-
-    if not len(x):
-        return []
-    x, y = scaled(x), scaled(y)
-    found = list(dict.fromkeys([0, len(x) - 1]))[:most]
-    while 2 <= len(found) < most:
-        best, farthest = 1e-12, None
-        for i in range(len(x)):
-            before = max((k for k in found if k <= i and k != len(x) - 1), default=0)
-            behind = min(k for k in found if k > before)
-            dx, dy = x[behind] - x[before], y[behind] - y[before]
-            length = max(np.hypot(dx, dy), 1e-300)
-            away = abs(dx * (y[i] - y[before]) - dy * (x[i] - x[before])) / length
-            if away > best:
-                best, farthest = away, i
-        if farthest is None:
-            break
-        found.append(farthest)
-    return found
-
-
 def dequantised(stored, scheme, block=64):
     """The matrix that bytes stand for, number by number."""
     tables = {

@@ -19,7 +19,6 @@ from tensoropt.api import recost
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.evaluation.problem import prepare
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.strategy import Strategy
@@ -123,7 +122,7 @@ def test_the_frontier_is_strictly_decreasing(exploration):
 
 
 def test_every_point_is_a_plan_that_comes_back(exploration, tmp_path):
-    graph = prepare(exploration.captured).graph
+    graph = exploration.recorded.grouped
     for i, point in enumerate(exploration.frontier):
         plan = exploration.plan(i)
         data = plan.strategy_data()

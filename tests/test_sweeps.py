@@ -17,7 +17,6 @@ from tensoropt.cli.offers import offers_answer
 from tensoropt.cli.parser import main
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.exploration.batch import load_batch
 from tensoropt.exploration.cluster_offers import load_sweep
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Tariff
@@ -87,7 +86,7 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
     assert batches[2:] == [96] or list(found.refused) == ["batch-128", "batch-96"]
     assert "smallest plan needs" in found.refused["batch-128"]
     saved = {path.name for path in tmp_path.iterdir()}
-    assert {"batch-32", "batch-64", "frontier.csv", "refused.json"} <= saved
+    assert {"batch-32", "batch-64", "refused.json"} <= saved
     told = offers_answer(found, {"memory_bytes": limit}).data
     assert next(row for row in told["clusters"] if row["cluster"] == "batch-128")["batch"] == 128
     plan = tensoropt.choose(tmp_path, batch="auto", memory_bytes=limit)
@@ -95,8 +94,6 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
     assert (plan.model.batch, plan.predicted.time_s) == (best["batch"], best["time_s"])
     with pytest.raises(TensorOptError, match=r"holds \d explorations; .* --batch auto"):
         tensoropt.choose(tmp_path)
-    # The folder's own frontier is none of the explorations that are exported.
-    assert not [p for p in load_batch([tmp_path])[1] if p.endswith(".csv")]
 
 
 @pytest.mark.slow
@@ -127,7 +124,7 @@ def over(names: list[str], explore_on: Any, out: Path) -> sweeps.Sweep:
     )
 
 
-FAST_LOST = replace(FAST, recorded=None)
+FAST_LOST = replace(FAST, costs=None)
 
 
 def test_a_fault_of_one_cluster_costs_the_others_nothing(

@@ -18,7 +18,6 @@ from tensoropt.units import (
     parse_flops,
     parse_seconds,
     read_number,
-    with_article,
     without_zeros,
 )
 
@@ -158,17 +157,6 @@ def test_what_is_no_number_is_refused_with_an_example(text: str) -> None:
 def test_counts_are_read_alike() -> None:
     assert parse_count("50,000") == 50_000
     assert parse_count("1,5T") == 1.5e12
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("H100-80GB", "an H100-80GB"), ("A100-80GB", "an A100-80GB"), ("V100-32GB", "a V100-32GB"),
-        ("RTX-4090", "an RTX-4090"), ("MI300X", "an MI300X"), ("GB200", "a GB200"), ("cpu", "a cpu"),
-    ],
-)  # fmt: skip
-def test_articles_are_those_of_the_spoken_name(name: str, words: str) -> None:
-    assert with_article(name) == words
 
 
 @pytest.mark.parametrize("text", ["", "ms", "-1s", "5 GiB"])

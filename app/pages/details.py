@@ -9,14 +9,13 @@ from dash import dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import point_owners
-from tensoropt.report.ran import miss_sentences
 
 from ..context import Context
 from ..downloads import address
 from ..views.frontier import FrontierData
 from ..views.operators import beside_rows, bottom_rows, columns_of, operator_rows, table_rows
 from ..views.plan import Bar, device_bars, memory_bar, owner_rows, owners_words, step_bar, step_rows
-from ..views.point import of_point, point_card
+from ..views.point import of_point, point_card, verified_words
 from ..views.result import two_digits
 from . import parts
 from .wiring import Callbacks
@@ -68,7 +67,7 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
     row = data.chosen(view)
     verified = context.verified(view)[0]
     card, ran = point_card(data, view, row, verified), of_point(data, row, verified)
-    missed = [] if ran is None else miss_sentences(ran, data.exploration.cluster)
+    said = "" if ran is None else verified_words(ran, data)
     head = [
         html.P(card.name, className="plan-name"),
         html.P(
@@ -80,7 +79,7 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
         ),
         html.P(card.verdict, className=f"verdict {card.mark}"),
         parts.hint(f"{card.title}. {card.dominant}"),
-        *(parts.note(words, "warn") for words in missed),
+        *([parts.note(said, "warn")] if "far off" in said else []),
         html.Details([html.Summary("All figures"), parts.facts(card.facts)]),
     ]
     memory = [*_bar(memory_bar(data, view, row)), *_devices(data, row)]
@@ -180,7 +179,7 @@ def _operators(data: FrontierData, row: int, detail: Any) -> Any:
     below = bottom_rows(beside_rows(data.exploration, row, detail), data.units)
     options = {"rowHeight": 30, "headerHeight": 34, "pinnedBottomRowData": below}
     kind = data.exploration.all_points[row].kind
-    said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
+    said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}."
     table = parts.grid(
         "operators", columns_of(columns, rows, data.units), 480, options, key="group",
         rowData=table_rows(rows, data.units),

@@ -26,7 +26,6 @@ from tensoropt.report.ran import ran_words
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
-from tensoropt.units import with_article
 
 from ..state import View
 from .frontier import FrontierData, tariff_of
@@ -221,7 +220,7 @@ def verdict_words(data: FrontierData, view: View, row: int) -> str:
     unit, room = data.units.memory, data.room_bytes(view)
     needs, verdict = float(data.needs[row]), data.verdict(view, row)
     size = unit_for(room).limit(room)
-    of = f"{with_article(data.device)} of {size}" if room == data.capacity_bytes else f"the budget of {size}"
+    of = f"one {data.device} of {size}" if room == data.capacity_bytes else f"the budget of {size}"
     if verdict == FAILS:
         return f"Does not fit {of}: needs {unit.text(needs - room)} more."
     return f"{'Just fits' if verdict == TIGHT else 'Fits'} {of} ({percent(needs / room)})."

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from tensoropt.capture.bands import Band
 from tensoropt.capture.folding import Folder, broadcast_narrowed
+from tensoropt.graph import Operator
 from tensoropt.ops.families.attention import ATTENTION
 
 _NOTHING, _FUTURE = "nothing", "future"
@@ -27,24 +27,17 @@ _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
-def _hides(value: torch.Tensor | Band) -> str | None:
-    """Return what a mask hides; it is boolean (True is visible) or added to the scores. None for anything
-    else.
-
-    Args:
-        value: the mask, of shape ``[..., queries, keys]``.
-    """
-    if isinstance(value, Band):
-        future, value = value.offsets > 0, value.diagonals
-    else:
-        if value.is_meta or value.dim() < 2:
-            return None
-        queries, keys = value.shape[-2:]
-        value = broadcast_narrowed(value)
-        if value.numel() not in (1, queries * keys):
-            return None
-        value = value.reshape(value.shape[-2:])
-        future = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
+def _hides(value: torch.Tensor) -> str | None:
+    """Return what a mask ``[..., queries, keys]`` hides; it is boolean (True is visible) or added to the
+    scores. None for anything else."""
+    if value.is_meta or value.dim() < 2:
+        return None
+    queries, keys = value.shape[-2:]
+    value = broadcast_narrowed(value)
+    if value.numel() not in (1, queries * keys):
+        return None
+    value = value.reshape(value.shape[-2:])
+    future = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~value if value.dtype == torch.bool else value <= _HIDDEN
     if bool(seen.all()):
@@ -60,14 +53,12 @@ class MaskReader:
     Attributes:
         flagged: number of attention calls whose mask was dropped.
         by_hand: number of times that attention by hand became a call.
-        live: tensors of masks that are computed in every step, and the model's line.
     """
 
     def __init__(self, folder: Folder, read_stored: bool):
         self._folder, self._read_stored = folder, read_stored
         self._found: dict[int, tuple[Any, str | None]] = {}
         self.flagged = self.by_hand = 0
-        self.live: dict[str, str] = {}
 
     def known(self, node: Any) -> bool:
         """Return whether the graph may depend on the value of ``node``."""
@@ -81,9 +72,7 @@ class MaskReader:
             return float(node)
         if not self.known(node):
             return None
-        value = self._folder.band_or_value(node)
-        if isinstance(value, Band):
-            return float(value.diagonals[0]) if value.uniform else None
+        value = self._folder.value(node)
         if not isinstance(value, torch.Tensor):
             return float(value) if isinstance(value, (int, float)) else None
         value = broadcast_narrowed(value)
@@ -93,19 +82,15 @@ class MaskReader:
         """Return what a mask hides (True is hidden if ``inverted``); None if its value is not known."""
         if not self.known(node):
             return None
-        value = self._folder.band_or_value(node)
+        value = self._folder.value(node)
         if id(value) not in self._found:
             self._found[id(value)] = (value, self._look(value))
         if not inverted:
             return self._found[id(value)][1]
         return self._look(value, inverted=True)
 
-    def notes(self, read: Iterable[str]) -> tuple[str, ...]:
-        """Return notes on the decisions, in words.
-
-        Args:
-            read: names of the tensors that operators read.
-        """
+    def notes(self, operators: Iterable[Operator]) -> tuple[str, ...]:
+        """Return notes on the decisions, in words, for the operators that are left."""
         notes = []
         if self.flagged:
             notes.append(
@@ -117,21 +102,20 @@ class MaskReader:
                 f"attention that the model computes by hand under a causal mask, {self.by_hand} times, runs "
                 "as scaled_dot_product_attention with is_causal"
             )
-        places = [self.live[name] for name in dict.fromkeys(read) if name in self.live]
+        places = [self._folder.live[op.name] for op in operators if op.name in self._folder.live]
         if places:
             notes.append(
-                f"a mask is too large to be kept as a constant and is made in every step, {len(places)} "
-                "tensors: " + ", ".join(dict.fromkeys(places))
+                f"{len(places)} results of constants alone are too large to be kept, and are made in every "
+                f"step: {', '.join(dict.fromkeys(places))}; in place of a causal mask, "
+                "scaled_dot_product_attention takes is_causal=True, which costs less"
             )
         return tuple(notes)
 
     @staticmethod
     def _look(value: Any, *, inverted: bool = False) -> str | None:
-        if inverted and isinstance(value, Band):
-            value = Band(value.shape, ~value.diagonals) if value.diagonals.dtype == torch.bool else None
-        elif inverted and isinstance(value, torch.Tensor):
-            value = ~value if value.dtype == torch.bool and not value.is_meta else None
-        return _hides(value) if isinstance(value, (torch.Tensor, Band)) else None
+        if not isinstance(value, torch.Tensor) or (inverted and (value.dtype != torch.bool or value.is_meta)):
+            return None
+        return _hides(~value if inverted else value)
 
 
 def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:

@@ -244,7 +244,7 @@ class Converter:
         operators, tensors = self._prune(outputs, mutations, inputs)
         aliases = self._aliases(tensors)
         self._note_unused(tensors, aliases)
-        self.notes += self.masks.notes(name for op in operators for name in op.inputs())
+        self.notes += self.masks.notes(operators)
         graph = OperatorGraph(
             tensors=tensors,
             operators=operators,
@@ -290,14 +290,14 @@ class Converter:
             raise higher_order(target).refused("the model", _source(node))
         if arguments_of(node).get("sparse") is True:
             raise SPARSE_GRADIENT.refused("the model", _source(node))
-        # Before renames: a constant that is renamed is folded as well, and leaves no operator.
-        if self.folder.can_fold(node):
-            self.folder.fold(node)
-            return
-        value = node.meta["val"]
+        value = node.meta.get("val")
         constant = filled(node, self.folder)
         if constant is not None:
             self.folder.give(node, constant, stored=self.folder.reads_stored(node))
+            return
+        # Before renames: a constant that is renamed is folded as well, and leaves no operator.
+        if self.folder.can_fold(node):
+            self.folder.fold(node)
             return
         source = node.args[0] if self._renames(node, target, value) else renamed(node)
         if isinstance(source, torch.fx.Node):
@@ -311,14 +311,6 @@ class Converter:
             self.name_of[node] = self.name_of[made]
             return
         self._emit(node, target, value)
-
-    def _live(self, node: torch.fx.Node) -> None:
-        source = node.args[0] if node.args else None
-        if str(node.target) in _RENAMES and isinstance(source, torch.fx.Node):
-            self.name_of[node] = self._reference(source)
-        else:
-            self._emit(node, str(node.target), node.meta["val"])
-            self.masks.live[node.name] = _source(node) or node.name
 
     def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
         source = node.args[0] if node.args else None
@@ -426,11 +418,6 @@ class Converter:
         return value
 
     def _reference(self, node: torch.fx.Node) -> str:
-        if self.folder.too_large(node):
-            # Computed in every step from small parts, as the model itself does.
-            if node not in self.name_of:
-                self._live(node)
-            return self.name_of[node]
         if node in self.folder:
             name = self.name_of.get(node, node.name)
             existing = self.tensors.get(name)

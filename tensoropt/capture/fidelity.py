@@ -12,6 +12,7 @@ import copy
 import keyword
 import math
 import operator
+import pickle
 import random
 import sys
 import warnings
@@ -233,59 +234,37 @@ _SEED = 0
 
 @contextlib.contextmanager
 def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
-    """Seed Python's and numpy's generators; restore their state, and that of generators in the model's
-    modules, at the end.
+    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules of the
+    model draw from copies of generators of their own.
 
     Yields:
         A function that returns whether a number has been drawn so far.
     """
     numpy: Any = sys.modules.get("numpy")
-    own = _generators(model)
+    kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
+    fields = [vars(module) for module in (() if model is None else model.modules())]
+    own = [(holder, name, v) for holder in fields for name, v in holder.items() if isinstance(v, kinds)]
+    copies = {id(generator): copy.deepcopy(generator) for _, _, generator in own}
     saved = random.getstate(), None if numpy is None else numpy.random.get_state()
-    states = [copy.deepcopy(_state_of(generator)) for generator in own]
+
+    def state() -> bytes:
+        shared = None if numpy is None else numpy.random.get_state()
+        return pickle.dumps((random.getstate(), shared, [*copies.values()]))
+
     try:
+        for holder, name, generator in own:
+            holder[name] = copies[id(generator)]
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed % 2**32)
-        begun = _state(own)
-        yield lambda: _state(own) != begun
+        begun = state()
+        yield lambda: state() != begun
     finally:
         random.setstate(saved[0])
         if numpy is not None:
             numpy.random.set_state(saved[1])
-        for generator, state in zip(own, states, strict=True):
-            _set_state(generator, state)
-
-
-def _generators(model: nn.Module | None) -> list[Any]:
-    numpy: Any = sys.modules.get("numpy")
-    kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
-    modules = () if model is None else model.modules()
-    return [value for m in modules for value in vars(m).values() if isinstance(value, kinds)]
-
-
-def _state(own: list[Any]) -> list[Any]:
-    numpy: Any = sys.modules.get("numpy")
-    states: list[Any] = [random.getstate()]
-    if numpy is not None:
-        kind, keys, *rest = numpy.random.get_state()
-        states.append((kind, keys.tobytes(), *rest))
-    return [*states, *(repr(_state_of(generator)) for generator in own)]
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
+        for holder, name, generator in own:
+            holder[name] = generator
 
 
 DRAWN = (

@@ -13,21 +13,17 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.bands import Band, banded
 from tensoropt.capture.lines import node_line
-from tensoropt.errors import CaptureError
-from tensoropt.units import format_bytes
 
 _CONSTANT_LIMIT = 256 << 20
-"""The size in bytes of the largest tensor that is computed at capture and stored as a constant."""
+"""The bytes of the largest tensor that is computed at capture and stored as a constant; larger ones are
+computed in every step, as the model itself does."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 """Calls that allocate memory without a value; it is zeroed, since leftover contents would differ between
 processes."""
 _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
-_BAND_ELEMENTS = 1 << 22
-"""Element count above which a distance mask is represented by its diagonals instead of being written out."""
 _COMPARED_ELEMENTS = 1 << 27
 """The element count above which only stride-0 dims are reduced; comparing values would take seconds."""
 
@@ -38,20 +34,23 @@ class Folder:
     A model on the meta device must give the same graph as the one with weights, so nothing may be decided by
     a value that only the latter has: what the model *stores* (buffers, tensors in its code), and anything
     computed from it. Such constants are distinguished by how they are computed, all others by value.
+
+    Attributes:
+        live: of each call whose result is too large for a constant, the model's line.
     """
 
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, Any] = {}
-        self._bands: dict[torch.fx.Node, Band] = {}
         self._stored: set[torch.fx.Node] = set()
         self.values: dict[str, torch.Tensor] = {}
         self._names: dict[Any, str] = {}
         self._results: dict[Any, Any] = {}
         self._reduced: dict[int, tuple[torch.Tensor, bytes | None]] = {}
         self._equal: dict[Any, torch.Tensor] = {}
+        self.live: dict[str, str] = {}
 
     def __contains__(self, node: torch.fx.Node) -> bool:
-        return node in self._known or node in self._bands
+        return node in self._known
 
     def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
         """Set a node's value; ``stored`` says that the model holds the value, and lacks it on the meta
@@ -62,26 +61,8 @@ class Folder:
             self._stored.add(node)
 
     def value(self, node: torch.fx.Node) -> Any:
-        """Return the value of a folded node: a tensor, a number or a tuple.
-
-        Raises:
-            CaptureError: it is a mask that is too large to be written out.
-        """
-        if node not in self._known:
-            band = self._bands[node]
-            _check_size(band.nbytes, node)
-            self._known[node] = band.tensor()
+        """Return the value of a folded node: a tensor, a number or a tuple."""
         return self._known[node]
-
-    def band_or_value(self, node: torch.fx.Node) -> Any:
-        """Like :meth:`value`, but large distance masks are returned as bands."""
-        return self._bands.get(node, self._known.get(node))
-
-    def too_large(self, node: torch.fx.Node) -> bool:
-        """Return whether a distance mask is too large for a constant, in which case it is computed in every
-        step.
-        """
-        return node in self._bands and self._bands[node].nbytes > _CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
         """Return whether the graph may depend on the value, because it is known wherever the model is
@@ -94,22 +75,23 @@ class Folder:
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
-        """Return whether all operands of a node are known and running it twice gives the same result."""
+        """Return whether all operands of a node are known, running it twice gives the same result, and that
+        is small enough for a constant."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew in every step
-        return all(source in self for source in node.all_input_nodes)
+        if not all(source in self for source in node.all_input_nodes):
+            return False
+        operands = [self._known[source] for source in node.all_input_nodes]
+        small = _computed_bytes(node, operands) <= _CONSTANT_LIMIT
+        if not small:
+            self.live[node.name] = node_line(node) or node.name
+        return small
 
     def fold(self, node: torch.fx.Node) -> None:
-        """Compute a node; layers that compute the same from the same constants share the result.
-
-        Raises:
-            CaptureError: the result, or an operand, exceeds the size of a constant.
-        """
-        if self._fold_band(node):
-            return
+        """Compute a node; layers that compute the same from the same constants share the result."""
 
         def value_of(value: Any) -> Any:
-            return self.value(value) if isinstance(value, torch.fx.Node) else value
+            return self._known[value] if isinstance(value, torch.fx.Node) else value
 
         args, kwargs = torch.utils._pytree.tree_map(value_of, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
@@ -118,32 +100,16 @@ class Folder:
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
-            _check_size(_computed_bytes(node, leaves), node)
             # Operands are kept with the result: an id is meaningless once its tensor is gone.
             self._results[key] = (_evaluate(node.target, args, kwargs), leaves)
         self._known[node] = self._results[key][0]
         if self.reads_stored(node):
             self._stored.add(node)
 
-    def _fold_band(self, node: torch.fx.Node) -> bool:
-        """Return whether the node is a large tensor that its diagonals describe completely; its band is then
-        stored.
-        """
-        result = node.meta.get("val")
-        if not isinstance(result, torch.Tensor) or result.numel() <= _BAND_ELEMENTS:
-            return False
-
-        def band_of(value: Any) -> Any:
-            return self.band_or_value(value) if isinstance(value, torch.fx.Node) else value
-
-        args, kwargs = torch.utils._pytree.tree_map(band_of, (node.args, dict(node.kwargs)))
-        band = banded(node.target, args, kwargs, result)
-        if band is None:
-            return False
-        self._bands[node] = band
-        if self.reads_stored(node):
-            self._stored.add(node)
-        return True
+    def once(self, key: Any, value: torch.Tensor) -> torch.Tensor:
+        """Return the first value of this key, so that what layers compute from equal ones is shared."""
+        made: torch.Tensor = self._results.setdefault(key, (value, ()))[0]
+        return made
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
         """Record the value of a folded node that a live operator reads; equal constants share a name.
@@ -167,11 +133,11 @@ class Folder:
         return name
 
 
-def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
+def _computed_bytes(node: torch.fx.Node, values: list[Any]) -> int:
     results = [
         v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
     ]
-    operands = [v for v in leaves if isinstance(v, torch.Tensor)]
+    operands = [v for v in values if isinstance(v, torch.Tensor)]
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
     # Without data there is nothing to compute, and views share their operand's memory.
     if any(v.is_meta for v in operands) or any(r.alias_info is not None for r in returns):
@@ -184,20 +150,6 @@ def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
 
 def _unexpanded(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True))
-
-
-def _check_size(nbytes: int, node: torch.fx.Node) -> None:
-    if nbytes <= _CONSTANT_LIMIT:
-        return
-    line = node_line(node)
-    raise CaptureError(
-        f"the constant {node.name}{f' at {line}' if line else ''} has the shape "
-        f"{tuple(node.meta['val'].shape)} and takes "
-        f"{format_bytes(nbytes)} on every rank, but constants may take up to "
-        f"{format_bytes(_CONSTANT_LIMIT)}. If it is a causal mask, leave it out and pass is_causal=True to "
-        "scaled_dot_product_attention; else make it in forward by comparing positions, from parts that are "
-        "small, or pass it as an input"
-    )
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -279,6 +231,8 @@ VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
 """A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
 
 _FILLED = {
+    "aten.zeros.default": 0,
+    "aten.ones.default": 1,
     "aten.zeros_like.default": 0,
     "aten.ones_like.default": 1,
     "aten.empty_like.default": 0,
@@ -288,6 +242,7 @@ _FILLED = {
     "aten.new_empty_strided.default": 0,
 }
 _FILL_ARGUMENT = {
+    "aten.full.default": 1,
     "aten.full_like.default": 1,
     "aten.new_full.default": 2,
     "aten.fill.Scalar": 1,
@@ -325,9 +280,11 @@ def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
         fill = node.args[_FILL_ARGUMENT[target]]
     if fill is None or (isinstance(fill, torch.fx.Node) and fill not in folder):
         return None
-    element = folder.value(fill) if isinstance(fill, torch.fx.Node) else torch.full((), fill)
     # One element, expanded: a mask of zeros uses no memory for its shape.
-    return element.to(value.dtype).expand(tuple(value.shape))
+    if isinstance(fill, torch.fx.Node):
+        return folder.value(fill).to(value.dtype).expand(tuple(value.shape))
+    made = torch.full((), fill, dtype=value.dtype, device="cpu").expand(tuple(value.shape))
+    return folder.once((repr(fill), made.dtype, made.shape), made)
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -11,7 +11,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
@@ -134,17 +133,12 @@ _PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torc
 
 
 def _object_refused(path: str, value: Any) -> str:
-    kind = type(value).__qualname__
-    if type(value).__module__ == "numpy":
-        kind = f"numpy.{kind}"
-        remedy = "pass a tensor (torch.as_tensor) or a Python number"
-    elif callable(value):
-        remedy = "give it to the model when it is made, in __init__"
-    elif is_dataclass(value):
-        remedy = "call torch.export.register_dataclass on the class before"
-    else:
-        remedy = "pass its tensors in a tuple or a plain dict"
-    return f"the input {path} is of the class {kind}, which a captured call cannot hold; {remedy}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return (
+        f"the input {path} is of the class {kind}, which a captured call cannot hold; pass a tensor "
+        "(torch.as_tensor), a Python number, or a tuple or plain dict of them; a function is given to the "
+        "model in __init__; for a dataclass call torch.export.register_dataclass before"
+    )
 
 
 def check_model(model: torch.nn.Module) -> None:

@@ -152,23 +152,6 @@ def add_headroom(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def headroom_option(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
-    """Return the share of a device's memory that ``--headroom`` keeps free; None if it is not given.
-
-    Args:
-        device_bytes: returns the memory of the smallest device; called only if headroom is requested.
-
-    Raises:
-        TensorOptError: headroom is neither a share nor a size, or leaves nothing.
-    """
-    from tensoropt.question.question import headroom_bytes
-
-    if options.headroom is None:
-        return None
-    whole = device_bytes()
-    return headroom_bytes(options.headroom, whole) / whole
-
-
 @contextlib.contextmanager
 def writable_folder(path: str) -> Iterator[Path]:
     """Yield the folder, created if necessary; remove it again if the block fails and leaves it empty.
@@ -281,10 +264,15 @@ def question_option(options: argparse.Namespace) -> Any:
         options = argparse.Namespace(**{**vars(options), "memory": None})
     devices = getattr(options, "devices", None)
     batches = {} if options.batch is None else _read("batch", read_batches, options.batch)
-    if comparing and "batches" in batches:
-        raise TensorOptError(
-            f"--batch {options.batch}: planners are compared at one batch; give one, as in --batch 8"
-        )
+    several = {
+        "--planners": comparing,
+        "--devices": devices,
+        "--also-on": getattr(options, "also_on", None),
+        f"--batch {options.batch}": "batches" in batches,
+        "--beside": getattr(options, "beside", ()) and not comparing,
+    }
+    if len(given := [flag for flag, asked in several.items() if asked]) > 1:
+        raise TensorOptError(f"{' and '.join(given)} ask for rows of different kinds; give one of them")
     model = options.model if options.lora is None else with_lora(options.model, options.lora)
     return Question(
         model=model if options.sequence is None else with_sequence(model, options.sequence),

@@ -12,7 +12,6 @@ from tensoropt.cli.arguments import (
     add_amount,
     add_headroom,
     amount_option,
-    headroom_option,
     tariff_option,
 )
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -20,9 +19,6 @@ from tensoropt.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from tensoropt.exploration.exploration import Exploration
-
-_BASELINES = ("ddp", "zero1", "zero2", "fsdp", "tp")
-"""The values of ``--baseline``, repeated here so that ``--help`` imports no heavy package."""
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -56,11 +52,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )
     verb.add_argument(
-        "--baseline",
-        choices=[*_BASELINES],
-        help="the best plan of this usual strategy, with or without recomputation and micro-batches",
-    )
-    verb.add_argument(
         "--why",
         action="store_true",
         help="also the parts of the step and of its peak memory, and changes that would make it faster",
@@ -73,7 +64,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
     memory = parse_bytes(options.memory) if options.memory is not None else None
-    headroom = headroom_option(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.plan.keys import plan_key
@@ -83,20 +73,19 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     exploration, index = chosen_point(
         options.dir,
         point=options.point,
-        baseline=options.baseline,
         devices=options.devices,
         batch=options.batch,
         memory_bytes=memory,
-        headroom=headroom,
+        headroom=options.headroom,
         time_s=parse_seconds(options.time) if options.time is not None else None,
         knee_point=options.knee,
         fastest=options.fastest,
     )
     plan = exploration.plan(index)
     lines, facts = _described(options, exploration, index, memory)
-    within = answer_within(exploration, memory, headroom)
-    taken = within.taken_words() if within.row == index and options.point is None else ""
-    lines = [within.sentence(), *([taken] if taken else []), "", *lines]
+    within = answer_within(exploration, memory, options.headroom)
+    chosen = within.chosen if within.row == index and options.point is None else None
+    lines = [within.sentence(), *([] if chosen is None else [f"taken as {chosen.rule}"]), "", *lines]
     if options.why or options.trace:
         reasons, more = _reasons(exploration, index, options)
         lines += ["", *reasons]
@@ -172,14 +161,6 @@ def _reasons(
         write_trace(of_point.trace(), options.trace)
         lines.append(f"trace written to {options.trace}; open it at https://ui.perfetto.dev")
     return lines, data
-
-
-def _device_bytes(folder: str) -> float:
-    from tensoropt.exploration.cluster_offers import folders_in
-    from tensoropt.exploration.exploration import load_exploration
-
-    inside = list(folders_in(folder))
-    return load_exploration(inside[0] if inside else folder).device_bytes
 
 
 VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, answer)

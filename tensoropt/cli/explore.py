@@ -24,7 +24,6 @@ from tensoropt.cli.arguments import (
 from tensoropt.cli.offers import offers_answer
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.units import write_counts
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -104,16 +103,6 @@ def explore(
     if "tariff" in asked:
         clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
-    if question.also_on and question.devices:
-        raise TensorOptError(
-            "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
-            "in --also-on 'dgx-h100[4],dgx-a100[4]'"
-        )
-    if question.beside and (question.batches or question.also_on or question.devices):
-        raise TensorOptError(
-            "--beside is about one batch on one cluster, and --batch, --devices or --also-on asks about "
-            "several; leave out one of the two"
-        )
     if question.batches:
         return _over_batches(question, progress, out, asked)
     if question.also_on or question.devices:
@@ -222,12 +211,6 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
     from tensoropt.question.model_source import default_batch
     from tensoropt.sweeps import over_batches
 
-    for flag, given in (("--devices", question.devices), ("--also-on", question.also_on)):
-        if given:
-            raise TensorOptError(
-                f"--batch {write_counts(question.batches)} explores several batches on one cluster, and "
-                f"{flag} is given as well; give one of the two, or one batch"
-            )
     # A model that brings its own inputs is refused before anything is made.
     default_batch(question.model)
     cluster = load_cluster(question.cluster)
@@ -243,12 +226,8 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
     answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
-    from tensoropt.exploration.batch_sweep import throughput_frontier
-
-    points = len(throughput_frontier(sweep.explorations))
     lines = [
         answer.text,
-        f"{points} points unbeaten at any batch in memory and time per sample: {folder}/frontier.csv",
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tensoropt.cli.arguments import Answer
 from tensoropt.console import columns
-from tensoropt.units import (
-    format_bytes,
-    format_number,
-    format_seconds,
-)
+from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
@@ -21,18 +15,17 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
     Args:
         asked: the fields of a :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion`.
     """
-    from tensoropt.exploration.cluster_offers import ClusterQuestion, offers, offers_data, profile
+    from tensoropt.exploration.cluster_offers import ClusterQuestion, offers, offers_data
 
     found = offers(sweep.explorations, ClusterQuestion(**asked), sweep.refused)
-    table = profile(sweep.explorations)
-    lines = [*found.sentences(), "", _profile_table(table, sweep.explorations), "", _table(found)]
+    lines = [*found.sentences(), "", _budget_table(found), "", _table(found)]
     best = {
         name: None if row is None else row.cluster
         for name, row in (("cheapest", found.cheapest), ("fastest", found.fastest))
     }
     data = {
         "refused": [f"{name}: {reason}" for name, reason in sweep.refused.items()],
-        "profile": asdict(table),
+        "budgets_bytes": list(found.budgets_bytes),
         **best,
         "amount": found.question.amount.words,
         "currency": found.question.tariff.currency,
@@ -41,31 +34,18 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
-def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
-    """Return a table of seconds by devices and memory; for several batches on the same devices, of tokens or
-    samples per second by batch and memory, as steps differ in their work."""
-    from tensoropt.exploration.rates import StepWork
-
+def _budget_table(offers: Any) -> str:
+    """Return a table of seconds by cluster (or batch) and memory budget."""
     # Of budgets that read alike, the largest.
-    places = {f"<= {format_bytes(budget)}": place for place, budget in enumerate(profile.budgets_bytes)}
-    work = StepWork.of(explorations[0])
-    per_sample = (work.tokens or 0) / (work.samples or 1) or 1.0
-
-    def words(cell: Any, batch: int | None) -> str:
-        if cell is None:
-            return "-"
-        if profile.of_batches and batch is not None:
-            return format_number(per_sample * batch / cell.time_s)
-        return format_seconds(cell.time_s)
-
-    rows = [["devices", "kind", *(["batch"] if profile.weak else []), *places]]
-    for row in profile.rows:
-        batch = [str(row.batch)] if profile.weak else []
-        rows.append(
-            [str(row.devices), row.kind, *batch, *(words(row.cells[at], row.batch) for at in places.values())]
-        )
-    unit = f"{'tokens' if work.tokens else 'samples'}/s\n" if profile.of_batches else ""
-    return unit + columns(rows, left=(1,))
+    places = {f"<= {format_bytes(budget)}": place for place, budget in enumerate(offers.budgets_bytes)}
+    rows = [["cluster", *(["batch"] if offers.weak else []), *places]]
+    for row in offers.rows:
+        if row.within_s:
+            cells = [row.within_s[place] for place in places.values()]
+            batch = [str(row.batch)] if offers.weak else []
+            words = ["-" if step_s is None else format_seconds(step_s) for step_s in cells]
+            rows.append([row.cluster, *batch, *words])
+    return columns(rows, left=(0,))
 
 
 def _table(offers: Any) -> str:

@@ -86,6 +86,9 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
     return data
 
 
+_COMPARED = ("loss", "gradient", "buffer")
+
+
 def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     if options.save:
         raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
@@ -142,11 +145,11 @@ def verify_text(data: dict[str, Any]) -> str:
         )  # fmt: skip
         remarks += [f"plan {i}: {line}" for line in _remarks(p)]
     if data["module"] is not None:
+        found = {kind: _difference(data["module"][f"{kind}_difference"]) for kind in _COMPARED}
         remarks.append(
-            f"unsplit graph against the model itself: loss differs by "
-            f"{_difference(data['module']['loss_difference'])}, gradients by "
-            f"{_difference(data['module']['gradient_difference'])}"
-            f"{_of_buffers(data['module'])}{_decided_in(data['module'])}"
+            f"unsplit graph against the model itself: loss differs by {found['loss']}, gradients by "
+            f"{found['gradient']}, buffers after two calls by {found['buffer']} "
+            f"(in {data['module']['compared_in']})"
         )
     elif all(p["compared_in"] is not None for p in data["plans"]):
         remarks.append(
@@ -160,19 +163,6 @@ def verify_text(data: dict[str, Any]) -> str:
         f"{count} ok" if faithful else f"not ok: {_unfaithful(data['module'])}; {count} agree with the graph"
     )
     return "\n".join([columns(rows), *remarks, data["checked_on"], verdict])
-
-
-def _decided_in(module: dict[str, Any]) -> str:
-    precision = module["compared_in"]
-    if precision == "float32":
-        return ""
-    return " in float64" if precision == "float64" else f", as rounding in its {precision} parts makes it"
-
-
-def _of_buffers(module: dict[str, Any]) -> str:
-    if not module["worst_buffer"]:
-        return ""
-    return f", buffers after two calls by {_difference(module['buffer_difference'])}"
 
 
 def _unfaithful(module: dict[str, Any]) -> str:
@@ -233,19 +223,6 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             "compared in float64; in the model's own precision rounding crossed a kink (as ReLU has), "
             f"by {worst:.1e}"
         )
-    if plan["replicas_agree"] and plan["replica_difference"]:
-        lines.append(
-            f"replicas differ by {plan['replica_difference']:.1e}, which kernels without a fixed order of "
-            "additions may cause"
-        )
-    if plan["memory_allocated_bytes"] is not None:
-        lines.append(
-            f"PyTorch's allocator had at most {format_bytes(plan['memory_allocated_bytes'])} in tensors, of "
-            f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
-            "inputs and constants"
-        )
-    if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
-        lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:
         lines.append(f"fake ranks checked: {', '.join(map(str, plan['ranks_checked']))}")
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,10 +19,6 @@ from tensoropt.errors import ClusterError
 
 _logger = logging.getLogger(__name__)
 
-# float32 FLOP per cycle of one core: two fused multiply-adds on the widest vectors is the common case for
-# AVX2; one for AVX-512, because many parts have a single 512-bit unit or halve it.
-_FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
-_DEFAULT_HERTZ = 2.5e9  # an assumption, used if the system does not report it
 THIS_MACHINE = "this machine"
 """The source of a CPU cluster that was detected on this machine rather than described in a file."""
 ANY_CORE = "CPU-core"
@@ -132,46 +129,21 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
 
 
 def _cpu_kind(ranks: int) -> DeviceKind:
-    """Return one core of this machine: its peak from clock and vector width, its memory from the machine's
-    total.
-    """
-    base = device_kind(ANY_CORE)
-    model, hertz, flags = _cpu_info()
-    # The table lists the widest vectors first. 8 is an assumption: one multiply-add on 128 bits.
-    flop_per_cycle = next((flop for flag, flop in _FLOP_PER_CYCLE if flag in flags), 8)
-    peak = hertz * flop_per_cycle
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", model)).strip("-") or "unknown"
-    return replace(
-        base,
-        name=f"CPU-core-{slug}",
-        memory_bytes=max(1, _total_memory_bytes() // ranks),
-        # Vectors hold half as many float64 values.
-        flops={"float64": peak / 2, "float32": peak},
-        source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; preset bandwidth",
-    )
+    """Return the catalogue's core with this machine's processor's name and an equal share of its memory."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", processor_name())).strip("-")
+    memory = max(1, _total_memory_bytes() // ranks)
+    return replace(device_kind(ANY_CORE), name=f"CPU-core-{slug}", memory_bytes=memory)
 
 
-def _cpu_info() -> tuple[str, float, frozenset[str]]:
+def processor_name() -> str:
+    """Return the CPU's model name."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     except OSError:
-        text = ""
-
-    def value(pattern: str) -> str:
-        match = re.search(rf"^(?:{pattern})\s*:\s*(.*)$", text, flags=re.MULTILINE)
-        return match.group(1).strip() if match else ""
-
-    model = value("model name") or value("Hardware")
-    nominal = re.search(r"@\s*([0-9.]+)\s*GHz", model)
-    # "cpu MHz" varies with load; it is rounded so that the same machine always gives the same cluster.
-    measured = value("cpu MHz")
-    if nominal:
-        hertz = float(nominal.group(1)) * 1e9
-    elif measured:
-        hertz = max(0.5, round(float(measured) / 500) / 2) * 1e9
-    else:
-        hertz = _DEFAULT_HERTZ
-    return model or os.uname().machine, hertz, frozenset((value("flags") or value("Features")).split())
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _total_memory_bytes() -> int:

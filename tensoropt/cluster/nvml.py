@@ -96,60 +96,16 @@ def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], di
     # With an NVSwitch every pair has the full bandwidth of a device's wires: one level, no pairs.
     if all("switch" in links for links in neighbours):
         # The smallest wire count, because a ring is as fast as its slowest device.
-        count, version = min(links["switch"] for links in neighbours)
-        switch = Link(
-            name=f"NV{count}",
-            latency_s=_NVLINK_LATENCY_S,
-            bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
-            source=f"NVML: {count} NVLinks (version {version}) to a switch",
-        )
-        level = Level(name="gpu", size=len(handles), link=switch)
-        return (level,), {}
+        least = min(links["switch"] for links in neighbours)
+        return (Level(name="gpu", size=len(handles), link=_nvlink(*least, switched=True)),), {}
     pairs = {}
     for low, high in all_pairs(len(handles)):
         wires = neighbours[low].get(bus_ids[high])
         pairs[low, high] = _nvlink(*wires) if wires else _pcie(nvml, handles[low], handles[high])
-    levels = _levels(pairs, neighbours, bus_ids)
+    levels = levels_from_pairs(pairs, len(handles), "gpu")
     # If all pairs are alike, the level already describes them.
     alike = len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) == 1
     return levels, {} if alike else pairs
-
-
-def _levels(
-    pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
-) -> tuple[Level, ...]:
-    """Return one level if the NVLinks join all devices (a cube mesh), otherwise the blocks of the pair
-    list.
-    """
-    if _connected(neighbours, bus_ids):
-        total = [
-            sum(
-                count * _NVLINK_BYTES_PER_S.get(version, 25e9)
-                for peer, (count, version) in links.items()
-                if peer in bus_ids
-            )
-            for links in neighbours
-        ]
-        mesh = Link(
-            name="NVLink-mesh",
-            latency_s=_NVLINK_LATENCY_S,
-            # Several concurrent rings use all wires of a device (costs.communication.pair_ring_bandwidth).
-            bandwidth_bytes_per_s=min(total),
-            source="NVML: sum of one device's NVLinks to the others",
-        )
-        return (Level(name="gpu", size=len(bus_ids), link=mesh),)
-    return levels_from_pairs(pairs, len(bus_ids), "gpu")
-
-
-def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]) -> bool:
-    reached, frontier = {0}, [0]
-    while frontier:
-        current = frontier.pop()
-        for neighbour, bus_id in enumerate(bus_ids):
-            if neighbour not in reached and bus_id in neighbours[current]:
-                reached.add(neighbour)
-                frontier.append(neighbour)
-    return len(reached) == len(bus_ids)
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
@@ -177,13 +133,13 @@ def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
     return {peer: (number, versions[peer]) for peer, number in counts.items()}
 
 
-def _nvlink(count: int, version: int) -> Link:
+def _nvlink(count: int, version: int, *, switched: bool = False) -> Link:
     return Link(
         name=f"NV{count}",
         latency_s=_NVLINK_LATENCY_S,
         bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
-        source=f"NVML: {count} NVLinks (version {version})",
-        dedicated=True,
+        source=f"NVML: {count} NVLinks (version {version}){' to a switch' * switched}",
+        dedicated=not switched,
     )
 
 

@@ -114,8 +114,7 @@ class TableBuilder:
         # on this order, because they look up a configuration's facts by its index modulo the template's
         # length.
         passes = (False, True) if group.name in self.region_of else (False,)
-        # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
-        # ``options``, which replace() keeps.
+        # Layers that look alike share the arrays themselves.
         pinned = self.restriction.again.get(group.name)
         key = (id(template), passes, pinned, self.effects.parameters.blocks.neighbours(group.name))
         if key not in self._variable_cache:

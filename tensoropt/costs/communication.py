@@ -12,12 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
 from tensoropt.ops.calls import BY_VALUES, RING_SEND
-from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED
@@ -30,7 +28,6 @@ _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 _PRICED = (*COLLECTIVES, RING_SEND)
 """The kinds with a price."""
 _Prediction = Callable[[float], float]
-_SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,6 @@ class CommunicationModel:
         self._fits = fits
         self._fitted = _fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
         self._links: dict[tuple[int, ...], _GroupLink] = {}
-        self._transitions: dict[tuple[int, ...], Transition] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
     @property
@@ -105,12 +101,6 @@ class CommunicationModel:
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
         return self._prediction(kind, tuple(axes))[1]
-
-    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return self._transition(axes).arriving(work_s, num_bytes)
-
-    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return self._transition(axes).leaving(work_s, num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         if not num_bytes >= 0:
@@ -154,17 +144,6 @@ class CommunicationModel:
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
         return _formula(kind, self._links[axes], launch), source
-
-    def _transition(self, axes: Sequence[int]) -> Transition:
-        known = self._transitions.get(tuple(axes))
-        if known is None:
-            groups = self.mesh.groups(self.mesh.normalise_axes(axes))
-            measured = self._fits.transitions if self._fits is not None else {}
-            # Axes of size 1 do not change the groups, so groups are compared rather than axes, as in
-            # _measured.
-            same = (each for fitted, each in measured.items() if self.mesh.groups(fitted) == groups)
-            known = self._transitions[tuple(axes)] = next(same, _SMOOTH)
-        return known
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
         if self._fits is None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import platform
 import statistics
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, reached_by
+from tensoropt.cluster.local import processor_name
 from tensoropt.errors import MeasurementError
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
@@ -383,17 +382,6 @@ class RooflineCompute:
         return 4.0 * kind_of(self.optimizer).traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
-def _processor_name() -> str:
-    """Return the CPU's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
@@ -406,11 +394,7 @@ def measurement_prefix(
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
     # How each one is timed: tensoropt.ranks.worker, tensoropt.profiling.timers.
-    on = (
-        f"{device}/host-ahead,own-start"
-        if device
-        else f"{_processor_name()}/kept-memory,copies,nodes,smallest"
-    )
+    on = f"{device}/host-ahead,own-start" if device else f"{processor_name()}/copies,nodes,smallest"
     if settings:
         on += f"/{settings}"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"

@@ -53,14 +53,6 @@ class CommunicationCosts(Protocol):
         """Return the source of :meth:`time_s`: measured, fitted or data sheet."""
         ...
 
-    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return a collective's additional seconds after ``work_s`` of work; numbers or arrays."""
-        ...
-
-    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds of ``work_s`` of work after a collective; numbers or arrays."""
-        ...
-
     @property
     def described(self) -> str:
         """A description equal for equal seconds."""
@@ -157,8 +149,6 @@ class Queues(NamedTuple):
 
 
 NO_WORK = Queues(0.0, 0.0)
-_WORK_BETWEEN_S = 1e-3
-"""The seconds of work between two collectives in a search, when transitions are near their limit."""
 
 
 class DevicePrices:
@@ -201,7 +191,7 @@ class DevicePrices:
     @property
     def message_end(self) -> Queues:
         """The seconds of launching one end of a message."""
-        return self._both(lambda overheads: overheads.issuing_s(("send",)))
+        return self._both(lambda overheads: overheads.call_s)
 
     def again(self, work: Workload, forward: Queues) -> Queues:
         """Return the seconds of recomputing a group: its second forward, and autograd's overhead per call."""
@@ -255,7 +245,6 @@ class Prices(DevicePrices):
         self.slower_beside = slower_beside
         self.packs = packs
         self.in_flight = in_flight
-        self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @classmethod
     def of(cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, mesh: Mesh) -> Prices:
@@ -289,32 +278,18 @@ class Prices(DevicePrices):
         return self.graph.atoms.graph.training
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of a collective between work; the micro-batch axis is 0."""
+        """Return the seconds of a collective; the micro-batch axis is 0."""
         real = self._real(axes)
         if not real or not num_bytes:
             return 0.0
-        return self.communication.time_s(kind, real, num_bytes) + self._between_work_s(((real, num_bytes),))
+        return self.communication.time_s(kind, real, num_bytes)
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
-    def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
-        """Return the seconds that surrounding work adds to successive collectives (axes, bytes)."""
-        # Table cells need the same few collectives again and again, and looking one up interpolates.
-        if sends not in self._between:
-            costs = self.communication
-            # Only the first collective comes after work, the others find the ranks in step; the work that
-            # follows all of them is slowed down by the worst of them. The simulator counts in the same way
-            # (:func:`~tensoropt.simulate.collectives.turns`).
-            arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
-            leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
-            self._between[sends] = float(arriving) + leaving
-        return self._between[sends]
-
     def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
-        """Return the seconds of local work and successive collectives, between other work."""
-        between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
-        return local_s + between + sum(send.seconds for send in sends)
+        """Return the seconds of local work and successive collectives."""
+        return local_s + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
         """Return the seconds that collectives save if ``work_s`` of work overlap; numbers or arrays.
@@ -333,8 +308,8 @@ class Prices(DevicePrices):
 
     def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
         """Return a resharding's price: copies and launches, and its collectives."""
-        kinds, sends = [step.kind for step in steps], []
-        local, host_s = self._both(lambda overheads: overheads.issuing_s(kinds))
+        sends = []
+        local, host_s = self._both(lambda overheads: overheads.issuing_s(len(steps)))
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):
@@ -378,12 +353,6 @@ class _FreeCommunication:
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
         return "data sheet"
-
-    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return 0.0
-
-    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return 0.0
 
     described = "free"
 

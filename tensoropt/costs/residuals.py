@@ -36,14 +36,11 @@ class Residuals:
         factor = self.of(REST)
         if factor == 1.0:
             return overheads
-        kinds = {kind: s * factor for kind, s in overheads.step_kinds_s.items()}
         names = (
             "copy_s_per_byte", "add_s_per_byte", "call_s", "again_s", "pass_s", "arrive_s", "accumulate_s",
             "step_s",
         )  # fmt: skip
-        return replace(
-            overheads, step_kinds_s=kinds, **{name: getattr(overheads, name) * factor for name in names}
-        )
+        return replace(overheads, **{name: getattr(overheads, name) * factor for name in names})
 
     def links(self, fits: LinkFits | None) -> LinkFits | None:
         """Return a mesh's link fits with collectives multiplied by their factor."""

@@ -31,7 +31,7 @@ from tensoropt.costs.tables import (
 )
 from tensoropt.costs.timings import CostContext, Timings, WorkloadFacts
 from tensoropt.graph import OperatorGraph
-from tensoropt.profiling.overheads import Overheads, data_sheet_overheads, slowest_overheads
+from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.pool import RankPool
@@ -168,14 +168,11 @@ class CostSource(CostContext):
         )
 
     def overheads(self) -> Overheads:
-        known = self.timings.overheads()
-        if known is not None:
-            return self.in_step.overheads(known)
-        kinds = (self.cluster.device,) if self.pool is not None else self.cluster.kinds_of_type
-        return slowest_overheads(data_sheet_overheads(kind) for kind in kinds)
+        # Ranks of several kinds wait for each other: the slowest memory counts, as their hosts are alike.
+        return self.overheads_on(min(self.cluster.kinds_of_type, key=lambda kind: kind.memory_bandwidth))
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
-        return self.overheads() if self.pool is not None else data_sheet_overheads(kind)
+        return self.in_step.overheads(data_sheet_overheads(kind))
 
     @property
     def optimizer(self) -> str:

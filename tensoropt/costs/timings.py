@@ -24,13 +24,12 @@ from tensoropt.costs.compute import (
     samples_of,
 )
 from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_attention, has_recurrent
-from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.facts_of_kinds import find_facts_of_all, kind_of
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
-from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
 from tensoropt.profiling.peak import TIMED, known_peaks, measure_peaks
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
@@ -114,8 +113,8 @@ _FACTS = "facts-14"
 _FACTS_AT_ONCE = 256
 """Workloads between saves: one or two seconds; an assumption."""
 
-_Kernels = Literal["gpu", "attention", "recurrent", "cpu"]
-"""Whose kernels facts describe: a GPU's, its attention on fake tensors, its RNNs estimated, a CPU's."""
+_Kernels = Literal["attention", "recurrent", "cpu"]
+"""Whose kernels facts describe: a GPU's attention, its RNNs estimated, a CPU's."""
 
 
 class WorkloadFacts:
@@ -136,25 +135,17 @@ class WorkloadFacts:
     def of(self, work: Workload) -> Facts:
         """Return a workload's facts, from this process or the store, or determine them now."""
         if work.key not in self.found:
-            facts = self._on_gpu(work) if self.context.cluster.device_type == "cuda" else None
-            self._kernels[work.key] = self._kernels_of(work) if facts is None else "gpu"
-            self.found[work.key] = facts or self._on_fake(work)
+            self._kernels[work.key] = self._kernels_of(work)
+            self.found[work.key] = self._on_fake(work)
         return self.found[work.key]
 
     def find(self, works: Iterable[Workload]) -> None:
         """Determine the facts of many workloads beforehand."""
-        if self.context.cluster.device_type == "cuda" and self.context.pool is not None:
-            return  # a GPU is queried for them one by one
         keys = {self._key(work): work for work in works if work.key not in self.found}
         known = self.context.store.get_many(keys, kind="saved")
         # By kind, as workloads of one kind are found together.
         unknown = ((key, work) for key, work in keys.items() if key not in known)
         new = dict(sorted(unknown, key=lambda item: kind_of(item[1])))
-        if self.context.cluster.device_type == "cuda":
-            # What a GPU of this kind has answered once is not determined on the CPU.
-            names = {self._on_this_gpu(key): key for key in new}
-            for key in self.context.store.get_many(names, kind="saved"):
-                del new[names[key]]
         if not new:
             return
         # In parts, so that an interruption loses little.
@@ -179,24 +170,6 @@ class WorkloadFacts:
         if self.context.capability is None:
             return "cpu"
         return "recurrent" if has_recurrent(work) else "attention" if has_attention(work) else "cpu"
-
-    def _on_gpu(self, work: Workload) -> Facts | None:
-        """Return the facts on a GPU; None if no such GPU was available or it could not run the workload."""
-        key = self._on_this_gpu(self._key(work))
-        record = self.context.store.get(key, kind="saved")
-        if record is None and self.context.pool is not None:
-            try:
-                record = self.context.pool.run(find_facts_on_rank, work, self.context.training)[0]
-            except RankError as error:
-                # The failure is stored as well; otherwise a workload that kills a rank would kill one in
-                # every exploration.
-                record = {"error": str(error).splitlines()[0]}
-            self.context.store.put(key, record, kind="saved")
-        return None if record is None or "error" in record else Facts.from_record(record)
-
-    def _on_this_gpu(self, key: str) -> str:
-        device, settings = self.context.cluster.device.name, self.context.kernels.words
-        return "/".join(part for part in (device, settings, key) if part)
 
     def _key(self, work: Workload) -> str:
         # Only attention is queried by compute capability, and only recurrent layers are estimated: other
@@ -336,17 +309,6 @@ class Timings:
             return measure_optimizer(on.pool, on.store, on.prefix, on.settings.optimizer)
         except RankError as error:
             self.failed[f"a step of {on.settings.optimizer}"] = error.summary
-            return None
-
-    def overheads(self) -> Overheads | None:
-        """Return the overheads of a step; None if unknown."""
-        on = self.context
-        if on.pool is None:
-            return known_overheads(on.store, on.prefix, on.settings.optimizer)
-        try:
-            return measure_overheads(on.pool, on.store, on.prefix, on.settings.optimizer)
-        except RankError as error:
-            self.failed["overheads"] = error.summary
             return None
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:

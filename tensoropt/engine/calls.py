@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,13 +90,8 @@ class CallingConvention:
         """Return the names of the graph's inputs as the user knows them."""
         return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
 
-    def inputs(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, more: bool = False
-    ) -> list[torch.Tensor]:
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the graph's inputs for a call; a batch with fewer rows is filled up.
-
-        Args:
-            more: allow a batch with more rows, which :meth:`pieces` cuts.
 
         Raises:
             PlanError: the call differs from the captured one in more than the values of its tensors.
@@ -112,18 +107,18 @@ class CallingConvention:
                 raise self._other_arguments(bound)
         tensors = []
         rows, whole = self._rows(values)
-        other = None if rows == whole or (rows > whole and not more) else rows
+        fewer = rows < whole
         for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
             if (value is None) != (example is None):
                 raise self._other_arguments(bound)
-            if self._checked(index, value, example, other):
-                tensors.append(self._filled(index, value) if other is not None and rows < whole else value)
+            if self._checked(index, value, example, fewer=fewer):
+                tensors.append(self._filled(index, value) if fewer else value)
         return tensors
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the plan's graph takes a call, with any number of rows."""
+        """Return whether the plan's graph takes a call."""
         try:
-            self.inputs(args, kwargs, more=True)
+            self.inputs(args, kwargs)
         except PlanError:
             return False
         return True
@@ -142,22 +137,6 @@ class CallingConvention:
                 raise self._other_arguments(bound)
         return named
 
-    def pieces(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return the inputs cut into pieces of the plan's batch size, the last one filled up."""
-        places = list(self.name_of)  # the inputs' places among the leaves, in order
-        wanted = {self.shape(i)[0] for i in places if self.name_of[i] in self.batch}
-        found = {len(x) for i, x in zip(places, inputs, strict=True) if self.name_of[i] in self.batch}
-        if found == wanted or not wanted:
-            return [list(inputs)]
-        (rows,), (whole,) = found, wanted
-        return [
-            [
-                self._filled(i, x, start) if self.name_of[i] in self.batch else x
-                for i, x in zip(places, inputs, strict=True)
-            ]
-            for start in range(0, rows, whole)
-        ]
-
     def shape(self, index: int) -> torch.Size:
         """Return the shape in which a rank passes a tensor of the example call."""
         shape: torch.Size = self.example[index].shape
@@ -173,13 +152,13 @@ class CallingConvention:
         (rows, *others), (whole, *more) = found or {None}, wanted or {0}
         return (0, 0) if rows is None or others or more else (rows, whole)
 
-    def _filled(self, index: int, value: torch.Tensor, start: int = 0) -> torch.Tensor:
+    def _filled(self, index: int, value: torch.Tensor) -> torch.Tensor:
         name = self.name_of[index]
-        if name not in self.batch or len(value) == self.shape(index)[0]:
+        if name not in self.batch:
             return value
         ignored = self.ignored()
         assert not isinstance(ignored, str)
-        return filled(value, self.shape(index)[0], ignored.get(name), start)
+        return filled(value, self.shape(index)[0], ignored.get(name))
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
         """Return (expected, passed) pairs for a call whose containers differ in order, type or Nones."""
@@ -207,11 +186,11 @@ class CallingConvention:
             f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"
         )
 
-    def _checked(self, index: int, value: Any, example: Any, rows: int | None) -> bool:
+    def _checked(self, index: int, value: Any, example: Any, *, fewer: bool) -> bool:
         """Return whether a value is a tensor.
 
         Args:
-            rows: the number of rows, if it may differ from the plan's.
+            fewer: whether the call has fewer rows than the plan.
 
         Raises:
             PlanError: it differs from the captured value in shape, type or, for a constant, value.
@@ -233,7 +212,7 @@ class CallingConvention:
             )
         shape = self.shape(index)
         fits = value.shape == shape
-        if rows is not None and self.name_of[index] in self.batch:
+        if fewer and self.name_of[index] in self.batch:
             fits = value.shape[1:] == shape[1:] and not isinstance(self.ignored(), str)
         if not fits or value.dtype != example.dtype:
             raise PlanError(

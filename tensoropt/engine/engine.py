@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,7 +13,6 @@ from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
 from tensoropt.engine.lowered_call import CallGraph, LoweredCall
-from tensoropt.engine.other_batches import joined_loss
 from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
@@ -23,7 +21,6 @@ from tensoropt.graph import Operator, Tensor
 from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
-from tensoropt.ranks.worker import keep_freed_memory
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
@@ -152,10 +149,6 @@ class Engine(ABC, Generic[S]):
             if tensor.kind == "buffer"
         }
         self.after_backward: Callable[[], None] = lambda: None
-        # glibc gives freed memory back and maps it again at every step: 8 % of a GPT-2's step on one rank
-        # (README).
-        if runtime.device.type == "cpu":
-            keep_freed_memory()
         self.regathered = RegatheredParameters(runtime)
         runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
         runtime.saving = self.regathered.pack, self.regathered.unpack
@@ -240,31 +233,6 @@ class Engine(ABC, Generic[S]):
         # step of its forward (`recompute.py`).
         self.runtime.step += training
         return outputs
-
-    @cached_property
-    def _counts_of_pieces(self) -> TargetCounts:
-        return self.counts or TargetCounts(self.strategy.graph, self.runtime.device)
-
-    @torch.no_grad()
-    def loss_of_pieces(
-        self, pieces: Sequence[Sequence[torch.Tensor]], *, evaluating: bool = False
-    ) -> torch.Tensor:
-        """Return the loss of a batch passed in pieces of the plan's size, weighted by their targets.
-
-        Args:
-            pieces: the graph's inputs for each; equally many on every rank.
-
-        Raises:
-            PlanError: the model adds up losses that ignore different targets.
-        """
-        losses, counts = [], []
-        for inputs in pieces:
-            whole: Sequence[torch.Tensor] = inputs
-            if self.share is not None and self.share.world > 1:
-                whole = self.share.with_whole(inputs, self._counts_of_pieces.reads)
-            counts.append(self._counts_of_pieces.count(whole, self.buffers))
-            losses.append(self(*inputs, evaluating=evaluating)[0])
-        return joined_loss(losses, counts)
 
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool

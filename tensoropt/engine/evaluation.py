@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -369,8 +368,7 @@ class CallEvaluator:
                     "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
                 )
         counts = [count for _, count, _, _, _ in rows]
-        pieces = {max(ceil(count / max(self.rows, 1)), 1) for count in counts}
-        fits = all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1
+        fits = all(fits for _, _, _, fits, _ in rows)
         # The plan's own graph compares what it is given itself.
         if self.compare_ranks and self.alike and self.world > 1 and (everything or not fits):
             divided = [call.values[place] for place in call.tensors if place in call.divided]

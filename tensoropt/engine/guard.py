@@ -6,8 +6,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,13 +15,25 @@ from tensoropt.capture.no_grad import names_read
 from tensoropt.errors import PlanError
 
 _PLANNED = frozenset(
-    {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}
+    {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache", "forward"}
 )
-"""Attributes that forward reads and that are not compared, as the plan itself decides them."""
-_OF_CHECKPOINTING = "make_inputs_require_grads"
-"""The hook by which transformers and peft make inputs of checkpointed blocks require a gradient."""
+"""Attributes that forward reads and that are not compared as its settings: the plan itself decides them, or
+they are compared otherwise."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_UNSET = object()
+
+_BEFORE = "do it before parallelize"
+_AS_ARGUMENT = f"{_BEFORE}, or pass what changes as an argument of the call"
+_IN_BUFFER = f"{_BEFORE}, or make it a buffer (register_buffer) and write into that"
+_IN_PLACE = (
+    f"{_BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): p.copy_(...))"
+)
+_ON_THE_WHOLE = (
+    f"{_BEFORE}, or add it to the model as a whole, whose own hooks are called (for gradient checkpointing "
+    "the plan decides: leave it out)"
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _names(module: nn.Module) -> frozenset[str]:
@@ -34,54 +45,13 @@ def reads(module: nn.Module, name: str) -> bool:
     return name in _names(module)
 
 
-def _settings_of(module: nn.Module) -> dict[str, Any]:
-    names = _names(module) - _PLANNED
-    # NaN is no value that could be compared.
-    return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
-
-
-def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    names = _names(module) - _PLANNED
-    tensors = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
-    # Tensors of inference mode count no writes.
-    return tuple((n, v, v._version) for n, v in tensors if not v.is_inference())
-
-
-def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
-    names = _names(module) - _PLANNED
-    objects = {}
-    for name, value in module.__dict__.items():
-        if name not in names or isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)):
-            continue
-        if _comparable(value) or not hasattr(value, "__dict__") or callable(value):
-            continue
-        settings = {
-            n: _copied(v) for n, v in vars(value).items() if n in names and _comparable(v) and same(v, v)
-        }
-        if settings:
-            objects[name] = value, settings
-    return objects
-
-
-def _of_class(module: nn.Module) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for base in type(module).__mro__:
-        if base in nn.Module.__mro__ or base.__module__.startswith("torch."):
-            continue
-        for name, value in vars(base).items():
-            if name in _names(module) and name not in module.__dict__ and name not in settings:
-                plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
-                if plain and not name.startswith("__") and _comparable(value) and same(value, value):
-                    settings[name] = _copied(value)
-    return {name: value for name, value in settings.items() if name not in _PLANNED}
-
-
 def _comparable(value: Any) -> bool:
     if type(value) is dict:
         return all(_comparable(part) for pair in value.items() for part in pair)
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_comparable, value))
-    return type(value) in _PLAIN or (
+    # NaN is no value that could be compared.
+    return (type(value) in _PLAIN and value == value) or (
         isinstance(value, _FUNCTIONS) and not isinstance(getattr(value, "__self__", None), nn.Module)
     )
 
@@ -101,46 +71,108 @@ def same(first: Any, second: Any) -> bool:
         return False
 
 
+def _no_more(now: Any, was: Any) -> bool:
+    return len(now) <= len(was)
+
+
+def _as_written(now: Any, was: tuple[torch.Tensor, int]) -> bool:
+    return now is was[0] and now._version == was[1]
+
+
+class _Watched(NamedTuple):
+    """One thing of a module that its plan has read.
+
+    Attributes:
+        holder: gives it by ``key``: attributes of a module or an object, modules or parameters of a module.
+        was: as it was when the model was parallelized.
+        alike: whether what is there now is like that.
+        path: its name in the model.
+        remedy: what to do instead of changing it.
+    """
+
+    holder: Any
+    key: str
+    was: Any
+    alike: Callable[[Any, Any], bool]
+    path: str
+    remedy: str
+
+    def refusal(self) -> PlanError:
+        now, was = self.holder.get(self.key, _UNSET), self.was
+        then = "when the model was parallelized"
+        if self.alike is _no_more:
+            new = [key if isinstance(key, str) else _shown(now[key]) for key in now if key not in was]
+            change = f"has more {self.key.strip('_').replace('_', ' ')} than {then} ({', '.join(new)})"
+        elif self.alike is _as_written:
+            change = "was changed or replaced after parallelize"
+        elif isinstance(now, torch.Tensor) and isinstance(was, torch.Tensor):
+            change = f"is another tensor than {then}"
+        elif self.alike is operator.is_ and type(now) is type(was):
+            change = f"is another {type(now).__name__} than {then}"
+        else:
+            change = f"is {_shown(now)} now, but was {_shown(was)} {then}"
+        return PlanError(f"{self.path} {change}, and the plan would not follow this; {self.remedy}")
+
+
 def _shown(value: Any) -> str:
+    if value is _UNSET:
+        return "not set"
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, nn.Module):
+        return type(value).__name__
     name = getattr(value, "__name__", None)
     return str(name) if name else repr(value)
 
 
-_BEFORE = "do it before parallelize"
+class _OfClass:
+    """What a module's class, or it itself, has by a name."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def get(self, name: str, default: Any) -> Any:
+        return getattr(self.module, name, default)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One module of the model as captured.
-
-    Attributes:
-        children, parameters: its own; parameters by identity.
-        hooks: their number.
-        forward: its instance attribute of that name, if any.
-        settings: numbers, strings and functions that forward reads, by name.
-        tensors: plain tensors that forward reads, by name, with their versions.
-        objects: numbers that forward reads of an object (a config), by the object's name.
-        classes: attributes of its class that it reads, which no own attribute may shadow.
-        read: reads all of these; None if there are none.
-        sensitive: whether forward depends on the mode.
-        training: the mode in which it was captured.
-    """
-
-    name: str
-    module: nn.Module
-    children: tuple[nn.Module | None, ...]
-    parameters: list[int]
-    hooks: int
-    forward: Any
-    settings: Mapping[str, Any]
-    tensors: tuple[tuple[str, torch.Tensor, int], ...]
-    objects: Mapping[str, tuple[Any, Mapping[str, Any]]]
-    classes: Mapping[str, Any]
-    read: Callable[[Mapping[str, Any]], Any] | None
-    sensitive: bool
-    training: bool
+def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
+    """Yield all of one module of a model that a plan would not follow."""
+    inner, attributes = f"{path}." if path else "", module.__dict__
+    whole = path or "the model"
+    yield _Watched(attributes, "_modules", (*module._modules,), _no_more, whole, _BEFORE)
+    for name, child in module._modules.items():
+        yield _Watched(module._modules, name, child, operator.is_, inner + name, _BEFORE)
+    for name, parameter in module._parameters.items():
+        yield _Watched(module._parameters, name, parameter, operator.is_, inner + name, _IN_PLACE)
+    yield _Watched(attributes, "_parameters", (*module._parameters,), _no_more, whole, _BEFORE)
+    if path:
+        yield _Watched(
+            attributes, "forward", attributes.get("forward", _UNSET), operator.is_, f"{inner}forward", _BEFORE
+        )
+        for name in _HOOKS:
+            yield _Watched(attributes, name, (*attributes[name],), _no_more, path, _ON_THE_WHOLE)
+    names = _names(module) - _PLANNED
+    for name in names & attributes.keys():
+        value = attributes[name]
+        # Tensors of inference mode count no writes.
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            was = value, value._version
+            yield _Watched(attributes, name, was, _as_written, inner + name, _IN_BUFFER)
+        elif _comparable(value):
+            yield _Watched(attributes, name, _copied(value), same, inner + name, _AS_ARGUMENT)
+        elif not isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)) and not callable(value):
+            fields = getattr(value, "__dict__", {})
+            read = [field for field in names & fields.keys() if _comparable(fields[field])]
+            if read:
+                yield _Watched(attributes, name, value, operator.is_, inner + name, _BEFORE)
+            for field in read:
+                at = f"{inner}{name}.{field}"
+                yield _Watched(fields, field, _copied(fields[field]), same, at, _AS_ARGUMENT)
+    for name in names - attributes.keys():
+        value = next((vars(c)[name] for c in type(module).__mro__ if name in vars(c)), _UNSET)
+        plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
+        if plain and not name.startswith("__") and _comparable(value):
+            yield _Watched(_OfClass(module), name, _copied(value), same, inner + name, _AS_ARGUMENT)
 
 
 class Guard:
@@ -150,35 +182,18 @@ class Guard:
         self.model = model
         # The modes as captured; everything else is recorded when the engine's parameters are in place.
         self._training = _modes(model)
-        # Each part with the dicts of its module, which stay the same: every call goes through this list.
-        self._parts: list[tuple[_Part, Any, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._watched: list[_Watched] = []
+        self._of_mode: list[tuple[str, dict[str, Any], bool]] = []
         self._parameters: list[tuple[str, nn.Parameter, int, torch.Tensor, int, bool, int]] = []
         self._storages: list[Any] = []
         self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
 
-    # -- the recorded state -------------------------------------------------------------------------
-
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Begin the check, with the parameters that stand for the engine's, by state-dict key."""
         for name, module in self.model.named_modules():
-            settings = _settings_of(module)
-            part = _Part(
-                name,
-                module,
-                tuple(module._modules.values()),
-                [*map(id, module._parameters.values())],
-                sum(map(len, _hooks(module))),
-                module.__dict__.get("forward"),
-                settings,
-                _plain_tensors(module),
-                _objects_of(module),
-                _of_class(module),
-                operator.itemgetter(*settings) if settings else None,
-                reads(module, "training") and bool(name),
-                self._training[name],
-            )
-            dicts = module._modules, module._parameters, _hooks(module), module.__dict__
-            self._parts.append((part, *dicts))
+            self._watched += _watched(name, module)
+            if name and reads(module, "training"):
+                self._of_mode.append((name, module.__dict__, self._training[name]))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)
             # The storage is kept, so that no other storage can get its address.
@@ -191,8 +206,6 @@ class Guard:
         """Require that a buffer of the model is the engine's ``buffers[name]``."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
-    # -- changes --------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Check that the plan still describes the model; PlanError if it has changed."""
         # Parameters of a class of their own would be asked for each of their attributes in Python.
@@ -200,33 +213,19 @@ class Guard:
             self._check()
 
     def _check(self) -> None:
-        mode = self.model.training
-        for part, children, parameters, hooks, attributes in self._parts:
-            if (*children.values(),) != part.children:
-                raise self._of_children(part)
-            if [*map(id, parameters.values())] != part.parameters:
-                raise self._of_parameters(part)
-            if any(hooks) and sum(map(len, hooks)) > part.hooks and part.name:
-                raise self._of_hooks(part, hooks)
-            if attributes.get("forward") is not part.forward and part.name:
+        for watched in self._watched:
+            holder, key, was, alike, _, _ = watched
+            if not alike(holder.get(key, _UNSET), was):
+                raise watched.refusal()
+        for path, attributes, training in self._of_mode:
+            runs = self.model.training and training
+            if attributes["training"] is not runs:
+                words = ("evaluation", "training")
                 raise PlanError(
-                    f"the forward of {part.name} was replaced after parallelize, and the plan would never "
-                    f"call it; {_BEFORE}"
+                    f"{path} is in {words[not runs]} mode while the plan runs it in {words[runs]} mode; set "
+                    "the modes of single modules before the model is explored and parallelized "
+                    "(model.train() and model.eval() of the whole model are followed)"
                 )
-            if part.read is not None and self._differs(part):
-                raise self._of_settings(part)
-            for attribute, tensor, version in part.tensors:
-                if attributes.get(attribute) is not tensor or tensor._version != version:
-                    raise self._of_tensor(part, attribute)
-            for holder, (value, settings) in part.objects.items():
-                if attributes.get(holder) is not value or any(
-                    not same(value.__dict__.get(name, self), was) for name, was in settings.items()
-                ):
-                    raise self._of_object(part, holder)
-            if part.classes:
-                self._check_class(part)
-            if part.sensitive and attributes["training"] is not self._mode_of(part, mode):
-                raise self._of_mode(part)
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
             if parameter.untyped_storage()._cdata != storage or local.data_ptr() != address:
                 raise PlanError(
@@ -252,116 +251,6 @@ class Guard:
                     "old one; write into it (.copy_(...))"
                 )
 
-    @staticmethod
-    def _differs(part: _Part) -> bool:
-        assert part.read is not None
-        try:
-            return bool(part.read(part.module.__dict__) != part.read(part.settings))
-        except (KeyError, RuntimeError):  # it was deleted, or is a tensor now
-            return True
-
-    @staticmethod
-    def _mode_of(part: _Part, mode: bool) -> bool:
-        return mode and part.training
-
-    def _of_children(self, part: _Part) -> PlanError:
-        children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
-        new = next((n for n, c in children.items() if all(c is not child for child in part.children)), None)
-        prefix = f"{part.name}." if part.name else ""
-        change = f"{prefix}{new} was added to the model"
-        if not new:
-            change = f"a module of {part.name or 'the model'} was removed"
-        return PlanError(
-            f"{change} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and "
-            f"the plan would run the model without this change; {_BEFORE}"
-        )
-
-    def _of_hooks(self, part: _Part, hooks: tuple[Mapping[int, Any], ...]) -> PlanError:
-        names = {getattr(hook, "__name__", "") for each in hooks for hook in each.values()}
-        if _OF_CHECKPOINTING in names:
-            return PlanError(
-                f"gradient checkpointing was switched on after parallelize, with a hook on {part.name}, but "
-                "the plan decides what is recomputed; leave gradient_checkpointing_enable() and "
-                "enable_input_require_grads() out"
-            )
-        return PlanError(
-            f"a hook was added to {part.name} after parallelize, and the plan would never call it; add it "
-            "before parallelize, or to the model as a whole, whose own hooks are called"
-        )
-
-    def _of_parameters(self, part: _Part) -> PlanError:
-        parameters = part.module._parameters
-        new = [name for name, value in parameters.items() if id(value) not in part.parameters]
-        name = f"{part.name}.{new[0]}" if part.name and new else (new[0] if new else part.name)
-        if not new:
-            return PlanError(f"a parameter of {name} was removed after parallelize; {_BEFORE}")
-        return PlanError(
-            f"{name} is another parameter than when the model was parallelized "
-            "(load_state_dict(assign=True), an assignment, a conversion), and the plan would never train it; "
-            f"{_BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): "
-            "p.copy_(...))"
-        )
-
-    def _of_settings(self, part: _Part) -> PlanError:
-        attributes = part.module.__dict__
-        name = next(
-            n for n in part.settings if n not in attributes or not same(attributes[n], part.settings[n])
-        )
-        current, captured = _shown(attributes.get(name)), _shown(part.settings[name])
-        return PlanError(
-            f"{part.name + '.' if part.name else ''}{name} is {current} now, but was {captured} when the "
-            f"model was parallelized, and the plan would keep using the old value; {_BEFORE}, or pass what "
-            "changes as an argument of the call"
-        )
-
-    def _of_object(self, part: _Part, owner: str) -> PlanError:
-        value, settings = part.objects[owner]
-        path = f"{part.name + '.' if part.name else ''}{owner}"
-        current = part.module.__dict__.get(owner)
-        if current is not value:
-            return PlanError(
-                f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
-                f"plan would keep using the old value; {_BEFORE}"
-            )
-        name = next(n for n, captured in settings.items() if not same(value.__dict__.get(n, self), captured))
-        shown_now, captured = _shown(value.__dict__.get(name)), _shown(settings[name])
-        return PlanError(
-            f"{path}.{name} is {shown_now} now, but was {captured} when the model was parallelized, and the "
-            f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of the call"
-        )
-
-    @staticmethod
-    def _check_class(part: _Part) -> None:
-        for name, captured in part.classes.items():
-            current = getattr(part.module, name, None)
-            if not same(current, captured):
-                kind = type(part.module).__name__
-                raise PlanError(
-                    f"{part.name + '.' if part.name else ''}{name} is {_shown(current)} now, but was "
-                    f"{_shown(captured)} (an attribute of {kind}) when the model was parallelized, and the "
-                    f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
-                    "the call"
-                )
-
-    def _of_tensor(self, part: _Part, name: str) -> PlanError:
-        return PlanError(
-            f"the tensor {part.name + '.' if part.name else ''}{name} was changed or replaced after "
-            f"parallelize, and the plan would keep using the old one; {_BEFORE}, or make it a buffer "
-            "(register_buffer) and write into that"
-        )
-
-    def _of_mode(self, part: _Part) -> PlanError:
-        words = ("evaluation", "training")
-        runs = self._mode_of(part, self.model.training)
-        return PlanError(
-            f"{part.name} is in {words[part.module.training]} mode while the plan runs it in {words[runs]} "
-            "mode; set the modes of single modules before the model is explored and parallelized "
-            "(model.train() and model.eval() of the whole model are followed)"
-        )
-
-
-# -- the mode and the hooks of modules ----------------------------------------------------------------------
-
 
 def _modes(model: nn.Module) -> dict[str, bool]:
     before = {module: module.training for module in model.modules()}
@@ -371,15 +260,6 @@ def _modes(model: nn.Module) -> dict[str, bool]:
     for module, mode in before.items():
         module.training = mode
     return modes
-
-
-def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
-    return (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
 
 
 def _hook_count(parameter: torch.Tensor) -> int:

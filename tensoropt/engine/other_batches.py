@@ -1,7 +1,7 @@
 """Batches with another number of rows than the plan's: the last of an epoch, or those of an evaluation.
 
-Fewer: the last row is repeated with ignored targets. More, without gradients: the batch runs in pieces of the
-plan's size, whose losses are weighted by their targets.
+Fewer: the last row is repeated with ignored targets. More, in evaluation: the batch runs in pieces of the
+plan's size, whose losses are weighted by their targets (:mod:`tensoropt.engine.evaluation`).
 """
 
 from __future__ import annotations

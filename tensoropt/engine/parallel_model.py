@@ -199,14 +199,8 @@ class ParallelModel:
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
         if self.together is None or isinstance(value, DTensor):
             return value
-        tensor, cut = self.source.tensors[name], functools.partial(self._part, name)
-        copies = self.engine.shards.copies(name)
-        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
-
-    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        if name not in self.engine.shards.leaves:
-            return self._absent(name).to(whole.dtype)
-        return self.engine.shards.shard(name, whole).to(whole.dtype)
+        tensor, copies = self.source.tensors[name], self.engine.shards.copies(name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a gradient for scripts."""
@@ -341,16 +335,12 @@ class ParallelModel:
             output = self._evaluated(args, kwargs)
             if output is not None:
                 return output
-        pieces = self._inputs_of_call(args, kwargs)
+        inputs = self._inputs_of_call(args, kwargs)
         # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
         # would be a compiled graph of its own, which does nothing.
-        if any(value.device != self.device for value in pieces[0]):
-            pieces = [[value.to(self.device) for value in inputs] for inputs in pieces]
-        evaluating = not self.model.training
-        if len(pieces) == 1:
-            outputs = self.engine(*pieces[0], evaluating=evaluating)
-        else:
-            outputs = (self.engine.loss_of_pieces(pieces, evaluating=evaluating),)
+        if any(value.device != self.device for value in inputs):
+            inputs = [value.to(self.device) for value in inputs]
+        outputs = self.engine(*inputs, evaluating=not self.model.training)
         # The engine replaces buffers instead of writing to them; the model has to show the new ones.
         if self.source.mutations:
             self._replace_buffers()
@@ -371,15 +361,9 @@ class ParallelModel:
         call = self._begun(mode, lambda: evaluator.read(args, kwargs), lambda _: [])
         return evaluator(call, everything=self.returns_more and self.outputs == "all")
 
-    def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[torch.Tensor]]:
-        # In training mode running statistics would change once per piece.
-        evaluates = not torch.is_grad_enabled() and not (self.model.training and self.source.mutations)
-        inputs = self._begun(
-            mode_of(self.model.training, torch.is_grad_enabled()),
-            lambda: self.convention.inputs(args, kwargs, more=evaluates),
-            lambda inputs: inputs,
-        )
-        return self.convention.pieces(inputs)
+    def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        mode = mode_of(self.model.training, torch.is_grad_enabled())
+        return self._begun(mode, lambda: self.convention.inputs(args, kwargs), lambda inputs: inputs)
 
     def _begun(
         self, mode: int, read: Callable[[], _Read], compared: Callable[[_Read], Sequence[torch.Tensor]]

@@ -218,7 +218,10 @@ _ELEMENTWISE = frozenset((
     "__rtruediv__", "__div__", "__rdiv__", "__pow__", "__rpow__", "__neg__", "__abs__",
 ))  # fmt: skip
 _FLAT = frozenset({"view", "reshape"})
-_JOINED = frozenset({"cat", "concat", "concatenate"})
+_OF_PARTS = frozenset((
+    "cat", "concat", "concatenate", "stack", "dot", "l1_loss", "mse_loss", "_foreach_norm",
+))  # fmt: skip
+"""Calls that scripts read sums and norms with, and that would give those of this rank's parts."""
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on one"
 
@@ -228,19 +231,15 @@ class SpreadValue(torch.Tensor):
 
     Attributes:
         together: the ranks with the parts.
-        share: one over the number of ranks with the same part; by element if parts were joined.
-        count: the number of elements of the whole.
-        key: the parameters of which it is a part.
+        share: one over the number of ranks with the same part.
+        key: the parameter of which it is a part.
         whole: the shape of the whole.
-        cut: returns this rank's part of a tensor of that shape.
     """
 
     together: JobRanks
-    share: float | torch.Tensor
-    count: int
-    key: tuple[str, ...]
-    whole: tuple[int, ...]
-    cut: Callable[[torch.Tensor], torch.Tensor] | None
+    share: float
+    key: str
+    whole: torch.Size
 
     @classmethod
     def __torch_function__(
@@ -251,8 +250,8 @@ class SpreadValue(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in _ELEMENTWISE or (name in _FLAT and args[1:] in ((-1,), ((-1,),))) or func == _DATA:
                 return _elementwise(func, args, kwargs)
-            if name in _JOINED and not kwargs and args[1:] in ((), (0,)):
-                return _joined(func, args[0])
+            if name in _OF_PARTS:
+                raise _refused(func, args, kwargs)
             if name in _REDUCTIONS and (reduced := _REDUCTIONS[name](func, args, kwargs)) is not None:
                 return reduced
             if name == "__deepcopy__":
@@ -261,7 +260,7 @@ class SpreadValue(torch.Tensor):
                 result = func(*args, **kwargs)
             except (RuntimeError, IndexError) as error:
                 if torch.is_grad_enabled() and any(
-                    part.numel() < part.count for part in _parts(args, kwargs)
+                    part.numel() < part.whole.numel() for part in _parts(args, kwargs)
                 ):
                     raise _refused(func, args, kwargs) from error
                 raise
@@ -281,32 +280,16 @@ optimizers._foreach_supported_types.append(SpreadValue)
 
 
 def spread_value(
-    part: torch.Tensor,
-    together: JobRanks,
-    copies: int,
-    key: str,
-    whole: Sequence[int],
-    cut: Callable[[torch.Tensor], torch.Tensor],
+    part: torch.Tensor, together: JobRanks, copies: int, key: str, whole: Sequence[int]
 ) -> SpreadValue:
     """Return a rank's part of a parameter for scripts; ``copies`` ranks have the same part."""
-    spread_part = part.as_subclass(SpreadValue)
-    count = 1
-    for size in whole:
-        count *= size
-    spread_part.together, spread_part.share, spread_part.count = together, 1.0 / copies, count
-    spread_part.key, spread_part.whole, spread_part.cut = (key,), tuple(whole), cut
-    return spread_part
+    value = part.as_subclass(SpreadValue)
+    value.together, value.share, value.key, value.whole = together, 1.0 / copies, key, torch.Size(whole)
+    return value
 
 
 def _plain(value: Any) -> Any:
     return value.as_subclass(torch.Tensor) if isinstance(value, SpreadValue) else value
-
-
-def _like(tensor: torch.Tensor, example: SpreadValue) -> SpreadValue:
-    value = tensor.as_subclass(SpreadValue)
-    value.together, value.share, value.count = example.together, example.share, example.count
-    value.key, value.whole, value.cut = example.key, example.whole, example.cut
-    return value
 
 
 def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -314,37 +297,17 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     example = parts[0]
     if any(part.key != example.key for part in parts):
         raise _refused(func, args, kwargs)
-    args = tuple(_cut(value, example) for value in args)
-    result = func(*args, **kwargs)
-    share = example.share
-    if isinstance(share, torch.Tensor) and share.shape != result.shape:
-        share = share.reshape(result.shape)
-    value = _like(result, example)
-    value.share = share
-    return value
-
-
-def _cut(value: Any, example: SpreadValue) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == example.shape:
-        return value
-    if not isinstance(value, SpreadValue) and tuple(value.shape) == example.whole and example.cut is not None:
-        return example.cut(value)
-    raise PlanError(
-        f"{example.key[0]}, of which this rank has {tuple(example.shape)} under this plan, is combined with "
-        f"a tensor of shape {tuple(value.shape)}; tensors of the parameter's own shape {example.whole} are "
-        "followed"
-    )
-
-
-def _joined(func: Any, parts: Sequence[Any]) -> Any:
-    if not all(isinstance(part, SpreadValue) and part.dim() == 1 for part in parts):
-        raise _refused(func, (parts,), {})
-    joined = _like(func([_plain(part) for part in parts]), parts[0])
-    joined.share = torch.cat([torch.zeros_like(_plain(p).detach()) + p.share for p in parts])
-    joined.count = sum(part.count for part in parts)
-    joined.key = tuple(key for part in parts for key in part.key)
-    joined.whole, joined.cut = (joined.count,), None
-    return joined
+    for value in args:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape != example.shape:
+            raise PlanError(
+                f"{example.key}, of which this rank has {tuple(example.shape)} under this plan, is combined "
+                f"with a tensor of shape {tuple(value.shape)}; compute this inside of the model's forward, "
+                "or choose a sharded plan"
+            )
+    result = func(*args, **kwargs).as_subclass(SpreadValue)
+    result.together, result.share = example.together, example.share
+    result.key, result.whole = example.key, example.whole
+    return result
 
 
 class _Sum(torch.autograd.Function):
@@ -361,20 +324,17 @@ class _Sum(torch.autograd.Function):
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, value: SpreadValue, order: float) -> torch.Tensor:
-        powers = (part.double().abs() ** order * value.share).sum()
-        total = value.together.summed(powers, _WHAT) ** (1.0 / order)
-        ctx.order = order
-        ctx.save_for_backward(part, total.to(part.dtype))
-        return total.to(part.dtype)
+    def forward(ctx: Any, part: torch.Tensor, value: SpreadValue) -> torch.Tensor:
+        squares = (part.double().square() * value.share).sum()
+        total = value.together.summed(squares, _WHAT).sqrt().to(part.dtype)
+        ctx.save_for_backward(part, total)
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         part, total = ctx.saved_tensors
-        slope = part if ctx.order == 2.0 else part.sign() * part.abs() ** (ctx.order - 1.0)
-        scale = total ** (ctx.order - 1.0)
         # PyTorch's subgradient where all is zero.
-        return gradient * torch.where(scale == 0, 0.0, slope / scale), None, None
+        return gradient * torch.where(total == 0, 0.0, part / total), None
 
 
 def _sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -386,50 +346,20 @@ def _sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
 
 def _mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     total = _sum(func, args, kwargs)
-    return None if total is None else total / args[0].count
+    return None if total is None else total / args[0].whole.numel()
 
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    requested = kwargs.pop("p", kwargs.pop("ord", args[1] if len(args) > 1 else None))
+    order = kwargs.get("p", kwargs.get("ord", args[1] if len(args) > 1 else None))
+    others = (*args[2:], *(value for key, value in kwargs.items() if key not in ("p", "ord")))
     # Over some dims, or in another type.
-    if any(value not in (None, False) for value in (*args[2:], *kwargs.values())):
+    if any(value not in (None, False) for value in others):
         return None
-    # For a matrix these are norms of another kind.
-    if func is torch.linalg.norm and requested is not None and len(args[0].whole) > 1:
-        return None
-    order = 2.0 if requested in (None, "fro") else requested
-    if not isinstance(order, (int, float)) or not 0 < order < float("inf"):
-        return None
-    norm: torch.Tensor = _Norm.apply(_plain(args[0]), args[0], float(order))
+    # For a matrix, 2 is a norm of another kind there.
+    if order not in (None, "fro", 2) or (func is torch.linalg.norm and order == 2 and len(args[0].whole) > 1):
+        raise _refused(func, args, kwargs)
+    norm: torch.Tensor = _Norm.apply(_plain(args[0]), args[0])
     return norm
-
-
-def _norms(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    norms = []
-    for value in args[0]:
-        if not isinstance(value, SpreadValue):
-            return None
-        if (norm := _norm(None, (value, *args[1:]), kwargs)) is None:
-            return None
-        norms.append(norm)
-    return norms
-
-
-def _dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    return _sum(None, (_elementwise(torch.mul, args, kwargs),), {})
-
-
-def _distance(power: int) -> Callable[..., torch.Tensor | None]:
-    def distance(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-        options = {name: value for name, value in kwargs.items() if value is not None}
-        reduction = options.pop("reduction", "mean")
-        if len(args) != 2 or options or reduction not in ("mean", "sum"):
-            return None
-        difference = _elementwise(torch.sub, args, {})
-        each = _elementwise(torch.abs if power == 1 else torch.square, (difference,), {})
-        return (_mean if reduction == "mean" else _sum)(None, (each,), {})
-
-    return distance
 
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -439,10 +369,6 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "vector_norm": _norm,
     "linalg_norm": _norm,
     "linalg_vector_norm": _norm,
-    "_foreach_norm": _norms,
-    "dot": _dot,
-    "l1_loss": _distance(1),
-    "mse_loss": _distance(2),
 }
 
 
@@ -455,12 +381,12 @@ def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
     # For an attribute (p.T) this is its getter.
     owner = getattr(func, "__self__", None)
     name = owner.__name__ if inspect.isgetsetdescriptor(owner) else getattr(func, "__name__", str(func))
-    keys = dict.fromkeys(key for part in _parts(args, kwargs) for key in part.key)
+    keys = dict.fromkeys(part.key for part in _parts(args, kwargs))
     return PlanError(
         f"the script computes {name} of {' and '.join([*keys][:2])}, of which ranks have parts under this "
         "plan: outside of the model, operators on single elements of parameters are followed, and sum(), "
-        "mean() and norm() of all elements; compute the rest inside of the model's forward, or choose a "
-        "sharded plan"
+        "mean() and the 2-norm of one parameter; compute the rest inside of the model's forward, or choose "
+        "a sharded plan"
     )
 
 

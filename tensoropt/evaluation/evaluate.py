@@ -137,7 +137,7 @@ class Evaluation:
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return one strategy's step with the start and the end of each event."""
-        return TimedStep(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
+        return TimedStep(lower(self.batch, row), self.batch.overlap)
 
     def collectives(self, row: int) -> Counter[Collective]:
         """Return one strategy's collectives in a step, with their counts."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from math import prod
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.ops.index_space import LoopDim
-from tensoropt.ops.layouts import chunk
-from tensoropt.sharding.configurations import batch_strategies
-from tensoropt.sharding.groups import Group, GroupGraph, batch_inputs
+from tensoropt.sharding.groups import Group, GroupGraph
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
     """Return notes on operators that no searched mesh splits, with sizes that would be split.
 
-    They cover groups with a rule, the batch and attention heads; one sentence per kind of operator and sizes,
-    the longest loop nests first.
+    They cover groups with a rule; one sentence per kind of operator and sizes, the longest loop nests first.
 
     Args:
         but: groups to leave out, as constraints decide their splits.
@@ -44,61 +39,12 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
         if sizes and group.name not in but and not split[group.name] and not _moves(graph, group):
             left.setdefault((group.anchor.target, sizes), []).append(group.name)
     ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
-    return (
-        *_counts_left_whole(graph, split, min(axes), but),
-        *(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered),
-    )
-
-
-def _counts_left_whole(
-    graph: GroupGraph, split: Mapping[str, set[str]], axis: int, but: Container[str]
-) -> Iterator[str]:
-    """Yield sentences on the batch and the heads of attention, if they could be split and are not.
-
-    Args:
-        split: the loops that searched meshes split, by group.
-        axis: the smallest axis of these meshes.
-    """
-    following = batch_strategies(graph, everywhere=False)
-    samples = {graph.atoms.graph.tensors[name].shape[0] for name in batch_inputs(graph.atoms.graph)}
-    batch, heads = dict[str, list[LoopDim]](), dict[str, list[LoopDim]]()
-    for group in graph.groups:
-        dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
-        follows = following.get(group.name)
-        if follows is not None and follows.label.splits and dims[follows.label.dim].size in samples:
-            batch[group.name] = [dims[follows.label.dim]]
-        if group.anchor.target == ATTENTION:
-            heads[group.name] = [dim for dim in dims.values() if _of_heads(dim)]
-    for what, loops in (("batch", batch), ("attention heads", heads)):
-        whole = [
-            [dim.size for dim in own]
-            for name, own in loops.items()
-            if own and name not in but and not split[name].intersection(dim.name for dim in own)
-        ]
-        if whole and len(whole) == len(loops):
-            size, *shared = whole[0]
-            # Where several query heads share a key head, either may be split.
-            sizes = f"{size} key heads, each with {prod(shared)} query heads" if shared else f"{size}"
-            better = f"{_near_in_parts(size, axis)}{' key heads' if shared else ''}"
-            yield f"{what} left whole: no searched mesh splits {sizes}; an axis of {axis} cuts {better}"
-
-
-def _of_heads(dim: LoopDim) -> bool:
-    return dim.name.partition(".")[0] in ("heads", "group")
+    return tuple(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered)
 
 
 def _near(size: int, parts: int) -> str:
     below = size // parts * parts
     return f"{below} or {below + parts}" if below else str(parts)
-
-
-def _near_in_parts(size: int, parts: int) -> str:
-    def cuts(whole: int) -> bool:
-        return chunk(whole, parts, parts - 1)[1] > 0
-
-    below = next((whole for whole in range(size - 1, 0, -1) if cuts(whole)), None)
-    above = next(whole for whole in range(size + 1, size + 2 * parts) if cuts(whole))
-    return f"{above}" if below is None else f"{below} or {above}"
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:

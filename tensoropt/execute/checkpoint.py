@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import _init_optim_state
 
 from tensoropt.engine.parallel_model import is_state_of, parallel_of
 from tensoropt.errors import PlanError
@@ -265,7 +266,7 @@ def load_checkpoint(
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         # `dcp.load` fills existing tensors in place, and a fresh optimizer has none yet.
-        _make_state(model, optimizer)
+        _make_state(optimizer)
         state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot read the checkpoint {source}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in save_checkpoint
@@ -278,30 +279,12 @@ def load_checkpoint(
     return _load_settings(source / _SETTINGS, model, optimizer, scheduler)
 
 
-def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Create a fresh optimizer's state, by a step that changes no values."""
-    if optimizer.state:
-        return
-    settings = [(group, group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create a fresh optimizer's state, by PyTorch's step that changes no values."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in parameters]
-    with torch.no_grad():
-        # A rate of zero might still change values, so they are restored after the step.
-        values = [p.detach().clone() for p in parameters]
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        for group, _, decay in settings:
-            # A rate that is a tensor stays one: some optimizers need it.
-            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-            if decay is not None:
-                group["weight_decay"] = 0.0
-        optimizer.step()
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
-    for group, rate, decay in settings:
-        group["lr"] = rate
-        if decay is not None:
-            group["weight_decay"] = decay
+    optimizer.zero_grad(set_to_none=True)  # with gradients, the optimizer would not count as fresh
+    _init_optim_state(optimizer)
     for parameter, grad in zip(parameters, kept, strict=True):
         parameter.grad = grad
 

@@ -156,9 +156,9 @@ class ResolvedPlan:
         # Try the recorded call first: building the model only for its inputs takes time and memory.
         if self.plan.model.call is not None:
             return example_call(self.plan.model.call)
-        if not self.plan.model_source:
+        if not self.plan.model.source:
             raise PlanError("the plan has no example call of the model; pass args=... and kwargs=...")
-        built = load_model(self.plan.model_source, seed=self.plan.seed, batch=self.plan.model.batch)
+        built = load_model(self.plan.model.source, seed=self.plan.model.seed, batch=self.plan.model.batch)
         return built.args, built.kwargs
 
     def prepare(

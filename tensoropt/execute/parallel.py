@@ -261,7 +261,6 @@ def parallelize(
 
     Returns:
         ``model``, with new parameters; existing optimizers continue with them, in their groups.
-        groups.
 
     Warns:
         UserWarning: the plan was made for GPUs and the model is on the CPU, or vice versa, so the plan's

@@ -99,7 +99,7 @@ def _check_trainable(plan: Plan) -> None:
             "the plan is for inference, but this command trains; explore with --mode train, or run the plan "
             "in a script with tensoropt.parallelize"
         )
-    if not plan.model_source:
+    if not plan.model.source:
         raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
 
 
@@ -211,7 +211,7 @@ def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor,
     """Return this rank's engine, with its shards on the device, and example inputs there."""
     model, args, kwargs = ModelSpec.of(plan).build()
     prepared = resolve_plan(plan).prepare(WeightSource(model), args, kwargs)
-    engine = engine_of(prepared.strategy, prepared.values, seed=plan.seed, device=device)
+    engine = engine_of(prepared.strategy, prepared.values, seed=plan.model.seed, device=device)
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return engine, tuple(leaf.to(device) for leaf in leaves)
 
@@ -237,9 +237,6 @@ def train(
             plan's predictions; the type of device predicted for (``predicted_for``; None if unknown) and run
             on (``run_on``); the kind of GPU (``run_on_kind``) and the peak of PyTorch's allocator on the
             fullest one (``memory_allocated_bytes``; both None on CPU ranks).
-        the plan predicted; the type of device it was predicted for (``predicted_for``; None if the plan does
-        not say) and the type it ran on (``run_on``); the kind of GPUs (``run_on_kind``) and the peak of
-        PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks).
     """
     device = device or torch.device("cpu")
     engine, inputs = start(plan, device)

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensoropt.costs.device_fit import TIGHT
-from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.exploration.recommended import Recommendation, a_config_says, kinds_of, recommended
+from tensoropt.exploration.recommended import Recommendation, a_config_says, recommended
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import (
     HEURISTICS,
@@ -30,15 +29,11 @@ from tensoropt.plan.plan_names import (
     planner_title,
 )
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words, without_zeros
+from tensoropt.units import format_bytes, format_number, format_seconds, share_words, without_zeros
 
 _DDP, _PLACED = "data_parallel", "placed"
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
 _TITLES = {_DDP: "DDP", "megatron": "TP (Megatron)"}
-BASELINES = {
-    "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP (ZeRO-3)", "tp": "TP (Megatron)"
-}  # fmt: skip
-"""Titles of the usual strategies, by their names on the command line."""
 _LOCAL = "DDP, local statistics"
 _LOCAL_NOTE = (
     "batch-norm statistics per device, as in DistributedDataParallel: not the unsplit model's "
@@ -179,21 +174,6 @@ class Budgeted:
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
-    def taken_words(self) -> str:
-        """Return why this plan is recommended: the rule, and its numbers; "" if none fits."""
-        if self.chosen is None:
-            return ""
-        name = self.findings.names[self.chosen.row]
-        said = "can" if a_config_says(name) else "cannot"
-        numbers = [
-            f"a launcher's config {said} express it",
-            counted(kinds_of(name), "kind") + " of parallelism",
-        ]
-        exceptions = share_words(float(self.findings.exceptions[self.chosen.row]))
-        if exceptions != share_words(0.0):
-            numbers.append(f"{exceptions} of its time in operators split otherwise")
-        return f"taken as {self.chosen.rule}: {', '.join(numbers)}"
-
     @property
     def faster_words(self) -> str:
         """``Up to 2 % faster by point 148 (DP 8 · ZeRO-2).``; "" if no plan that fits is faster."""
@@ -259,7 +239,7 @@ class Budgeted:
 def answer(
     findings: Findings,
     budget_bytes: float | None = None,
-    headroom: float | None = None,
+    headroom: float | str | None = None,
     rows: Sequence[int] | np.ndarray | None = None,
 ) -> Budgeted:
     """Return the answer within a budget (by default the exploration's own) and a headroom
@@ -332,36 +312,6 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
         found.append(Baseline(_LOCAL, row, point, float(needs[row]), fits, longer, _LOCAL_NOTE))
     order = {title: number for number, title in enumerate(_ORDER)}
     return sorted(found, key=lambda base: order.get(base.title, len(order)))
-
-
-def baseline_row(
-    findings: Findings, name: str, budget_bytes: float | None = None, headroom: float | None = None
-) -> int:
-    """Return the index in :attr:`Findings.all_points` of a baseline's plan (one of :data:`BASELINES`): its
-    fastest that fits; without a budget, its leanest if none fits.
-
-    Raises:
-        TensorOptError: the baseline has no plan; gives the reason.
-        InfeasibleError: none of its plans fits the budget; names the leanest's memory.
-    """
-    found = answer(findings, budget_bytes, headroom)
-    base = next((base for base in found.baselines if base.title == BASELINES[name]), None)
-    if base is None:
-        known = ", ".join(
-            word for word, title in BASELINES.items() if title in {b.title for b in found.baselines}
-        )
-        planner = next((p for p, title in _TITLES.items() if title == BASELINES[name]), "zero")
-        why = without_plans(findings).get(planner, "")
-        raise TensorOptError(
-            f"this exploration has no plan of {BASELINES[name]}{f' ({why})' if why else ''}; "
-            f"{f'it has {known}' if known else 'explore again'}"
-        )
-    if budget_bytes is not None and not base.fits:
-        raise InfeasibleError(
-            f"no plan of {base.title} fits {format_bytes(found.limit_bytes)}; its leanest needs "
-            f"{format_bytes(base.needs_bytes)}"
-        )
-    return base.row
 
 
 def without_plans(findings: Findings) -> dict[str, str]:

@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import StepWork
-from tensoropt.plan.point_table import PointTable
 
 _BATCH_FOLDER = "batch-"
 
@@ -52,34 +49,6 @@ def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
     between = (below + above) // 2
     # The two are a factor of four apart or more: try one between them.
     return between if above >= 2 * below and between not in tried and between > below else None
-
-
-def throughput_frontier(explorations: Sequence[Exploration]) -> list[tuple[int, int]]:
-    """Return the points that no point at any batch beats in both memory and time per sample, as (index in
-    ``explorations``, index of the point), ascending in memory.
-    """
-    tables = [(PointTable.of(found.points), StepWork.of(found).samples or 1) for found in explorations]
-    places = [(n, i) for n, (table, _) in enumerate(tables) for i in range(len(table.memory))]
-    memory = np.concatenate([table.memory for table, _ in tables])
-    pace = np.concatenate([table.time / samples for table, samples in tables])
-    order = np.lexsort((pace, memory))
-    best = np.minimum.accumulate(pace[order])
-    kept = order[np.concatenate([[True], pace[order][1:] < best[:-1]])] if len(order) else order
-    return [places[place] for place in kept]
-
-
-def at_batch(sweep: Sequence[Exploration], batch: int) -> Exploration:
-    """Return the exploration at this batch.
-
-    Raises:
-        TensorOptError: there is none; lists the batches.
-    """
-    batches = [StepWork.of(found).samples for found in sweep]
-    if batch not in batches:
-        raise TensorOptError(
-            f"there is no exploration at batch {batch}; there are {', '.join(map(str, batches))}"
-        )
-    return sweep[batches.index(batch)]
 
 
 def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:

@@ -1,8 +1,9 @@
 """Offers: one model's step compared across clusters, device counts and global batches.
 
 Each cluster is one row, with its recommended plan: the fastest plan that fits is also the cheapest, since
-cost is time times price. Steps of different batches are compared per sample. Device counts × memory budgets
-make TensorOpt's profiling mode; the fewest devices that fit are its mini-parallelism.
+cost is time times price. Steps of different batches are compared per sample. Each row also has the step
+within several memory budgets (TensorOpt's profiling mode: devices × memory); the fewest devices that fit are
+its mini-parallelism.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class ClusterOffer:
         hours, device_hours, cost: for the requested amount of training; None if unknown.
         name: the name of the plan.
         reason: why there is no plan; "" if there is one.
+        within_s: the step of the recommended plan within each of :attr:`Offers.budgets_bytes`; None if none
+            fits.
     """
 
     cluster: str
@@ -54,6 +57,7 @@ class ClusterOffer:
     name: str = ""
     reason: str = ""
     count: int = 0
+    within_s: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Offers:
 
     question: ClusterQuestion
     rows: tuple[ClusterOffer, ...]
+    budgets_bytes: tuple[float, ...] = ()
 
     @property
     def within(self) -> tuple[ClusterOffer, ...]:
@@ -202,9 +207,10 @@ def offers(
     if len(batches) > 1 and question.amount.unit == "steps":
         samples = Amount(question.amount.count * max(batches), "samples")
         question = replace(question, amount=samples)
-    rows = [_offer(found, question) for found in explorations]
+    budgets = _budgets(explorations)
+    rows = [replace(_offer(found, question), within_s=_within(found, budgets)) for found in explorations]
     rows += [ClusterOffer(name, batch=batch_in(name), reason=why) for name, why in (refused or {}).items()]
-    return Offers(question, tuple(rows))
+    return Offers(question, tuple(rows), budgets)
 
 
 def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
@@ -280,6 +286,7 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "name": lambda row: row.name,
     "reason": lambda row: row.reason,
     "batch": lambda row: row.batch,
+    "within_s": lambda row: list(row.within_s),
 }
 """Figures of an offer by name, for CSV and plain data; hours and cost are for the requested amount."""
 
@@ -290,92 +297,25 @@ def offers_data(found: Offers) -> list[dict[str, object]]:
 
 
 _BUDGETS = 6
-"""Number of columns of a profile that fit a terminal's width."""
+"""Number of budgets whose columns fit a terminal's width."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The fastest plan within a budget: its step time, exploration and point."""
-
-    time_s: float
-    exploration: int
-    point: int
-
-
-@dataclass(frozen=True)
-class ProfileRow:
-    """A profile's row: device kind and count, batch, one cell per budget; None if no plan fits."""
-
-    devices: int
-    kind: str
-    cells: tuple[Cell | None, ...]
-    batch: int | None = None
+def _budgets(explorations: Sequence[Exploration]) -> tuple[float, ...]:
+    """Return memory budgets, evenly spaced in log memory: from the leanest plan's need to the lesser of the
+    largest plan's need and the largest device's memory, or that need if no plan fits any device."""
+    sizes = np.concatenate([np.zeros(0), *(found.needs for found in explorations)])
+    if not len(sizes):
+        return ()
+    largest = max(found.device_bytes for found in explorations)
+    most = min(sizes.max(), largest) if sizes.min() <= largest else sizes.max()
+    return tuple(np.geomspace(sizes.min(), most, _BUDGETS).tolist())
 
 
-@dataclass(frozen=True)
-class Profile:
-    """A table of fastest step times: devices (or batches) × memory budgets.
-
-    Attributes:
-        budgets_bytes: the columns' budgets per device.
-        rows: ascending in devices, then batch.
-    """
-
-    budgets_bytes: tuple[float, ...]
-    rows: tuple[ProfileRow, ...]
-
-    @property
-    def weak(self) -> bool:
-        """Whether rows differ in samples per step."""
-        return len({row.batch for row in self.rows}) > 1
-
-    @property
-    def of_batches(self) -> bool:
-        """Whether the rows are the same devices at several batches."""
-        return self.weak and len({(row.devices, row.kind) for row in self.rows}) == 1
-
-
-def profile(explorations: Sequence[Exploration], columns: int = _BUDGETS) -> Profile:
-    """Return the fastest step per number of devices, batch and memory budget.
-
-    A cell's ``exploration`` is an index into ``explorations``. Budgets are evenly spaced in log memory, from
-    the leanest plan's need to the lesser of the largest plan's need and the largest device's memory. A row
-    has no plans beyond its devices' memory. If no plan fits any device, the columns span the plans' needs.
-    """
-    smallest = [min(some_devices(e.cluster), key=lambda some: some.memory_bytes) for e in explorations]
-    known = [n for n, found in enumerate(explorations) if len(found.needs)]
-    fits = any(explorations[n].needs.min() <= smallest[n].memory_bytes for n in known)
-    budgets = np.array([])
-    if known:
-        sizes = np.concatenate([explorations[n].needs for n in known])
-        largest = max(smallest[n].memory_bytes for n in known)
-        most = min(sizes.max(), largest) if fits else sizes.max()
-        budgets = np.geomspace(sizes.min(), most, columns)
-    alike: dict[tuple[int, str, int], list[int]] = {}
-    for n, found in enumerate(explorations):
-        batch = StepWork.of(found).samples or 0
-        alike.setdefault((found.devices, smallest[n].kind, batch), []).append(n)
-
-    def fastest(numbers: Sequence[int], budget_bytes: float) -> Cell | None:
-        best: list[tuple[float, float, int, int]] = []
-        for n in numbers:
-            found, room = explorations[n], smallest[n].memory_bytes if fits else np.inf
-            # The first and last budgets equal points' memories, which geomspace may round away.
-            chosen = recommended(found, min(budget_bytes, room) * (1 + 1e-9))
-            if chosen is not None:
-                row = chosen.row
-                best.append((float(found.all_points.time[row]), float(found.needs[row]), n, row))
-        return Cell(min(best)[0], *min(best)[2:]) if best else None
-
-    return Profile(
-        tuple(map(float, budgets)),
-        tuple(
-            ProfileRow(
-                devices, kind, tuple(fastest(some, float(budget)) for budget in budgets), batch or None
-            )
-            for (devices, kind, batch), some in sorted(alike.items(), key=lambda item: item[0])
-        ),
-    )
+def _within(found: Exploration, budgets_bytes: Sequence[float]) -> tuple[float | None, ...]:
+    # The first and last budgets equal points' memories, which geomspace may round away.
+    limits = (min(budget * (1 + 1e-9), found.device_bytes) for budget in budgets_bytes)
+    best = [recommended(found, limit) for limit in limits]
+    return tuple(None if one is None else float(found.all_points.time[one.row]) for one in best)
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
@@ -432,18 +372,6 @@ def of_batches(sweep: Sequence[Exploration]) -> bool:
     return len(batches) > 1 and None not in batches and len(alike) == 1
 
 
-def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
-    """Return the exploration on this many devices.
-
-    Raises:
-        TensorOptError: there is none; lists the device counts.
-    """
-    for found in sweep:
-        if found.devices == devices:
-            return found
-    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(sweep)}")
-
-
 def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
     """Return the exploration on the fewest devices that has a plan within limits (mini-parallelism).
 
@@ -462,12 +390,9 @@ def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> E
         return found
     leanest = min(sweep, key=lambda found: float(found.needs.min()))
     fastest = min(sweep, key=lambda found: found.points[-1].time_s)
+    counts = ", ".join(str(found.devices) for found in sweep)
     raise InfeasibleError(
-        f"no plan on {_counts(sweep)} devices is within the limits; the leanest needs "
+        f"no plan on {counts} devices is within the limits; the leanest needs "
         f"{format_bytes(float(leanest.needs.min()))} on {leanest.devices} devices, the fastest takes "
         f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
     )
-
-
-def _counts(sweep: Sequence[Exploration]) -> str:
-    return ", ".join(str(found.devices) for found in sweep)

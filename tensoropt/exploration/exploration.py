@@ -152,7 +152,7 @@ class Exploration(Findings):
         self,
         *,
         memory_bytes: float | None = None,
-        headroom: float | None = None,
+        headroom: float | str | None = None,
         time_s: float | None = None,
         knee_point: bool = False,
         point: int | None = None,
@@ -288,4 +288,8 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     Raises:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
-    return Exploration(**read_files(directory))
+    fields = read_files(directory)
+    known = {name: fields.pop(name) for name in ("graph_facts",) if name in fields}
+    found = Exploration(**fields)
+    vars(found).update(known)  # cached, so that nothing reads the graph for them
+    return found

@@ -10,9 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import SETTINGS_FILE, check_size, folder_lock, plain, unpacked, written_together
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.graph_facts import GraphFacts
 from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, by_strategy
@@ -38,6 +39,7 @@ _OLD_SCHEMA = "tensoropt.exploration/2"
 DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 _SPACES = TypeAdapter(tuple[Space, ...])
+_GRAPH = TypeAdapter(GraphFacts | None)
 
 
 def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
@@ -58,6 +60,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         "others": len(findings.others),
         "comparison": [dict(row) for row in findings.comparison],
         "recorded": findings.recorded is not None,
+        "graph": _GRAPH.dump_python(findings.graph_facts, mode="json"),
     }
     rows = (*findings.points, *findings.others)
     strategies = {
@@ -108,6 +111,8 @@ def _read_files(folder: Path) -> dict[str, Any]:
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
         }
         costs_saved = bool(data["recorded"])
+        # Folders of earlier versions have no facts: these are found once more in the graph.
+        known = {"graph_facts": _GRAPH.validate_python(data["graph"])} if "graph" in data else {}
     except TensorOptError:
         raise
     # Damaged files may raise any error; the message names the folder and the remedy.
@@ -115,7 +120,8 @@ def _read_files(folder: Path) -> dict[str, Any]:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return {**fields, "recorded": _read_recorded(folder) if costs_saved else None}
+    costs = _costs_in(folder) if costs_saved else None
+    return {**fields, "costs": costs if known or costs is None else costs(), **known}
 
 
 def read_described(folder: Path) -> dict[str, Any]:
@@ -193,11 +199,17 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
     return Point.of(**fields, record=record)
 
 
-def _read_recorded(folder: Path) -> Any:
+def _costs_in(folder: Path) -> Callable[[], Any]:
     if not (folder / RECORDED).is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"
         )
-    from tensoropt.plan.recorded import load_recorded  # imports torch, which figures alone do not need
+    check_size(folder / RECORDED)
+    # Read now, as another process may write the folder again, and understood when it is needed.
+    return partial(_understood, (folder / RECORDED).read_bytes(), folder / RECORDED)
 
-    return load_recorded(folder / RECORDED)
+
+def _understood(content: bytes, path: Path) -> Any:
+    from tensoropt.plan.recorded import read_recorded  # imports torch, which figures alone do not need
+
+    return read_recorded(content, path)

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.exploration.figure_rows import FigureRow
-from tensoropt.exploration.rates import RatesOf
+from tensoropt.exploration.figure_rows import figure_rows
 from tensoropt.files import written_whole
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
@@ -116,43 +115,21 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
 
 
 def write_frontiers_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write the rows of several frontiers, with the union of their columns, then ``exploration``, ``cluster``
-    (its name) and ``batch`` (samples per step). ``devices`` is among the fixed columns."""
+    """Write the rows of several frontiers, then ``exploration``, ``cluster`` (its name) and ``batch``
+    (samples per step). ``devices`` is among the fixed columns."""
     _write_points(path, explorations, of_several=True)
 
 
-def write_points_csv(
-    explorations: Mapping[str, Findings],
-    points: Sequence[tuple[str, int]],
-    path: str | os.PathLike[str],
-) -> None:
-    """Write selected points of several explorations, in the order given, with the columns of
-    :func:`write_frontiers_csv`.
-
-    Args:
-        points: pairs of an exploration's name and a point.
-    """
-    _write_points(path, explorations, of_several=True, points=points)
-
-
 def _write_points(
-    path: str | os.PathLike[str],
-    explorations: Mapping[str, Findings],
-    *,
-    of_several: bool,
-    points: Sequence[tuple[str, int]] | None = None,
+    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
 ) -> None:
-    if points is None:
-        points = [(name, index) for name, found in explorations.items() for index in range(len(found.points))]
-    rated = {name: RatesOf(found) for name, found in explorations.items()}
-    rows = [(name, FigureRow(explorations[name], index, rated[name])) for name, index in points]
-    columns = FIGURES
-    header = [f.name for f in columns] + (["exploration", "cluster", "batch"] if of_several else [])
+    header = [f.name for f in FIGURES] + (["exploration", "cluster", "batch"] if of_several else [])
     cells = []
-    for name, row in rows:
-        samples = "" if row.rated.work.samples is None else row.rated.work.samples
-        about = [name, explorations[name].cluster.get("name", ""), samples] if of_several else []
-        cells.append([*(f.cell(row) for f in columns), *about])
+    for name, found in explorations.items():
+        for row in figure_rows(found, range(len(found.points))):
+            samples = "" if row.rated.work.samples is None else row.rated.work.samples
+            about = [name, found.cluster.get("name", ""), samples] if of_several else []
+            cells.append([*(f.cell(row) for f in FIGURES), *about])
     _write_rows(path, header, cells)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.exploration.recommended import recommended
-from tensoropt.frontier import bends
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import OTHER_FAMILY, family
 from tensoropt.plan.point_table import PointTable
@@ -39,7 +38,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
     They are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
     fastest of each family of plans, within the exploration's memory and within each of :data:`_CARDS_GIB`;
     then, without a remark, points that differ from the previous one by more than 1 % in memory and time,
-    preferring the sharpest bends.
+    evenly spread.
 
     Args:
         most: by default :data:`_NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
@@ -83,11 +82,8 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
     for row, words in within.items():
         add(row, f"fastest within {' to '.join(dict.fromkeys((words[0], words[-1])))}")
     rows = np.unique([*_apart(table.memory, table.time), *found])
-    memory, time = (np.log(np.maximum(costs[rows], 1e-12)) for costs in (table.memory, table.time))
-    for place in bends(memory, time, most + len(found)) if len(rows) > most else range(len(rows)):
-        add(int(rows[place]))
-    for row in rows[np.linspace(0, len(rows) - 1, most).astype(int)]:  # where a frontier bends little
-        add(int(row))
+    for row in rows[np.linspace(0, len(rows) - 1, most).astype(int)].tolist():
+        add(row)
     return dict(sorted(found.items()))
 
 

@@ -26,7 +26,6 @@ _MODEL_FLOPS = "model_flops"
 _PEAK_FLOPS = "peak_flops"
 """Key of the report for the measured peak FLOP/s of CPU ranks (:mod:`tensoropt.profiling.peak`)."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-_LOOKUP = "aten.embedding"
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,8 @@ class StepWork:
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield (name, shape, dtype) of the model's inputs, if known."""
-    if findings.recorded is not None:
-        graph = findings.recorded.graph
-        for name in graph.inputs:
-            yield name, tuple(graph.tensors[name].shape), graph.tensors[name].dtype
+    if findings.graph_facts is not None:
+        yield from findings.graph_facts.inputs
         return
     call: Mapping[str, Any] = findings.model.call or {}
     named = [*enumerate(call.get("args", ())), *call.get("kwargs", {}).items()]
@@ -97,26 +94,15 @@ def _tokens(
         for name, shape, dtype in inputs
         if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
     }
-    if findings.recorded is not None:
-        read = _looked_up(findings)
-        numbers = {name: shape for name, shape in numbers.items() if name in read}
-    else:
-        numbers = {name: shape for name, shape in numbers.items() if name == "input_ids"}
+    graph = findings.graph_facts
+    read = {"input_ids"} if graph is None else graph.looked_up
+    numbers = {name: shape for name, shape in numbers.items() if name in read}
     lengths = list(dict.fromkeys(shape[1] for shape in numbers.values()))
     if len(lengths) == 1 and samples:
         return samples * lengths[0], ""
     if lengths:
         return None, f"it reads sequences of {' and '.join(map(str, lengths))} tokens a sample; count samples"
     return None, "it reads no sequences of token numbers; count samples"
-
-
-def _looked_up(findings: Findings) -> set[str]:
-    return {
-        name
-        for operator in findings.recorded.graph.operators
-        if operator.target.startswith(_LOOKUP)
-        for name in operator.inputs()
-    }
 
 
 AMOUNTS = ("steps", "samples", "tokens")
@@ -308,34 +294,6 @@ class Rates:
     per_hour: float | None
     whys: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        work: StepWork,
-        step_s: float,
-        devices: int,
-        *,
-        ideal_s: float | None,
-        per_hour: float | None,
-        whys: Mapping[str, str],
-    ) -> Rates:
-        """Return the rates of a step of ``step_s`` seconds.
-
-        Args:
-            ideal_s: seconds of a step at peak, if known.
-            whys: reasons for unknown values other than those of ``work``.
-        """
-        return cls(
-            step_s=step_s,
-            devices=devices,
-            samples_per_s=None if work.samples is None else work.samples / step_s,
-            tokens_per_s=None if work.tokens is None else work.tokens / step_s,
-            flops_per_s=None if work.flops is None else sum(work.flops.values()) / step_s,
-            mfu=None if ideal_s is None else ideal_s / step_s,
-            per_hour=per_hour,
-            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
-        )
-
     def hours(self, steps: float) -> float:
         """Return the hours that this many steps take."""
         return steps * self.step_s / HOUR_S
@@ -364,19 +322,25 @@ class RatesOf:
 
     def of(self, index: int) -> Rates:
         """Return the rates of point ``index`` of ``all_points``."""
-        point = self.findings.all_points[index]
-        devices = self.findings.spaces[point.space].devices
-        ideal_s, per_hour, whys = self.of_devices(devices)
-        return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
+        point, work = self.findings.all_points[index], self.work
+        devices, step_s = self.findings.spaces[point.space].devices, point.time_s
+        if devices not in self._by_count:
+            self._by_count[devices] = self._on_devices(devices)
+        ideal_s, per_hour, whys = self._by_count[devices]
+        return Rates(
+            step_s,
+            devices,
+            samples_per_s=None if work.samples is None else work.samples / step_s,
+            tokens_per_s=None if work.tokens is None else work.tokens / step_s,
+            flops_per_s=None if work.flops is None else sum(work.flops.values()) / step_s,
+            mfu=None if ideal_s is None else ideal_s / step_s,
+            per_hour=per_hour,
+            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
+        )
 
-    def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+    def _on_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
         """Return (seconds of a step at peak, price per hour, reasons for unknowns) for plans on this many
         devices."""
-        if count not in self._by_count:
-            self._by_count[count] = self._asked_devices(count)
-        return self._by_count[count]
-
-    def _asked_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
         kinds, why = _kinds(self.cluster, count)
         if kinds is None:
             return None, None, {"mfu": why, "per_hour": why}
@@ -408,19 +372,6 @@ class RatesOf:
 def kinds_of(findings: Findings) -> tuple[str, ...]:
     """Return the names of an exploration's device kinds."""
     return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
-
-
-def rates(findings: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
-    """Return the rates of point ``index`` of ``all_points``: throughput, MFU and price per hour.
-
-    Args:
-        tariff: prices and currency that replace the cluster's.
-
-    Raises:
-        TensorOptError: a price is for a device kind that the cluster lacks.
-    """
-    tariff.check(kinds_of(findings))
-    return RatesOf(findings, tariff).of(index)
 
 
 def _peak(kind: DeviceKind, name: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from tensoropt.frontier.tools import (
     Frontier,
-    bends,
     distance,
     dominated_area,
     hypervolume,
@@ -16,7 +15,6 @@ from tensoropt.frontier.tools import (
 
 __all__ = [
     "Frontier",
-    "bends",
     "distance",
     "dominated_area",
     "hypervolume",

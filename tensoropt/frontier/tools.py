@@ -146,32 +146,6 @@ def knee(points: Points) -> int:
     return int(np.argmax(1.0 - x - y))
 
 
-def bends(x: ArrayLike, y: ArrayLike, most: int, least: float = 0.0) -> list[int]:
-    """Approximate a curve by a polyline; return the indices of at most ``most`` of its points.
-
-    Ramer, "An iterative procedure for the polygonal approximation of plane curves" (1972); Douglas and
-    Peucker (1973), on the curve scaled to a unit square.
-
-    Args:
-        least: stop when all points are this close to the polyline, in the unit square.
-    """
-    points = np.stack([_unit(np.asarray(values, np.float64)) for values in (x, y)], axis=1)
-    found = sorted({0, len(points) - 1})[: max(most, 0)] if len(points) else []
-    while 2 <= len(found) < most:
-        kept = np.sort(found)
-        ends = np.clip(np.searchsorted(kept, np.arange(len(points)), side="right"), 1, len(kept) - 1)
-        begins = points[kept[ends - 1]]
-        chords = points[kept[ends]] - begins
-        lengths = np.maximum(np.hypot(chords[:, 0], chords[:, 1]), 1e-300)
-        offsets = points - begins
-        away = np.abs(chords[:, 0] * offsets[:, 1] - chords[:, 1] * offsets[:, 0]) / lengths
-        farthest = int(np.argmax(away))
-        if away[farthest] <= max(least, 1e-12):
-            break
-        found.append(farthest)
-    return found
-
-
 def _unit(values: Floats) -> Floats:
     span = np.ptp(values) if len(values) else 0.0
     return (values - values.min()) / span if span > 0 else np.zeros_like(values)

@@ -1,6 +1,6 @@
-"""Lightning strategies for models that run by a plan: one for Trainer, one for Fabric.
+"""A strategy of Lightning's ``Trainer`` for models that run by a plan.
 
-They differ from Lightning's ``DTensor`` strategy in that a plan decides the layout, a rank loads the rows of
+It differs from Lightning's ``DTensor`` strategy in that a plan decides the layout, a rank loads the rows of
 its share, and checkpoints move between plans.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_of
+from tensoropt.engine.parallel_model import ATTRIBUTE, parallel_of
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
@@ -30,10 +30,7 @@ from tensoropt.plan.plan import Plan
 import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
 
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout  # noqa: E402
-from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy  # noqa: E402
-from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading  # noqa: E402
 from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
-from lightning.fabric.utilities.types import _Stateful  # noqa: E402
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging  # noqa: E402
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
@@ -45,102 +42,7 @@ _STATE = "plan"
 it."""
 
 
-class _RunsByPlan:
-    """The common part of both strategies, mixed into Lightning's.
-
-    Args:
-        plan: a plan or its file; None for a parallelized model.
-        settings: as for :func:`tensoropt.parallelize`; by default a rank passes its share of the batch.
-    """
-
-    root_device: torch.device
-    broadcast: Callable[[Any], Any]
-    is_global_zero: bool
-
-    def __init__(self, plan: str | os.PathLike[str] | Plan | None, settings: dict[str, Any]):
-        self._plan = plan
-        self._settings = {"batch": "share", **settings}
-        self._parallel: ParallelModel | None = None
-
-    def _run_by_plan(self, model: nn.Module) -> None:
-        """Parallelize a model, unless it is already, and make it this strategy's model."""
-        if self._plan is not None and not hasattr(model, ATTRIBUTE):
-            parallelize(model, self._plan, device=self.root_device, **self._settings)
-        self._parallel = parallel_of(model)
-
-    @property
-    def parallel(self) -> ParallelModel:
-        """The model that runs by the plan."""
-        if self._parallel is None:
-            raise PlanError(
-                f"{type(self).__name__} has no model yet; set up the model before the loaders, which get "
-                "each rank's rows"
-            )
-        return self._parallel
-
-    def _begin(self, precision: str) -> None:
-        """Prepare for Lightning's process group: check the precision, pin the process."""
-        if precision != "32-true":
-            raise PlanError(
-                f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
-                "that its model was explored with; explore with --dtype bfloat16, and leave precision out"
-            )
-        # Lightning never ends gloo's groups, whose threads would abort the process at exit.
-        atexit.register(leave_job)
-
-    @property
-    def distributed_sampler_kwargs(self) -> Any:
-        """Empty: loaders keep their own samplers, some of which Lightning would replace."""
-        return None
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return a loader of this rank's rows."""
-        if not isinstance(dataloader, DataLoader):
-            return dataloader
-        batches = dataloader.batch_sampler
-        if not isinstance(batches, _IndexBatchSamplerWrapper):
-            return padded(divided(dataloader, self.parallel.model), self.parallel.model)
-        # `predict` reads each batch's rows from it.
-        inner = copy.copy(dataloader)
-        inner.__dict__["batch_sampler"] = batches._batch_sampler
-        own = padded(divided(inner, self.parallel.model), self.parallel.model)
-        own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
-        return own
-
-    # -- checkpoints ----------------------------------------------------------------------------------
-
-    def _write(self, path: Path, optimizer: Optimizer | None, rest: Mapping[str, Any]) -> None:
-        if self.is_global_zero:
-            if path.is_file():
-                path.unlink()
-            path.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(path / _STATE, self.parallel.model, optimizer)
-        if self.is_global_zero:
-            torch.save(dict(rest), path / _METADATA_FILENAME)
-
-    def _read(self, path: Path, optimizer: Optimizer | None, weights_only: bool | None) -> dict[str, Any]:
-        if not (path / _STATE).is_dir():
-            raise PlanError(
-                f"{path} has no folder '{_STATE}', so {type(self).__name__} did not write it; load the "
-                "weights into the model before it is set up"
-            )
-        load_checkpoint(path / _STATE, self.parallel.model, optimizer)
-        rest: dict[str, Any] = torch.load(
-            path / _METADATA_FILENAME, map_location="cpu", weights_only=weights_only
-        )
-        return rest
-
-
-def _refuse(strategy: object, **options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise PlanError(
-                f"{type(strategy).__name__} writes folders of torch.distributed.checkpoint, which cannot "
-                f"follow {name}={value!r}; leave it out"
-            )
-
-
-class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
+class PlanStrategy(ModelParallelStrategy):
     """A Lightning ``Trainer`` strategy whose model runs by a plan.
 
     One attribute of the ``LightningModule`` is the plan's model; losses, clipping, accumulation and schedules
@@ -169,12 +71,20 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         timeout: timedelta | None = default_pg_timeout,
         **settings: Any,
     ):
-        ModelParallelStrategy.__init__(self, timeout=timeout)
-        _RunsByPlan.__init__(self, plan, settings)
+        super().__init__(timeout=timeout)
+        self._plan = plan
+        self._settings = {"batch": "share", **settings}
         self._asked, self._name = model, ""
 
     def setup_environment(self) -> None:
-        self._begin(self.precision_plugin.precision)
+        precision = self.precision_plugin.precision
+        if precision != "32-true":
+            raise PlanError(
+                f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
+                "that its model was explored with; explore with --dtype bfloat16, and leave precision out"
+            )
+        # Lightning never ends gloo's groups, whose threads would abort the process at exit.
+        atexit.register(leave_job)
         self._check_callbacks()
         assert self.lightning_module is not None
         # Fabric does this itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
@@ -208,7 +118,10 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
         module = self.lightning_module
         assert module is not None
         self._name = self._name_of_model(module)
-        self._run_by_plan(module.get_submodule(self._name))
+        model = module.get_submodule(self._name)
+        if self._plan is not None and not hasattr(model, ATTRIBUTE):
+            parallelize(model, self._plan, device=self.root_device, **self._settings)
+        self._planned = parallel_of(model).model
         outside = [
             name
             for name, parameter in module.named_parameters()
@@ -244,6 +157,25 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def _prefix(self) -> str:
         return f"{self._name}."
 
+    @property
+    def distributed_sampler_kwargs(self) -> Any:
+        """Empty: loaders keep their own samplers, some of which Lightning would replace."""
+        return None
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return a loader of this rank's rows."""
+        if not isinstance(dataloader, DataLoader):
+            return dataloader
+        batches = dataloader.batch_sampler
+        if not isinstance(batches, _IndexBatchSamplerWrapper):
+            return padded(divided(dataloader, self._planned), self._planned)
+        # `predict` reads each batch's rows from it.
+        inner = copy.copy(dataloader)
+        inner.__dict__["batch_sampler"] = batches._batch_sampler
+        own = padded(divided(inner, self._planned), self._planned)
+        own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
+        return own
+
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -259,13 +191,23 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        _refuse(self, storage_options=storage_options)
+        if storage_options is not None:
+            raise PlanError(
+                "PlanStrategy writes folders of torch.distributed.checkpoint, which cannot follow "
+                f"storage_options={storage_options!r}; leave it out"
+            )
         path = Path(self.broadcast(filepath))
         if "optimizer_states" in checkpoint:
             optimizer = self.optimizers[0] if self.optimizers else None
-            self._write(path, optimizer, checkpoint)
+            if self.is_global_zero:
+                if path.is_file():
+                    path.unlink()
+                path.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(path / _STATE, self._planned, optimizer)
+            if self.is_global_zero:
+                torch.save(checkpoint, path / _METADATA_FILENAME)
             return
-        with whole(self.parallel.model, "cpu") as plain:
+        with whole(self._planned, "cpu") as plain:
             weights = {self._prefix + key: value for key, value in plain.state_dict().items()}
         checkpoint["state_dict"] |= weights
         super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path)
@@ -282,7 +224,15 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
             if not (training and "optimizer_states" in plain):
                 return plain
         optimizer = self.optimizers[0] if training and self.optimizers else None
-        rest = self._read(path, optimizer, weights_only)
+        if not (path / _STATE).is_dir():
+            raise PlanError(
+                f"{path} has no folder '{_STATE}', so PlanStrategy did not write it; load the weights into "
+                "the model before it is set up"
+            )
+        load_checkpoint(path / _STATE, self._planned, optimizer)
+        rest: dict[str, Any] = torch.load(
+            path / _METADATA_FILENAME, map_location="cpu", weights_only=weights_only
+        )
         model = {k: v for k, v in module.state_dict().items() if k.startswith(self._prefix)}
         rest["state_dict"] = model | rest["state_dict"]
         return rest
@@ -290,93 +240,3 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
         self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
-
-
-class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
-    """A ``Fabric`` strategy whose model runs by a plan.
-
-    ``fabric.setup`` parallelizes the model; ``fabric.setup_dataloaders``, called afterwards, gives each rank
-    its rows. ``fabric.save`` writes a folder, which ``fabric.load`` reads under any plan of the model.
-
-    Args:
-        plan: a plan or its file; None for a parallelized model.
-        timeout: maximum wait of a collective.
-        settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
-
-    Raises:
-        PlanError: at the job's start or the model's set-up: a setting that plans do not support; also errors
-            of :func:`tensoropt.parallelize`.
-    """
-
-    def __init__(
-        self,
-        plan: str | os.PathLike[str] | Plan | None = None,
-        *,
-        timeout: timedelta | None = default_pg_timeout,
-        **settings: Any,
-    ):
-        FabricModelParallelStrategy.__init__(self, self._parallelized, timeout=timeout)
-        _RunsByPlan.__init__(self, plan, settings)
-
-    def _parallelized(self, model: Any, _: Any) -> Any:
-        if self._parallel is not None:
-            raise PlanError(
-                f"FabricPlanStrategy runs one model by its plan, but {type(model).__name__} is another; do "
-                "not set up a model that is not trained"
-            )
-        self._run_by_plan(model)
-        return model
-
-    def setup_environment(self) -> None:
-        self._begin(self.precision.precision)
-        super().setup_environment()
-
-    # -- checkpoints ----------------------------------------------------------------------------------
-
-    def save_checkpoint(
-        self,
-        path: str | Path,
-        state: dict[str, Any],
-        storage_options: Any = None,
-        filter: Any = None,
-    ) -> None:
-        _refuse(self, storage_options=storage_options, filter=filter)
-        optimizer, rest = self._parts(state)
-        states = {name: obj.state_dict() if isinstance(obj, _Stateful) else obj for name, obj in rest.items()}
-        self._write(Path(self.broadcast(path)), optimizer, states)
-
-    def load_checkpoint(
-        self,
-        path: str | Path,
-        state: Any = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
-        path = Path(self.broadcast(path))
-        if isinstance(state, nn.Module):
-            weights = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
-            state.load_state_dict(weights, strict=strict)
-            return {}
-        optimizer, wanted = self._parts(state)
-        saved = self._read(path, optimizer, weights_only)
-        _validate_keys_for_strict_loading(wanted.keys(), saved.keys(), strict=strict)
-        for name in wanted.keys() & saved.keys():
-            if isinstance(state[name], _Stateful):
-                state[name].load_state_dict(saved.pop(name))
-            else:
-                state[name] = saved.pop(name)
-        return saved
-
-    def _parts(self, state: Any) -> tuple[Optimizer | None, dict[str, Any]]:
-        parts = dict(state) if isinstance(state, dict) else {}
-        model = self.parallel.model
-        models = [name for name, part in parts.items() if part is model]
-        optimizers = [name for name, part in parts.items() if isinstance(part, Optimizer)]
-        if len(models) != 1 or len(optimizers) > 1:
-            raise PlanError(
-                f"a plan's checkpoint has one model and at most one optimizer, but this state has "
-                f"{len(models)} and {len(optimizers)}; pass {{'model': model, 'optimizer': optimizer}}, plus "
-                "any other entries"
-            )
-        optimizer = parts[optimizers[0]] if optimizers else None
-        return optimizer, {k: v for k, v in parts.items() if k not in (*models, *optimizers)}

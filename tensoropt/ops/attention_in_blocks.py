@@ -1,4 +1,4 @@
-"""Causal attention of a part of the queries: one kernel per block of keys, merged by log-sum-exps."""
+"""Blocks of attention: a rank's part of the queries, and the kernel of some queries over some keys."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.index_space import Operand
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk, flat_index
-
-BLOCKS_FORM = "kernels.causal_attention_in_blocks"
-"""The kernel that replaces causal attention if its queries are split."""
 
 _aten: Any = torch.ops.aten
 Block = tuple[torch.Tensor, torch.Tensor]
@@ -64,22 +60,6 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
     return tuple(pieces)
 
 
-class _Keys(NamedTuple):
-    """Keys ``first`` to ``end - 1``; causal: query ``i`` of the run sees only the first ``i + 1`` of them."""
-
-    first: int
-    end: int
-    causal: bool
-
-
-class _Run(NamedTuple):
-    """Consecutive local queries ``first`` to ``end - 1``, and the keys they see."""
-
-    first: int
-    end: int
-    keys: tuple[_Keys, ...]
-
-
 class Stretch(NamedTuple):
     """``length`` consecutive local rows from ``first`` on, at ``position`` of the sequence."""
 
@@ -118,118 +98,8 @@ def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
     return pieces[place - 1].stride // pieces[place].stride
 
 
-def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
-    runs = []
-    for first, position, length in stretches(context, pieces):
-        growing = min(max(keys - position, 0), length)
-        if growing:
-            before = (_Keys(0, position, causal=False),) if position else ()
-            own = _Keys(position, position + growing, causal=True)
-            runs.append(_Run(first, first + growing, (*before, own)))
-        if growing < length:
-            runs.append(_Run(first + growing, first + length, (_Keys(0, keys, causal=False),)))
-    return tuple(runs)
-
-
-def causal_attention_in_blocks(
-    context: ShardContext,
-    name: str,
-    pieces: Sequence[QueryPiece],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
-    """Return causal attention of a rank's queries over all keys.
-
-    Args:
-        pieces: the rank's part of each atom of the queries' dim (:func:`query_pieces`).
-        q: ``[..., heads, local queries, d]``.
-        k, v: ``[..., key heads, keys, d]``; query head ``h`` reads key head ``h // (heads / key heads)``.
-        scale: by default ``1 / sqrt(d)``.
-    """
-    runs = _runs(context, pieces, k.shape[-2])
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    result: torch.Tensor = _AttentionInBlocks.apply(q, k, v, runs, scale)
-    return result
-
-
-class _AttentionInBlocks(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: tuple[_Run, ...], scale: float
-    ) -> torch.Tensor:
-        kernel = block_kernel(q, k, v)
-        states: list[torch.Tensor] = []
-        merged = []
-        for run in runs:
-            found: Block | None = None
-            for keys in run.keys:
-                block, state = FORWARD[kernel](*_cut(q, k, v, run, keys), None, keys.causal, scale)
-                states += state
-                found = block if found is None else _merged(found, block)
-            assert found is not None
-            merged.append(found)
-        out, lse = _joined(merged, q, v)
-        ctx.save_for_backward(q, k, v, out, lse, *states)
-        ctx.kernel, ctx.runs, ctx.scale = kernel, runs, scale
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        q, k, v, out, lse, *states = ctx.saved_tensors
-        of_q, of_k, of_v = (torch.zeros_like(t) for t in (q, k, v))
-        state = iter(states)
-        for run in ctx.runs:
-            rows = slice(run.first, run.end)
-            merged = out[..., rows, :], lse[..., rows].contiguous()
-            for keys in run.keys:
-                columns = slice(keys.first, keys.end)
-                parts = BACKWARD[ctx.kernel](
-                    grad[..., rows, :],
-                    *_cut(q, k, v, run, keys),
-                    *merged,
-                    None,
-                    keys.causal,
-                    ctx.scale,
-                    state,
-                )
-                of_q[..., rows, :] += parts[0]
-                of_k[..., columns, :] += parts[1]
-                of_v[..., columns, :] += parts[2]
-                del parts
-        return of_q, of_k, of_v, None, None
-
-
-def _cut(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: _Run, keys: _Keys
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    of_keys = slice(keys.first, keys.end)
-    return q[..., run.first : run.end, :], k[..., of_keys, :], v[..., of_keys, :]
-
-
-def _merged(one: Block, other: Block) -> Block:
-    lse = torch.logaddexp(one[1], other[1])
-    # In the precision of the log-sum-exps, at least float32.
-    out, more = (part * (of - lse).exp_().unsqueeze(-1) for part, of in (one, other))
-    return out.add_(more).to(one[0].dtype), lse
-
-
-def _joined(blocks: Sequence[Block], q: torch.Tensor, v: torch.Tensor) -> Block:
-    """Concatenate the blocks of several runs, in the memory order of fused kernels: heads inside queries."""
-    if len(blocks) == 1:
-        return blocks[0]
-    if not blocks:
-        return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1])
-    out = torch.cat([out.transpose(-3, -2) for out, _ in blocks], -3).transpose(-3, -2)
-    return out, torch.cat([lse for _, lse in blocks], -1)
-
-
 # -- kernels of one block ---------------------------------------------------------------------------
 
-_Mask = torch.Tensor | None
-"""Added to the scores of a block, in the queries' dtype or wider; broadcasts to them."""
 _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "products"
 
 
@@ -262,80 +132,76 @@ def block_kernel(
     return _CUDA_FLASH if device_type == "cuda" and fits and not masked else _BY_PRODUCTS
 
 
-def _flash_on_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
-) -> tuple[Block, Sequence[torch.Tensor]]:
+class Queries(NamedTuple):
+    """Some queries, the keys and values that they see, and how.
+
+    Attributes:
+        mask: added to the scores, in the queries' dtype or wider; broadcasts to them.
+        causal: query ``i`` sees only the first ``i + 1`` keys.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    causal: bool
+    scale: float
+
+    @property
+    def for_flash(self) -> torch.Tensor | None:
+        """The mask in four dims."""
+        if self.mask is None:
+            return None
+        shape = (1,) * (4 - self.mask.dim()) + self.mask.shape
+        return self.mask.view(shape).expand(-1, -1, self.q.shape[-2], self.k.shape[-2])
+
+
+_Found = tuple[Block, Sequence[torch.Tensor]]
+"""A block, and what its kernel's backward needs beside it."""
+_Gradients = Sequence[torch.Tensor]
+
+
+def _flash_on_cpu(of: Queries) -> _Found:
     flash = _aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = flash(q, k, v, 0.0, causal, attn_mask=_for_flash(mask, q, k), scale=scale)
-    if mask is not None:
+    out, lse = flash(of.q, of.k, of.v, 0.0, of.causal, attn_mask=of.for_flash, scale=of.scale)
+    if of.mask is not None:
         # The kernel says 0 for a query that sees no key of the block.
-        lse = lse.masked_fill((mask == float("-inf")).all(-1), float("-inf"))
+        lse = lse.masked_fill((of.mask == float("-inf")).all(-1), float("-inf"))
     return (out, lse), ()
 
 
-def _flash_on_cpu_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: _Mask,
-    causal: bool,
-    scale: float,
-    _: Any,
-) -> Sequence[torch.Tensor]:
+def _flash_on_cpu_backward(grad: torch.Tensor, of: Queries, block: Block, _: Any) -> _Gradients:
     backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-    mask = _for_flash(mask, q, k)
-    gradients: Sequence[torch.Tensor] = backward(
-        grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+    gradients: _Gradients = backward(
+        grad, of.q, of.k, of.v, *block, 0.0, of.causal, attn_mask=of.for_flash, scale=of.scale
     )
     return gradients
 
 
-def _for_flash(mask: _Mask, q: torch.Tensor, k: torch.Tensor) -> _Mask:
-    if mask is None:
-        return None
-    return mask.view((1,) * (4 - mask.dim()) + mask.shape).expand(-1, -1, q.shape[-2], k.shape[-2])
-
-
-def _flash_on_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
-) -> tuple[Block, Sequence[torch.Tensor]]:
+def _flash_on_cuda(of: Queries) -> _Found:
     out, lse, *_, seed, offset, _ = _aten._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, causal, scale=scale
+        of.q, of.k, of.v, 0.0, of.causal, scale=of.scale
     )
     # Backward takes the state of random numbers, which it does not read without dropout.
     return (out, lse), (seed, offset)
 
 
-def _flash_on_cuda_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: _Mask,
-    causal: bool,
-    scale: float,
-    states: Any,
-) -> Sequence[torch.Tensor]:
-    backward, sizes = _aten._scaled_dot_product_flash_attention_backward, (q.shape[-2], k.shape[-2])
+def _flash_on_cuda_backward(grad: torch.Tensor, of: Queries, block: Block, states: Any) -> _Gradients:
+    backward, sizes = _aten._scaled_dot_product_flash_attention_backward, (of.q.shape[-2], of.k.shape[-2])
     seed, offset = next(states), next(states)
-    gradients: Sequence[torch.Tensor] = backward(
-        grad, q, k, v, out, lse, None, None, *sizes, 0.0, causal, seed, offset, scale=scale
+    gradients: _Gradients = backward(
+        grad, of.q, of.k, of.v, *block, None, None, *sizes, 0.0, of.causal, seed, offset, scale=of.scale
     )
     return gradients
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, mask: _Mask, causal: bool, scale: float) -> torch.Tensor:
-    scores = (q * scale) @ _for_heads(k, q).transpose(-2, -1)
+def _scores(of: Queries) -> torch.Tensor:
+    scores = (of.q * of.scale) @ _for_heads(of.k, of.q).transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if mask is not None:
-        scores = scores + mask
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    if of.mask is not None:
+        scores = scores + of.mask
+    if of.causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=of.q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     return scores
 
@@ -350,35 +216,23 @@ def _for_heads(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return keys if group == 1 else keys.repeat_interleave(group, -3)
 
 
-def _by_products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
-) -> tuple[Block, Sequence[torch.Tensor]]:
-    scores = _scores(q, k, mask, causal, scale)
+def _by_products(of: Queries) -> _Found:
+    scores = _scores(of)
     lse = scores.logsumexp(-1)
-    weights = (scores - (lse if mask is None else finite(lse)).unsqueeze(-1)).exp_().to(v.dtype)
-    return (weights @ _for_heads(v, q), lse), ()
+    weights = (scores - (lse if of.mask is None else finite(lse)).unsqueeze(-1)).exp_().to(of.v.dtype)
+    return (weights @ _for_heads(of.v, of.q), lse), ()
 
 
-def _by_products_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: _Mask,
-    causal: bool,
-    scale: float,
-    _: Any,
-) -> Sequence[torch.Tensor]:
-    weights = (_scores(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp_()
-    of_v = weights.to(v.dtype).transpose(-2, -1) @ grad
-    of_weights = (grad @ _for_heads(v, q).transpose(-2, -1)).to(weights.dtype)
+def _by_products_backward(grad: torch.Tensor, of: Queries, block: Block, _: Any) -> _Gradients:
+    out, lse = block
+    weights = (_scores(of) - lse.unsqueeze(-1)).exp_()
+    of_v = weights.to(of.v.dtype).transpose(-2, -1) @ grad
+    of_weights = (grad @ _for_heads(of.v, of.q).transpose(-2, -1)).to(weights.dtype)
     # The derivative of softmax; rows of the merged weights sum to one, those of a block's to less.
     of_rows = (grad * out).sum(-1, keepdim=True, dtype=weights.dtype)
-    of_scores = (weights * (of_weights - of_rows) * scale).to(q.dtype)
-    of_q, of_k = of_scores @ _for_heads(k, q), of_scores.transpose(-2, -1) @ q
-    return of_q, _summed(of_k, k), _summed(of_v, v)
+    of_scores = (weights * (of_weights - of_rows) * of.scale).to(of.q.dtype)
+    of_q, of_k = of_scores @ _for_heads(of.k, of.q), of_scores.transpose(-2, -1) @ of.q
+    return of_q, _summed(of_k, of.k), _summed(of_v, of.v)
 
 
 def _summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

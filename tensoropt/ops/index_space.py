@@ -7,7 +7,7 @@ A configuration assigns one loop, or none, to each mesh axis; placements follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd, prod
@@ -203,6 +203,16 @@ class Builder:
     def output(self, index: int = 0) -> Tensor:
         return self.graph.tensors[self.op.outputs[index]]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first argument."""
+        return self.tensor(self.arg(0)).shape
+
+    def dim(self, index: int, name: str | None = None, default: int | None = None) -> int:
+        """Return an argument that is a dim of the first one, counted from its front."""
+        dim: int = self.arg(index, name, default) % max(len(self.shape), 1)
+        return dim
+
     # -- loops ------------------------------------------------------------------------------------
 
     def loop(
@@ -246,6 +256,21 @@ class Builder:
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
         """Add one loop per dim of a shape: ``d0``, ``d1``, ..."""
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
+
+    def around(self, touched: Collection[int]) -> list[Loops]:
+        """Add a loop per dim of the first argument, and read it; the touched dims stay whole."""
+        labels: list[Loops] = [
+            None if i in touched else self.loop(f"d{i}", size) for i, size in enumerate(self.shape)
+        ]
+        self.read(self.arg(0), labels)
+        return labels
+
+    def along(self, *touched: int) -> list[Loops]:
+        """As :meth:`around`, where every result has the same dims."""
+        labels = self.around(touched)
+        for index in range(len(self.op.outputs)):
+            self.write(labels, index)
+        return labels
 
     def _operand(
         self,

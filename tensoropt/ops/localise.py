@@ -28,12 +28,12 @@ def localise(shard: OperatorShard) -> LocalCall:
 def _localised(shard: OperatorShard) -> LocalCall:
     op = shard.op
     whole = LocalCall(op.target, op.args, op.kwargs, op.name)
+    # Discovery tried the operator's own call on pieces; a rule's localiser knows the rule's loops only.
+    if shard.space.discovered:
+        return _averaged(shard, whole)
     localiser = spec_of(op.target).localiser
     if localiser is not None:
         return localiser(shard, whole)
-    # Only discovery gives such outputs; rules have a localiser that knows the count.
-    if any(operand.means for operand in shard.space.writes):
-        return _averaged(shard, whole)
     if draws_numbers(op):
         # Discovery kept it whole: all ranks draw from one seed.
         return LocalCall("kernels.seeded", op.args, op.kwargs, op.name, (op.target,))

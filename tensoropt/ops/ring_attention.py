@@ -1,4 +1,7 @@
-"""Attention of a split sequence: keys and values go around a ring (Liu et al., arXiv 2310.01889)."""
+"""Attention of split queries: one kernel per block of keys, merged by log-sum-exps.
+
+Keys and values are whole on every rank, or go around a ring (Liu et al., arXiv 2310.01889).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from tensoropt.ops.attention_in_blocks import (
     BACKWARD,
     FORWARD,
     Block,
+    Queries,
     QueryPiece,
     Stretch,
     block_kernel,
@@ -25,6 +29,8 @@ from tensoropt.ops.layouts import chunk
 
 RING_FORM = "kernels.ring_attention"
 """The kernel of attention with keys and values split along with the queries."""
+BLOCKS_FORM = "kernels.causal_attention_in_blocks"
+"""The kernel that replaces causal attention if its queries are split."""
 RING = "ring"
 """The loop of queries, keys and values split along one axis."""
 
@@ -112,6 +118,25 @@ def ring_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     result: torch.Tensor = _RingAttention.apply(q, k, v, mask, _Turns(context, of_ranks, queries), scale)
     return result
+
+
+def causal_attention_in_blocks(
+    context: ShardContext,
+    name: str,
+    pieces: Sequence[QueryPiece],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return causal attention of a rank's queries over all keys: a ring of this rank alone.
+
+    Args:
+        pieces, q, k, v, scale: as for :func:`ring_attention`; keys and values are whole.
+    """
+    keys = k.shape[-2]
+    alone = Ring((), 1, 0, (((0, keys),),), keys)
+    return ring_attention(context, name, alone, pieces, q, k, v, None, True, scale)
 
 
 class _Pair(NamedTuple):
@@ -228,18 +253,18 @@ class _RingAttention(torch.autograd.Function):
         kernel, message = block_kernel(q, k, v, masked=mask is not None), _Message.of(k, v, turns.ring.rows)
         states: list[torch.Tensor] = []
         out, lse = _nothing_seen(q, v)
-        current = _packed(message, k, v)
+        # Alone, a rank reads its keys where they are.
+        current = _packed(message, k, v) if turns.ring.parts > 1 else None
         for step, place in enumerate(turns):
-            sent = turns.send(current) if step < turns.ring.parts - 1 else None
-            keys, values = message.parts(current, _length(turns, place))
+            sent = turns.send(current) if current is not None and step < turns.ring.parts - 1 else None
+            keys, values = (k, v) if current is None else message.parts(current, _length(turns, place))
             seen = turns.seen(mask, place, q)
             for pair in turns.pairs(place, q.shape[-2]):
-                block = _cut(q, keys, values, pair)
-                found, state = FORWARD[kernel](*block, _rows(seen, pair), pair.causal, scale)
+                found, state = FORWARD[kernel](_cut(q, keys, values, seen, pair, scale))
                 states += state
                 rows = slice(*pair.rows)
                 _merge(out[..., rows, :], lse[..., rows], found)
-                del block, found
+                del found
             del keys, values, seen
             if sent is not None:
                 current, sent = sent(), None
@@ -254,30 +279,29 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, mask, out, lse, *states = ctx.saved_tensors
         turns, message, state = ctx.turns, ctx.message, iter(states)
         of_q = torch.zeros_like(q, dtype=lse.dtype)
-        current, arrives, lse = _packed(message, k, v), None, finite(lse)
+        arrives, lse = None, finite(lse)
+        current = _packed(message, k, v) if turns.ring.parts > 1 else None
         for step, place in enumerate(turns):
-            sent = turns.send(current) if step < turns.ring.parts - 1 else None
-            length = _length(turns, place)
-            keys, values = message.parts(current, length)
-            given = message.zeros(k)
-            of_keys, of_values = message.parts(given, length)
+            sent = turns.send(current) if current is not None and step < turns.ring.parts - 1 else None
+            if current is None:
+                (keys, values), given = (k, v), None
+                of_keys, of_values = torch.zeros_like(k), torch.zeros_like(v)
+            else:
+                length, given = _length(turns, place), message.zeros(k)
+                keys, values = message.parts(current, length)
+                of_keys, of_values = message.parts(given, length)
             seen = turns.seen(mask, place, q)
             for pair in turns.pairs(place, q.shape[-2]):
                 rows, columns = slice(*pair.rows), slice(*pair.columns)
-                parts = BACKWARD[ctx.kernel](
-                    grad[..., rows, :],
-                    *_cut(q, keys, values, pair),
-                    out[..., rows, :],
-                    lse[..., rows].contiguous(),
-                    _rows(seen, pair),
-                    pair.causal,
-                    ctx.scale,
-                    state,
-                )
+                block = out[..., rows, :], lse[..., rows].contiguous()
+                seeing = _cut(q, keys, values, seen, pair, ctx.scale)
+                parts = BACKWARD[ctx.kernel](grad[..., rows, :], seeing, block, state)
                 of_q[..., rows, :] += parts[0]
                 of_keys[..., columns, :] += parts[1]
                 of_values[..., columns, :] += parts[2]
-                del parts
+                del parts, block, seeing
+            if given is None:
+                return of_q.to(q.dtype), of_keys, of_values, None, None, None
             del keys, values, of_keys, of_values, seen
             if arrives is not None:
                 given += arrives()
@@ -304,16 +328,17 @@ def _packed(message: _Message, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 
 def _cut(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: _Pair
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    pair: _Pair,
+    scale: float,
+) -> Queries:
     rows, columns = slice(*pair.rows), slice(*pair.columns)
-    return q[..., rows, :], k[..., columns, :], v[..., columns, :]
-
-
-def _rows(seen: torch.Tensor | None, pair: _Pair) -> torch.Tensor | None:
-    if seen is None or seen.dim() < 2 or seen.shape[-2] == 1:
-        return seen
-    return seen[..., slice(*pair.rows), :]
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    return Queries(q[..., rows, :], k[..., columns, :], v[..., columns, :], mask, pair.causal, scale)
 
 
 def _nothing_seen(q: torch.Tensor, v: torch.Tensor) -> Block:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
 from tensoropt.costs.prices import ClusterCosts, ComputeCosts, DevicePrices, LinkCosts, Prices, Queues
@@ -100,12 +100,6 @@ class PlaceCommunication:
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
         return self.job.source(kind, self._axes(axes))
-
-    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
-
-    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
 Source = TypeVar("Source", bound=ClusterCosts)

@@ -32,7 +32,7 @@ class TimedStage:
         step = lower(batch)
         instructions = tuple(replace(now, host_s=0.0) for now in step.instructions)
         few = Step(instructions, step.last, min(self.micro_batches, _MOST_TIMED))
-        return TimedStep(few, batch.prices.communication, batch.overlap)
+        return TimedStep(few, batch.overlap)
 
     @property
     def _slower(self) -> float:

@@ -86,15 +86,7 @@ class Figure:
         return None if value is None else self.unit.plain(value)
 
 
-def _parts(
-    breakdown: str,
-    parts: Iterable[str],
-    name: str,
-    unit: _FigureUnit,
-    about: str,
-    *,
-    default: float = 0.0,
-) -> list[Figure]:
+def _parts(breakdown: str, parts: Iterable[str], name: str, unit: _FigureUnit, about: str) -> list[Figure]:
     """Return the figures of a breakdown; ``{}`` in names and descriptions stands for the part's name."""
     return [
         Figure(
@@ -103,7 +95,7 @@ def _parts(
             part.replace("_", " "),
             about.format(part.replace("_", " ")),
             part=(breakdown, part),
-            default=default,
+            default=0.0,
         )
         for part in parts
     ]

@@ -17,13 +17,14 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
+from tensoropt.plan.graph_facts import GraphFacts, Weights
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import YOUR_JOB, exceptions_share, plan_names, planner_title
+from tensoropt.plan.plan_names import YOUR_JOB, Named, plan_names, planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
-from tensoropt.plan.shares import Weights, weights_of
 from tensoropt.plan.space import Space
+from tensoropt.units import headroom_bytes
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,8 @@ class Findings:
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result, in the form of :mod:`tensoropt.planners.compare`.
-        captured: the capture, in the process that explored; not saved.
-        recorded: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`); None
-            if an operator has an argument that no file can hold.
+        costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or a
+            function that returns them; None if an operator has an argument that no file can hold.
     """
 
     points: Sequence[Point]
@@ -51,8 +51,17 @@ class Findings:
     report: Mapping[str, Any]
     others: Sequence[Point] = ()
     comparison: tuple[Mapping[str, Any], ...] = ()
-    captured: Any = field(default=None, repr=False, compare=False)
-    recorded: Any = field(default=None, repr=False, compare=False)
+    costs: Any = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def recorded(self) -> Any:
+        """The operator graph and the costs used; reading saved ones imports PyTorch."""
+        return self.costs() if callable(self.costs) else self.costs
+
+    @cached_property
+    def graph_facts(self) -> GraphFacts | None:
+        """The facts of the operator graph; None if it was not saved."""
+        return None if self.recorded is None else GraphFacts.of(self.recorded.graph, self.cluster)
 
     @cached_property
     def all_points(self) -> PointTable:
@@ -64,29 +73,29 @@ class Findings:
         return PointTable((*points, *(others[row] for row in new))) if new else points
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+    def _named(self) -> Named:
         return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
 
-    @cached_property
-    def weights(self) -> Weights:
-        """The weights of operators and parameters in plan names (:mod:`tensoropt.plan.shares`)."""
-        return weights_of(self.recorded.graph if self.recorded else None, self.cluster)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+        return self._named.names
 
-    @cached_property
+    @property
     def exceptions(self) -> np.ndarray:
         """For each of :attr:`all_points`, the share of its time in operators split otherwise than its name
-        begins (:func:`~tensoropt.plan.plan_names.exceptions_share`)."""
-        return exceptions_share(self.all_points, self.spaces, self.weights)
+        begins."""
+        return self._named.exceptions
 
-    @cached_property
+    @property
+    def weights(self) -> Weights:
+        """The weights of operators and parameters in plan names."""
+        return Weights() if self.graph_facts is None else self.graph_facts.weights
+
+    @property
     def is_dense_transformer(self) -> bool:
         """Whether the model is a transformer without experts; False if its operators were not saved."""
-        if self.recorded is None:
-            return False
-        from tensoropt.ops.registry import is_dense_transformer  # imports torch, as saved operators do
-
-        return is_dense_transformer(op.target for op in self.recorded.graph.operators)
+        return self.graph_facts is not None and self.graph_facts.dense_transformer
 
     def title(self, index: int) -> str:
         """Return ``point 17 of 201`` for a point of the frontier, numbered from 1 by memory; for others the
@@ -144,10 +153,13 @@ class Findings:
         headroom."""
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
-    def usable_bytes(self, budget_bytes: float | None = None, headroom: float | None = None) -> float:
-        """Return the memory in bytes that a plan may need within a budget and a headroom
-        (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
-        return usable_bytes(self.device_bytes, budget_bytes, headroom)
+    def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
+        """Return the memory in bytes that a plan may need within a budget and a headroom: a share, or text
+        such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        whole = self.device_bytes
+        if isinstance(headroom, str):
+            headroom = headroom_bytes(headroom, whole) / whole
+        return usable_bytes(whole, budget_bytes, headroom)
 
     def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
         """Return in words whether a point fits the smallest device, or a budget."""

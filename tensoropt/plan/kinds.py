@@ -22,7 +22,6 @@ class PlanKind:
         placed: whether each operator runs on one device.
         key: what distinguishes its stages in a key (:mod:`tensoropt.plan.keys`).
         rows: the meaning of operator rows' seconds if not those of every device; else "".
-        lanes: the meaning of its timeline's rows in that case.
         each: the devices for which a memory peak is given.
         mesh_words: words before the mesh's sizes.
         strategies: the parts with their own strategy or device, if one mesh does not describe all.
@@ -31,8 +30,6 @@ class PlanKind:
         time_of: the devices whose seconds a point states; "" if all are alike.
         idle: what an idle device waits for, other than links and its host.
         host_wait: the meaning of idle time if the host is slower than the device.
-        host: where host seconds are counted if operators take the longer of device and host; "" if they are a
-            separate figure.
         overlap: the assumed overlap.
         owners: what is unknown about the owners of its memory; "" if nothing.
     """
@@ -42,7 +39,6 @@ class PlanKind:
     placed: bool = False
     key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: str = ""
-    lanes: str = ""
     each: str = "each device"
     mesh_words: str = ""
     strategies: str = ""
@@ -51,7 +47,6 @@ class PlanKind:
     time_of: str = "on the busiest device"
     idle: str = "waiting for other devices"
     host_wait: str = "waiting for the host"
-    host: str = ""
     overlap: str = ""
     owners: str = ""
 
@@ -66,8 +61,6 @@ PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
     rows="seconds of a rank of the operator's stage, in all micro-batches",
-    lanes="a stage's row shows its actions and waits, idle in between; rows of devices and links "
-    "show the work of one of the stage's devices",
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     each="the devices of each stage",
     mesh_words="pp",
@@ -86,7 +79,6 @@ PLACED = PlanKind(
     mesh_words="placed on ",
     strategies="each of its operators runs on one device",
     headline="fullest, busiest; all messages",
-    host="in compute",
     overlap="messages run beside computing; those that share a lane queue",
 )
 """Stages of one device each, with their own order of operators."""

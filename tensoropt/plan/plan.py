@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,7 +61,6 @@ def check_plan(plan: Plan) -> None:
                 f"parameter {name} lies on device {parameter.device}, but the plan has {plan.devices} "
                 "devices, counted from 0"
             )
-    _check_figures(plan)
 
 
 def _check_mesh(plan: Plan) -> None:
@@ -119,15 +118,6 @@ def _check_place(plan: Plan, what: str, **numbers: int | None) -> None:
             f"{what} has {given} in a {plan.kind.name}; give devices for operators and parameters in "
             "placed plans only"
         )
-
-
-def _check_figures(plan: Plan) -> None:
-    for name, value in plan.predicted:
-        # A gap may be infinite; all other figures are bytes or seconds.
-        figures = value.values() if isinstance(value, Mapping) else (value,)
-        wrong = [x for x in figures if isinstance(x, int | float) and not (isfinite(x) and x >= 0)]
-        if wrong and name != "gap":
-            raise PlanError(f"the predicted {name} is {wrong[0]}; figures must be finite and not negative")
 
 
 def _listed(axes: tuple[str, ...]) -> str:
@@ -488,16 +478,6 @@ class Plan(_Recomputing):
     def axes(self) -> tuple[str, ...]:
         """The names of the mesh axes along which operators are split."""
         return self.mesh.names[len(self.kind.first_axes) :]
-
-    @property
-    def model_source(self) -> str:
-        """The source of the model, as :func:`~tensoropt.question.model_source.load_model` takes it."""
-        return self.model.source
-
-    @property
-    def seed(self) -> int:
-        """The seed of the model's weights."""
-        return self.model.seed
 
     @property
     def compute_dtype(self) -> str:

@@ -2,8 +2,8 @@
 
 A name follows from the dim that each mesh axis splits in each operator, and from how parameters are stored.
 An axis is named after its use in most operators, weighted by seconds; other uses follow with their share,
-from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.shares`; without a saved operator graph all
-operators and parameters weigh the same).
+from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.graph_facts`; without a saved operator graph
+all operators and parameters weigh the same).
 
 - *DP*: an axis splits the batch
 - *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
@@ -31,14 +31,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.plan.graph_facts import LEAST_SHARE, Weights
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import FULL, IN_PART, LIGHT, StagesRecord, recomputed_words
-from tensoropt.plan.shares import LEAST_SHARE, Weights
 from tensoropt.plan.space import Space
 from tensoropt.units import share_words
 
@@ -201,51 +201,52 @@ def splits_experts(label: str) -> bool:
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
+class Named(NamedTuple):
+    """The names of points.
+
+    Attributes:
+        exceptions: for each point, the share of its plan that differs from the beginning of its name: the
+            largest of three shares: operators' seconds on an axis, bytes of parameters with other storage
+            than most, and blocks recomputed otherwise than most. It is 1 for placed operators.
+    """
+
+    names: tuple[str, ...]
+    exceptions: np.ndarray
+
+
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
-) -> tuple[str, ...]:
+) -> Named:
     """Return the name of every point; one call, since points of a space share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
         weights: those of operators and parameters.
     """
-    names = [""] * len(points)
+    names, exceptions = [""] * len(points), np.ones(len(points))
     of_spaces, records = by_strategy(points)
     for i, record in records.items():
-        names[i] = _staged_name(record, spaces[points[i].space], weights)
-    for number, rows in of_spaces.items():
-        of_space = _sharded_names([points[i] for i in rows], spaces[number], weights)
-        for i, name in zip(rows, of_space, strict=True):
-            names[i] = name
-    return tuple(f"{name}{JOIN}{adapters}" for name in names) if adapters else tuple(names)
-
-
-def exceptions_share(
-    points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE
-) -> np.ndarray:
-    """Return, for each point, the share of its plan that differs from the beginning of its name.
-
-    The largest of three shares: operators' seconds on an axis, bytes of parameters with other storage than
-    most, and blocks recomputed otherwise than most. It is 1 for placed operators.
-    """
-    found = np.ones(len(points))
-    of_spaces, records = by_strategy(points)
-    for i, record in records.items():
+        space = spaces[points[i].space]
+        counts, stored, experts = _of_stages(record, space, weights)
+        names[i] = _staged_name(record, space, counts, stored, experts)
         if not record.placing:
-            counts, stored, _ = _of_stages(record, spaces[points[i].space], weights)
-            found[i] = max(_other_way(counts[None]).max(initial=0.0), _stored_otherwise(stored[None])[0])
+            otherwise = _stored_otherwise(stored[None])[0]
+            exceptions[i] = max(_other_way(counts[None]).max(initial=0.0), otherwise)
     for number, rows in of_spaces.items():
         space = spaces[number]
         told = _of_space([points[i] for i in rows], space, weights)
+        every = list(told.ways())
+        for i, name in zip(rows, _sharded_names(told, every), strict=True):
+            names[i] = name
         split = [axis for axis, size in enumerate(space.mesh.shape) if size > 1]
-        found[rows] = np.maximum(
+        exceptions[rows] = np.maximum(
             _other_way(told.counts[:, split]).max(axis=1, initial=0.0), _stored_otherwise(told.stored)
         )
-        ways = np.array([max(ways.values(), default=0) for ways in told.ways()])
         if blocks := len(told.once):
-            found[rows] = np.maximum(found[rows], 1.0 - ways / blocks)
-    return found
+            alike = np.array([max(ways.values(), default=0) for ways in every])
+            exceptions[rows] = np.maximum(exceptions[rows], 1.0 - alike / blocks)
+    added = f"{JOIN}{adapters}" if adapters else ""
+    return Named(tuple(f"{name}{added}" for name in names), exceptions)
 
 
 def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
@@ -297,9 +298,10 @@ def _of_stages(
     return counts, stored, experts
 
 
-def _staged_name(record: StagesRecord, space: Space, weights: Weights) -> str:
+def _staged_name(
+    record: StagesRecord, space: Space, counts: np.ndarray, stored: np.ndarray, experts: Sequence[int]
+) -> str:
     shape = space.mesh.shape[len(record.kind.first_axes) :]
-    counts, stored, experts = _of_stages(record, space, weights)
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
@@ -393,16 +395,17 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
     return _OfSpace(space, counts, stored, once, experts)
 
 
-def _sharded_names(points: Sequence[Point], space: Space, weights: Weights) -> Iterator[str]:
-    told, known = _of_space(points, space, weights), dict[bytes, str]()
-    for i, ways in enumerate(told.ways()):
+def _sharded_names(told: _OfSpace, every: Sequence[Counter[str]]) -> Iterator[str]:
+    space, known = told.space, dict[bytes, str]()
+    for i, ways in enumerate(every):
         # Formatting is slow, and many points share their first words.
         key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(space.mesh.shape, told.counts[i], told.stored[i]))
         of_point = [int(parts[i]) for parts in told.experts]
-        del ways[_NOT_AT_ALL]
-        again = recomputed_words(ways, len(told.once))
+        again = recomputed_words(
+            Counter({way: count for way, count in ways.items() if way != _NOT_AT_ALL}), len(told.once)
+        )
         yield JOIN.join((known[key], *_experts(of_point, len(of_point)), *again, *_micro(space)))
 
 

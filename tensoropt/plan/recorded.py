@@ -21,11 +21,11 @@ from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, runs_b
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
-from tensoropt.files import check_size, unpacked
+from tensoropt.files import unpacked
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.link_fits import LinkFit, Transition
+from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
@@ -174,7 +174,7 @@ class Recorded:
         return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
-        """Write a gzip'd JSON file that :func:`load_recorded` reads."""
+        """Write a gzip'd JSON file that :func:`read_recorded` reads."""
         data = {
             "schema": _SCHEMA,
             "graph": graph_to_dict(self.graph),
@@ -191,15 +191,14 @@ class Recorded:
             packed.write(text)
 
 
-def load_recorded(path: Path) -> Recorded:
-    """Read a file that :meth:`Recorded.save` wrote.
+def read_recorded(content: bytes, path: Path) -> Recorded:
+    """Return what :meth:`Recorded.save` wrote into a file.
 
     Raises:
         TensorOptError: it is of another version, or damaged.
     """
     try:
-        check_size(path)
-        data = json.loads(unpacked(path.read_bytes(), path))
+        data = json.loads(unpacked(content, path))
         if data.get("schema") != _SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         return Recorded(
@@ -451,7 +450,6 @@ def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:
             for (kind, axes), group in fits.collectives.items()
         ],
         "pairs": [[list(pair), fit.kind, fit.to_dict()] for pair, fit in fits.pairs.items()],
-        "transitions": [[list(axes), each.to_dict()] for axes, each in fits.transitions.items()],
     }
 
 
@@ -462,7 +460,6 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
             for kind, axes, group in data["collectives"]
         },
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
-        transitions={tuple(axes): Transition.from_dict(each) for axes, each in data["transitions"]},
     )
 
 

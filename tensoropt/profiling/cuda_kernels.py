@@ -22,10 +22,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, block_kernel
+from tensoropt.ops.attention_in_blocks import block_kernel
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import reserve_of
-from tensoropt.ops.ring_attention import RING_FORM
+from tensoropt.ops.ring_attention import BLOCKS_FORM, RING_FORM
 from tensoropt.profiling.workload import Workload
 
 
@@ -152,88 +152,31 @@ def _attention_kernel(
     """
     if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
         return _MATH
-    if any(t.stride(-1) != 1 for t in (q, k, v)):
+    if any(t.stride(-1) != 1 for t in (q, k, v)) or not q.shape[0] == k.shape[0] == v.shape[0]:
         return _MATH
-    accepts = {_CUDNN: _cudnn_accepts, _FLASH: _flash_accepts, _EFFICIENT: _efficient_accepts}
-    order = (_CUDNN, _FLASH, _EFFICIENT) if capability[0] in (9, 10) else (_FLASH, _EFFICIENT)
-    for kernel in order:
-        heads = _heads_accepted(kernel, q, k, v, enable_gqa)
-        if heads and accepts[kernel](capability, q, k, v, mask, dropout_p, is_causal):
-            return kernel
-    return _MATH
-
-
-def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Return whether the kernel accepts the heads (``check_batch_size_and_num_heads_dense``)."""
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
-    if gqa and kernel != _EFFICIENT:
-        alike = of_keys == of_values or (kernel == _CUDNN and heads % of_values == 0)
-        return alike and heads % of_keys == 0
-    return heads == of_keys == of_values
-
-
-def _narrow(capability: Capability, q: torch.Tensor) -> bool:
-    """Return whether the dtype is accepted (``check_dtypes_low_precision``)."""
-    return q.dtype in _HALF and capability[0] >= 8
-
-
-def _cudnn_accepts(
-    capability: Capability,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-) -> bool:
-    sizes = (q.shape[-1], v.shape[-1])
-    # cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
-    dropout_fits = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
-    # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
-    # assumed.
-    small = all(size % 8 == 0 and size <= 128 for size in sizes)
-    fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
-    return _narrow(capability, q) and dropout_fits and fits and k.shape[-2] != 1
-
-
-def _flash_accepts(
-    capability: Capability,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-) -> bool:
-    size = q.shape[-1]
-    if mask is not None or not _narrow(capability, q) or not size == k.shape[-1] == v.shape[-1] <= 256:
-        return False
-    if is_causal and q.shape[-2] != k.shape[-2]:
-        return False
-    consumer = (8, 6) <= capability <= (8, 9) or capability[0] == 12
-    trained = any(t.requires_grad for t in (q, k, v))
-    return not (consumer and trained) or size <= 192 or (not dropout_p and size > 224)
-
-
-def _efficient_accepts(
-    capability: Capability,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-) -> bool:
-    half = q.dtype in _HALF
+    size, of_value = q.shape[-1], v.shape[-1]
+    equal = heads == of_keys == of_values
+    grouped = equal or (enable_gqa and of_keys == of_values and heads % of_keys == 0)
+    half, cores = q.dtype in _HALF, capability[0] >= 8
+    if half and cores and grouped:  # check_dtypes_low_precision, check_batch_size_and_num_heads_dense
+        # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
+        # assumed. cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
+        small = all(n % 8 == 0 and n <= 128 for n in (size, of_value)) or (size, of_value) == (192, 128)
+        drops = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
+        if capability[0] in (9, 10) and small and drops and k.shape[-2] != 1:
+            return _CUDNN
+        trains = any(t.requires_grad for t in (q, k, v))
+        consumer = trains and ((8, 6) <= capability <= (8, 9) or capability[0] == 12)
+        wide = size > (192 if consumer else 256) and not (consumer and 224 < size <= 256 and not dropout_p)
+        square = q.shape[-2] == k.shape[-2]
+        if mask is None and size == k.shape[-1] == of_value and not wide and (square or not is_causal):
+            return _FLASH
     # ``minimum_gemm_alignment``: 128 bits on tensor cores, which compute floats from capability 8 on.
-    alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
-    supported = q.dtype in (torch.float32, torch.float16) or (
-        q.dtype == torch.bfloat16 and capability[0] >= 8
-    )
-    aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
-    return supported and aligned
+    alignment = (8 if half else 4) if cores else 8 if half and capability[0] >= 7 else 1
+    aligned = size == k.shape[-1] and size % alignment == 0 and of_value % alignment == 0
+    supported = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and cores)
+    return _EFFICIENT if supported and aligned and equal else _MATH
 
 
 class CudaAttention(TorchFunctionMode):

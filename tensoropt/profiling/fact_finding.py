@@ -1,9 +1,8 @@
 """The facts of a workload, found by running it under saved-tensor hooks and a mode that tracks storages.
 
 Fake tensors show CPU kernels, and GPUs' attention and recurrent layers
-(:mod:`tensoropt.profiling.cuda_kernels`); a GPU of this machine is observed directly. Some kernels leave
-results in larger storages, as ``resize_`` never frees any; fake tensors do not show that, so a test compares
-every operator's with the real ones.
+(:mod:`tensoropt.profiling.cuda_kernels`). Some kernels leave results in larger storages, as ``resize_`` never
+frees any; fake tensors do not show that, so a test compares every operator's with the real ones.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import reads_of
 from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
-from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import (
     TensorSpec,
     Workload,
@@ -241,7 +239,9 @@ def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
     return [read.numel()]
 
 
-def _reduced(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, **_: Any) -> Sequence[int]:
+def _reduced(
+    input: torch.Tensor, target: torch.Tensor, reduction: int = 1, *_: Any, **__: Any
+) -> Sequence[int]:
     # The terms, if they are summed.
     return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
 
@@ -403,21 +403,6 @@ def find_split_facts(work: Workload, capability: Capability | None = None) -> Sp
 
 def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
     return _Probe(work, tensors, training=True).observe_split(last=last)
-
-
-def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Find a workload's facts on this rank's device (in the pool); return their record or an ``error``."""
-    timer = local_timer()
-    try:
-        # Calls that create tensors from nothing create them on the default device.
-        with timer.device:
-            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-            return _Probe(work, tensors, training).observe().to_record()
-    except Exception as error:
-        record = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
-    timer.release()
-    end_if_lost(timer, f"{work.describe()}: {record['error']}")
-    return record
 
 
 class _Given(torch.autograd.Function):

@@ -7,7 +7,7 @@ The meaning of ``bytes`` for each kind:
     broadcast       the tensor            send            the message (point to point, one way)
 
 Collectives are timed in place, from the last rank's call to the last rank's return; on GPUs behind other work
-of the device. After work they take longer (:class:`~tensoropt.profiling.link_fits.Transition`).
+of the device.
 """
 
 from __future__ import annotations
@@ -24,22 +24,8 @@ import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.link_fits import (
-    TURNS,
-    WARM_LAPS,
-    LinkFit,
-    Transition,
-    fit_segments,
-    plan_of_turns,
-    transition_of,
-)
-from tensoropt.profiling.link_timing import (
-    COLLECTIVES,
-    SizeStamps,
-    time_collective,
-    time_pair,
-    time_transitions,
-)
+from tensoropt.profiling.link_fits import LinkFit, fit_segments
+from tensoropt.profiling.link_timing import COLLECTIVES, SizeStamps, time_collective, time_pair
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
@@ -52,8 +38,8 @@ _logger = logging.getLogger(__name__)
 _QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
-TRANSITION, _SEND = "turns", "send"
-"""The kinds measured besides collectives."""
+_SEND = "send"
+"""The kind measured besides collectives."""
 # Fewer than for collectives, because there are many pairs.
 _PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
@@ -78,14 +64,12 @@ class LinkFits:
     Attributes:
         collectives: ``(kind, axes)`` -> one fit per group, all groups at once, so with shared links.
         pairs: ``(low rank, high rank)`` -> fit, each measured alone.
-        transitions: axes -> additional time between work and collectives.
         failed: what was not measured -> why.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
-    transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a text table: the slowest group of each kind and axes."""
@@ -95,15 +79,6 @@ class LinkFits:
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
-        for axes, transition in self.transitions.items():
-            work_s, where = transition.works_s[-1], f"axes {','.join(map(str, axes))}"
-            for size in (transition.sizes[0], transition.sizes[-1]):
-                extra = transition.arriving(work_s, size), transition.leaving(work_s, size)
-                for title, extra_s in zip(("after work", "work after it"), extra, strict=True):
-                    lines.append(
-                        f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
-                        f"{'+' + format_seconds(float(extra_s)):>10}"
-                    )
         lines += [f"{title:<{_TITLE}}not measured: {why}" for title, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -171,7 +146,7 @@ def measure_links(
     unknown = [kind for kind in kinds if kind not in COLLECTIVES]
     if unknown:
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
-    jobs = _jobs(mesh, kinds, pool.backend, pairs)
+    jobs = _jobs(mesh, kinds, pairs)
     keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
     stored = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     # A record without fits says why measuring failed; links are tried again each time.
@@ -211,7 +186,7 @@ def load_links(
 ) -> LinkFits:
     """Return the store's fits of a mesh; nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
-    jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
+    jobs = _jobs(mesh, COLLECTIVES, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
     stored = store.get_many(keys.values(), "collective")
     known = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
@@ -219,15 +194,13 @@ def load_links(
 
 
 class _Job(NamedTuple):
-    """A measurement in groups that run at once: a collective, ``TRANSITION`` or ``_SEND``."""
+    """A measurement in groups that run at once: a collective or ``_SEND``."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
 
 
-def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
-    """Return the measurements of a mesh; GPUs need no transitions."""
-    kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
+def _jobs(mesh: Mesh, kinds: Sequence[str], pairs: bool) -> list[_Job]:
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
         jobs += [_Job(_SEND, (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
@@ -248,12 +221,6 @@ def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, 
 def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], rounds: int
 ) -> list[Any]:
-    if kind == TRANSITION:
-        # Small and large sizes have separate plans, with other numbers of blocks and laps.
-        return [
-            pool.run(time_transitions, groups, plan_of_turns(sizes, blocks), WARM_LAPS + ceil(laps / rounds))
-            for sizes, blocks, laps in TURNS
-        ]
     plan = [(size, ceil(_repeats_for(size) / rounds)) for size in sizes]
     if kind == _SEND:
         return list(pool.run(time_pair, groups[0], plan))
@@ -267,16 +234,6 @@ def _record(
     sizes: Sequence[int],
     backend: str,
 ) -> dict[str, Any]:
-    if kind == TRANSITION:
-        plans = [plan_of_turns(of, blocks) for of, blocks, _ in TURNS]
-        parts = [
-            (
-                plan,
-                [[lap for laps in ranks for lap in laps[WARM_LAPS:]] for ranks in zip(*rounds, strict=True)],
-            )
-            for plan, rounds in zip(plans, zip(*told, strict=True), strict=True)
-        ]
-        return {"fits": transition_of(parts, groups).to_dict()}
     ways = 2 if kind == _SEND else 1  # there and back
     # Others only ever make what CPU ranks do longer.
     of = min if backend == "gloo" else _in_step
@@ -340,10 +297,8 @@ def _fits(
     records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives, transitions = {}, {}
+    collectives = {}
     for axes in mesh.axis_subsets():
-        if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
-            transitions[axes] = Transition.from_dict(record["fits"])
         for kind in COLLECTIVES:
             record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
@@ -357,5 +312,4 @@ def _fits(
         collectives=collectives,  # type: ignore[arg-type]
         pairs=pairs,  # type: ignore[arg-type]
         failed=failed,
-        transitions=transitions,
     )

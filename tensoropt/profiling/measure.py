@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import EventTimer, WallTimer, timer_of
+from tensoropt.profiling.timers import WallTimer
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import (
     OUT_OF_MEMORY,
     TARGET_S,
     joined,
-    repeats_in_a_pass,
-    time_alone,
-    time_workload,
+    repeats_within,
     time_workloads,
 )
 from tensoropt.ranks.pool import RankPool
@@ -26,7 +24,6 @@ _BATCH_S = 5.0
 """Estimated seconds of workloads between saves, the most that an interruption loses; an assumption."""
 _SLOWER = 20.0
 """The largest ratio of a workload's time to its estimate; an assumption."""
-_SECONDS = ("forward_s", "backward_s")
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -53,12 +50,12 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 """Approximate seconds to prepare a workload, and per byte of random tensors."""
 
 
-def _timing_s(work: Workload, visit_s: float, passes: int) -> float:
-    """Return the approximate seconds of one pass over a workload."""
+def _timing_s(work: Workload, visit_s: float) -> float:
+    """Return the approximate seconds of timing a workload."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
-    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / passes / max(visit_s, 1e-6))))
+    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
-    visits = 2 * copies + min(repeats_in_a_pass(passes, visit_s), WallTimer.most_repeats)
+    visits = 2 * copies + repeats_within(visit_s)
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
@@ -77,9 +74,6 @@ def measure_workloads(
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records.
 
-    CPU ranks time all of them several times, and the smallest seconds count
-    (:mod:`tensoropt.profiling.timers`).
-
     Args:
         prefix: the device and the way of measuring, for keys.
         describe: returns additional fields of a record.
@@ -94,48 +88,32 @@ def measure_workloads(
     stored = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
     missing = [work for key, work in wanted.items() if key not in records]
-    passes = (WallTimer if pool.backend == "gloo" else EventTimer).passes
-    seconds = {work.key: _timing_s(work, expected_s(work), passes) for work in missing}
-    left = dict.fromkeys(seconds, passes)
+    seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     if missing:
-        begins(len(missing), passes * sum(seconds.values()))
+        begins(len(missing), sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
-        for key, record in described.items():
-            left[key] = 0 if "error" in record else left[key] - 1
-            records[key] = record if key not in records else _least(records[key], record)
-        store.put_many({f"{prefix}/{key}": records[key] for key in described})
+        records.update(described)
+        store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
         for chunk in batches(works, seconds, batch):
-            done = passes * len(missing) - sum(left.values())
-            progress("measure", done, passes * len(missing), chunk[0].describe())
+            done = len(seconds.keys() & records.keys())
+            progress("measure", done, len(missing), chunk[0].describe())
             short += _Batch(pool, training, seconds, keep).time(chunk, again=again)
         return short
 
-    short = time_all(missing, again=True)
-    for _ in range(passes - 1):
-        time_all([work for work in missing if work.key in records and left[work.key]], again=False)
-    if short:
+    if short := time_all(missing, again=True):
         # Earlier workloads in the process may have caused the lack of memory: it is tried once more on fresh
         # ranks.
         pool.restart()  # ranks hold on to what they have used
-        for _ in range(passes):
-            time_all([work for work in short if left[work.key]], again=False)
+        time_all(short, again=False)
         pool.restart()
     if missing:
-        progress("measure", passes * len(missing), passes * len(missing), "done")
+        progress("measure", len(missing), len(missing), "done")
     return records
-
-
-def _least(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record with the smallest seconds of two passes on CPU ranks."""
-    if "error" in after:  # it ran before, so that this says nothing of the workload
-        return dict(before)
-    found = {**before, **{name: min(before[name], after[name]) for name in _SECONDS}}
-    return {**found, "repeats": before["repeats"] + after["repeats"]}
 
 
 @dataclass
@@ -161,9 +139,8 @@ class _Batch:
                     results.append({"error": self._words(failure, works[len(results)])})
                 if not results:
                     self.pool.restart()
-            records = [self._alone(work, r) for work, r in zip(works, results, strict=False)]
-            lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in records]
-            done = list(zip(works, records, lacking, strict=False))
+            lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in results]
+            done = list(zip(works, results, lacking, strict=False))
             short += [work for work, _, lacks in done if lacks]
             self.keep({work.key: record for work, record, lacks in done if not lacks})
             works = works[len(results) :]
@@ -200,22 +177,3 @@ class _Batch:
         if failure.kind != "hung":
             return failure.summary
         return f"it did not end within {_allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
-
-    def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record, or try again in a process with this one's operators."""
-        if "error" not in record or not _registered_in_process(work):
-            return record
-        # A fork of a process that has initialised CUDA cannot use it, so this process times the workload
-        # itself.
-        if self.pool.backend == "nccl":
-            own = joined([time_workload(0, 1, work, self.training, timer_of("cuda:0"))])
-        else:
-            own = time_alone(
-                work, self.training, _allowed_for(self.pool.timeout_s, self.expected_s[work.key])
-            )
-        return own | {"alone": True}
-
-
-def _registered_in_process(work: Workload) -> bool:
-    """Return whether it calls a user's own operator, which the ranks' processes may not know."""
-    return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)

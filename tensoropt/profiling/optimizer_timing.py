@@ -29,7 +29,7 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
         optimizer.step()
 
     meet = dist.barrier if world_size > 1 else lambda: None
-    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2).device_s
+    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2)
 
 
 _OPTIMIZER_SIZES = (1 << 18, 1 << 22)

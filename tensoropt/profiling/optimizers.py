@@ -21,7 +21,6 @@ class OptimizerKind:
         transient: temporaries of a step for all parameters at once.
         traffic: read and written by a step.
         largest: temporaries of a step parameter by parameter, for the largest.
-        tensors: of a parameter's state; 0 for as many as values.
         code: a hash of a user's file.
     """
 
@@ -29,7 +28,6 @@ class OptimizerKind:
     transient: float
     traffic: float
     largest: float = 0
-    tensors: int = 0
     code: str = ""
 
     def made(self, elements: int, largest: tuple[int, int]) -> float:
@@ -42,11 +40,6 @@ class OptimizerKind:
         """
         size, count = largest
         return self.transient + (self.largest / count if elements == size else 0)
-
-    @property
-    def state_tensors(self) -> int:
-        """The number of tensors in a parameter's state."""
-        return self.tensors or int(self.state)
 
 
 OPTIMIZERS = {
@@ -89,7 +82,7 @@ def kind_of(name: str) -> OptimizerKind:
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))
     try:
         values = {key: float(written[key]) for key in ("state", "transient", "traffic", "largest")}
-        return OptimizerKind(**values, tensors=int(written["tensors"]), code=written["code"])
+        return OptimizerKind(**values, code=written["code"])
     except (KeyError, ValueError):
         raise _unknown(name) from None
 

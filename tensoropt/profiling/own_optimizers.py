@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.files import named_function
@@ -118,20 +116,22 @@ def _counted(name: str, make: _Make) -> dict[str, float | str]:
     # The difference is without what is done once per step, and without what is made for one parameter at a
     # time. That is counted for a single one: what is left of the one before is usually smaller.
     elements = _SIDE * _SIDE * (_MORE - _FEW)
-    state, transient, traffic = (
+    state, transient = (
         max(round((of_more - of_few) / (4 * elements), 3), 0.0)
-        for of_few, of_more in zip(few[:3], more[:3], strict=True)
+        for of_few, of_more in zip(few, more, strict=True)
     )
     single = _watched(name, make, 1)[1] / (4 * _SIDE * _SIDE)
     largest = max(round(single - transient, 3), 0.0)
+    # As of multi-tensor momentum: three for parameter and gradient, five for each value of the state.
+    traffic = 3.0 + 5.0 * state
     values = {"state": state, "transient": transient, "traffic": traffic, "largest": largest}
-    return {**values, "tensors": more[3] // _MORE, "code": _digest(make)}
+    return {**values, "code": _digest(make)}
 
 
-def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
-    """Return the bytes of ``count`` parameters' state, temporaries and traffic, and the state's tensors."""
+def _watched(name: str, make: _Make, count: int) -> tuple[int, int]:
+    """Return the bytes of ``count`` parameters' state and temporaries."""
     parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
-    watch = _Moving()
+    watch = LiveTensors()
     for parameter in parameters:
         gradient = parameter.grad = torch.randn(_SIDE, _SIDE)
         watch.ignore(parameter)
@@ -141,38 +141,8 @@ def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
         optimizer.step()
         kept = watch.now
         watch.restart()
-        watch.moved = 0
         optimizer.step()
-    state = [v for own in optimizer.state.values() for v in tree_leaves(own) if isinstance(v, torch.Tensor)]
-    return kept, watch.peak - kept, watch.moved, sum(v.numel() > 1 for v in state)
-
-
-class _Moving(LiveTensors):
-    """Counts the bytes that operators read and write too, in place included (``moved``)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = super().__torch_dispatch__(func, types, args, kwargs)
-        given = {id(t): t for t in _tensors((args, kwargs))}
-        written = {
-            id(t): t
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for t in _tensors(value)
-        }
-        made = {id(t): t for t in _tensors(found) if id(t) not in given}
-        views = {t.untyped_storage()._cdata for t in given.values()}
-        made = {key: t for key, t in made.items() if t.untyped_storage()._cdata not in views}
-        if written or made:
-            self.moved += sum(t.nbytes for of in (given, written, made) for t in of.values())
-        return found
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.numel() > 1)
+    return kept, watch.peak - kept
 
 
 def _digest(make: _Make) -> str:

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,26 +64,12 @@ def connect(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path or ":memory:", timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
-    connection.create_function("last_part", 1, lambda key: key.rpartition("/")[2], deterministic=True)
     try:
         _prepare(connection)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Return the kind, key and record of all rows of an unwritable store."""
-    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
-    # does not see what is still in the log.
-    for mode in ("ro", "ro&immutable=1"):
-        with contextlib.suppress(sqlite3.Error, _NotOursError):
-            uri = f"{path.absolute().as_uri()}?mode={mode}"
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-                _check_owner(connection)
-                return connection.execute("SELECT kind, key, record FROM profiles").fetchall()
-    return []
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -177,11 +162,6 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
         )
 
 
-def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
-    query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
-    return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
-
-
 _EXPORT_SCHEMA = "tensoropt.profiles/1"
 
 Entry = tuple[str, str, dict[str, Any]]
@@ -240,8 +220,6 @@ _CACHED = ("tables", "frontiers", "explorations", "captures")
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record has the reason of a failure."""
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
-_HASHES = 16**8
-"""The number of values of the first eight digits of a key's hash."""
 
 _Record = dict[str, Any]
 _Result = TypeVar("_Result")
@@ -252,11 +230,8 @@ def default_path() -> Path:
     override = os.environ.get("TENSOROPT_CACHE")
     if override:
         return Path(override).expanduser() / "profiles.sqlite"
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "tensoropt" / "profiles.sqlite"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tensoropt" / "profiles.sqlite"
 
 
 @dataclass(frozen=True)
@@ -277,14 +252,10 @@ class ProfileStore:
     """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not across
     forks.
 
-    ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds (:data:`_CACHED`)
-    when unused.
+    Records (:data:`KINDS`) are never removed, cached values (:data:`_CACHED`) when unused.
 
     Args:
-        path: the file; :func:`default_path` if None. Missing folders are created.
-    Kinds of records are ``compute``, ``collective``, ``saved`` and ``discovery``, which it never removes; of
-    the kinds in :data:`_CACHED` it holds values for as long as they are used. It may be used from any number
-    of processes and threads, but not from both sides of a fork; as a context manager it closes itself.
+        path: the file; by default :func:`default_path`. Missing folders are created.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -298,15 +269,7 @@ class ProfileStore:
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Any:
-        """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not
-        across forks.
-
-        ``compute``, ``collective``, ``saved`` and ``discovery`` are never removed, cached kinds
-        (:data:`_CACHED`) when unused.
-
-        Args:
-            path: the file; by default :func:`default_path`. Missing folders are created.
-        """
+        """Return a record or cached value; None if there is none."""
         if kind not in _CACHED:
             return self.get_many([key], kind).get(key)
 
@@ -372,9 +335,6 @@ class ProfileStore:
 
         return self._do(write)
 
-    def cached(self, kind: str, prefix: str) -> list[str]:
-        return self._do(lambda connection: _cached_keys(connection, kind, prefix))
-
     def forget_failed(self) -> int:
         """Remove failed records, so that they are tried again; return their number."""
 
@@ -407,15 +367,11 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return about ``most`` records of a kind, always the same, by the hash at the end of keys."""
-        total = self.count(kind)
-        if total <= most:
-            return RecordSample(tuple(self.items(kind)), total)
-        # Hashes are uniform, so the share of them below the limit is the share of records.
-        limit = f"{round(_HASHES * most / total):08x}"
-        query = "SELECT key, record FROM profiles WHERE kind = ? AND last_part(key) < ? ORDER BY key"
-        rows = self._do(lambda connection: connection.execute(query, (kind, limit)).fetchall())
-        return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
+        """Return ``most`` records of a kind, always the same: those with the least hashes."""
+        query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY substr(key, -32) LIMIT ?"
+        rows = self._do(lambda connection: connection.execute(query, (kind, most)).fetchall())
+        records = sorted((key, json.loads(record)) for key, record in rows)
+        return RecordSample(tuple(records), self.count(kind))
 
     def count(self, kind: str | None = None) -> int:
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
@@ -426,12 +382,11 @@ class ProfileStore:
         )
 
     def digest(self) -> str:
-        """Return a hash of all records except facts of CPU kernels, which follow from their workloads."""
+        """Return a hash of all records except facts, which follow from their workloads."""
         digest = hashlib.sha256()
-        where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
 
         def read(connection: sqlite3.Connection) -> None:
-            query = f"SELECT kind, key, record FROM profiles WHERE {where} ORDER BY kind, key"
+            query = "SELECT kind, key, record FROM profiles WHERE kind != 'saved' ORDER BY kind, key"
             for row in connection.execute(query):
                 digest.update("\0".join(map(str, row)).encode())
 
@@ -511,20 +466,15 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Continue in memory, with the file's readable contents; return the connection."""
-        assert self.path is not None
-        rows = _readable_rows(self.path)
+        """Continue in memory; return the connection."""
         _logger.warning(
-            "The profile store %s cannot be written (%s). Its %d records are used; new measurements are kept "
-            "in memory and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
+            "The profile store %s cannot be written (%s), so it is not used: measurements are kept in memory "
+            "and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
             reason,
-            len(rows),
         )
         self.path = None
-        connection = connect(None)
-        _insert(connection, rows)
-        return connection
+        return connect(None)
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run one action; if the file turns out corrupt or read-only, replace it and retry."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,76 +64,10 @@ class Span:
         return not self.ahead or self.waited_s > 0
 
 
-class DeviceTimer(Protocol):
-    """A timer of one device.
-
-    Attributes:
-        passes: how often a workload is timed, with all others in between.
-        most_repeats: the most repeats of a workload in a pass.
-        host_apart: whether the host launches work on a separate device.
-    """
-
-    device: torch.device
-    passes: int
-    most_repeats: int
-    host_apart: bool
-
-    def copies(self, size_bytes: int) -> int:
-        """Return the number of copies of a workload's tensors (``size_bytes`` each) to visit in turn."""
-        ...
-
-    def leave_cache(self) -> None:
-        """Touch other data, as a step does between two visits, unless copies have that effect."""
-        ...
-
-    def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> Any:
-        """Begin a piece of work; pass the returned value to :meth:`end`.
-
-        Args:
-            ahead: let the host run ahead of a separate device.
-            first: run before and not timed, such as a barrier.
-        """
-        ...
-
-    def end(self, begun: Any) -> Span:
-        """End a piece of work: everything launched since it was begun."""
-        ...
-
-    def seconds(self, spans: Sequence[Span]) -> list[float]:
-        """Return the device seconds of each span, after the last one is over."""
-        ...
-
-    def counting_s(self, seconds: Sequence[float]) -> float:
-        """Return the one figure of several repeats."""
-        ...
-
-    def release(self) -> None:
-        """Free memory after a workload that had too little."""
-        ...
-
-    def works(self) -> bool:
-        """Return whether the device still answers, as it may not after kernel errors."""
-        ...
-
-
 def timed(timer: DeviceTimer, work: Callable[[], _Result], *, ahead: bool = True) -> tuple[_Result, Span]:
     begun = timer.begin(ahead=ahead)
     result = work()
     return result, timer.end(begun)
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """Some work that was timed several times.
-
-    Attributes:
-        device_s, host_s: seconds of the device and of launching; the latter 0 on CPUs.
-        waits: the host never ran ahead, so ``device_s`` may contain gaps.
-    """
-
-    device_s: float
-    host_s: float
-    waits: bool = False
 
 
 def repeated(
@@ -143,8 +77,8 @@ def repeated(
     *,
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 0,
-) -> Repeats:
-    """Time some work several times; disturbed repeats count only if all are.
+) -> float:
+    """Return the device's seconds of some work that is timed several times.
 
     Args:
         before: runs before each repeat and is not timed, such as a barrier.
@@ -157,14 +91,9 @@ def repeated(
     return counted(timer, spans[warm_ups:])
 
 
-def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """Return the seconds of undisturbed spans, or of all if there are no others."""
-    counts = [span for span in spans if not span.disturbed] or list(spans)
-    return Repeats(
-        timer.counting_s(timer.seconds(counts)),
-        timer.counting_s([span.host_s for span in counts]),
-        waits=not any(span.ahead for span in counts),
-    )
+def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
+    """Return the device's seconds of undisturbed spans, or of all if there are no others."""
+    return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
 @cache
@@ -184,27 +113,30 @@ def waited_s() -> float:
 
 
 class WallTimer:
-    """Measures a CPU rank by the clock."""
+    """Measures a CPU rank by the clock.
+
+    Attributes:
+        host_apart: whether the host launches work on a separate device.
+    """
 
     device = torch.device("cpu")
-    # Assumptions.
-    passes = 3
-    most_repeats = 32
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
+        """Return the number of copies of a workload's tensors (``size_bytes`` each) to visit in turn."""
         return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
         """Do nothing: the copies are as far apart as a step's tensors."""
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> tuple[float, float]:
+        """Begin a piece of work, after ``first``; pass the returned value to :meth:`end`."""
         if first is not None:
             first()
         before_s = waited_s()
         return time.perf_counter(), before_s
 
-    def end(self, begun: tuple[float, float]) -> Span:
+    def end(self, begun: Any) -> Span:
         end, (begin, before_s) = time.perf_counter(), begun
         return Span(begin, end, waited_s=waited_s() - before_s)
 
@@ -229,9 +161,6 @@ class EventTimer:
         cuda: an object with ``torch.cuda``'s functions.
     """
 
-    passes = 1
-    # An assumption.
-    most_repeats = 50
     host_apart = True
 
     def __init__(self, device: str | torch.device, cuda: Any = torch.cuda):
@@ -256,6 +185,12 @@ class EventTimer:
     def begin(
         self, *, ahead: bool = True, first: Callable[[], object] | None = None
     ) -> tuple[Any, float, bool]:
+        """Begin a piece of work; pass the returned value to :meth:`end`.
+
+        Args:
+            ahead: keep the device busy while the host launches the work.
+            first: run before and not timed, such as a barrier.
+        """
         # Earlier work is finished, so the queue is never full; otherwise the host would wait for the device.
         self._cuda.synchronize(self.device)
         if ahead:
@@ -264,7 +199,7 @@ class EventTimer:
             first()
         return self._mark(), time.perf_counter(), ahead
 
-    def end(self, begun: tuple[Any, float, bool]) -> Span:
+    def end(self, begun: Any) -> Span:
         begin, started_s, led = begun
         host_s = time.perf_counter() - started_s
         end = self._mark()
@@ -310,6 +245,9 @@ class EventTimer:
         except RuntimeError:
             return False
         return True
+
+
+DeviceTimer = WallTimer | EventTimer
 
 
 def end_if_lost(timer: DeviceTimer, reason: str) -> None:

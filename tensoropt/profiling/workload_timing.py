@@ -18,16 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import pin_rank, rank_cores
-from tensoropt.errors import MeasurementError
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.profiling.timers import DeviceTimer, Span, end_if_lost, local_timer, timed, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run_workload
-from tensoropt.ranks.worker import keep_freed_memory, tell
-from tensoropt.ranks.worker_process import call_in_fork
+from tensoropt.ranks.worker import tell
 
-MIN_REPEATS, TARGET_S = 5, 0.12
-"""Fewest repeats, and seconds of repeats, of a workload in all passes; assumptions."""
+MIN_REPEATS, _MOST_REPEATS, TARGET_S = 5, 50, 0.12
+"""Fewest and most repeats, and seconds of repeats, of a workload; assumptions."""
 _BOTH_WAYS = 3
 """Forward plus backward over forward."""
 _STARTS, _NODES = 50, 41
@@ -117,7 +114,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
         visit = sum(sum(timer.seconds([span for span in spans if span])) for spans in laps[0]) / count
-        return ceil(min(timer.most_repeats, repeats_in_a_pass(timer.passes, visit)) / count)
+        return ceil(repeats_within(visit) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
@@ -144,9 +141,9 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
     return record
 
 
-def repeats_in_a_pass(passes: int, visit_s: float) -> float:
-    """Return how often work is repeated in a pass, given its seconds forward and backward."""
-    return max(ceil(MIN_REPEATS / passes), TARGET_S / passes / max(visit_s, 1e-6))
+def repeats_within(visit_s: float) -> float:
+    """Return how often work is repeated, given its seconds forward and backward."""
+    return min(max(MIN_REPEATS, TARGET_S / max(visit_s, 1e-6)), _MOST_REPEATS)
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
@@ -174,7 +171,7 @@ def _copies_wanted(
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
         (took,) = timer.seconds([span])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
-    return max(1, min(timer.copies(size), int(TARGET_S / timer.passes / (_BOTH_WAYS * took))))
+    return max(1, min(timer.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
 
 
 def _copies(
@@ -302,22 +299,6 @@ def time_workloads(
         if "error" in records[-1]:
             end_if_lost(local_timer(), f"{work.describe()}: {records[-1]['error']}")
     return records
-
-
-def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
-    """Return the record of a workload timed in a fork, as it may hang or crash."""
-
-    def child() -> dict[str, Any]:
-        # The fork is set up like a rank of the pool; otherwise the figures would not be comparable.
-        pin_rank((rank_cores(1) or [None])[0])
-        keep_freed_memory()
-        torch.set_num_threads(1)
-        return time_workload(0, 1, work, training, timer_of("cpu"))
-
-    try:
-        return joined([call_in_fork(child, allowed_s)])
-    except MeasurementError as error:
-        return {"error": str(error)}
 
 
 def _spread(values: Sequence[float]) -> float:

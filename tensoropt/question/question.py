@@ -28,7 +28,7 @@ from tensoropt.question.model_source import (
     with_sequence,
 )
 from tensoropt.question.settings import Settings, settings_fields
-from tensoropt.units import format_bytes, parse_bytes, read_counts, read_number, write_counts, write_size
+from tensoropt.units import headroom_bytes, read_counts, write_counts, write_size
 
 
 class Question(BaseModel):
@@ -206,9 +206,9 @@ class Question(BaseModel):
         words += [word for option in self.planner_options for word in ("--planner-option", option)]
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
-    def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:
+    def line(self, out: str, cluster_file: str = "") -> str:
         """Return the equivalent command line for copying; arguments as in :meth:`words`."""
-        return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
+        return shlex.join(["tensoropt", *self.words(out, cluster_file)])
 
 
 def onnx_options(
@@ -245,23 +245,3 @@ def read_batches(text: str) -> dict[str, Any]:
         raise TensorOptError(f"'{text[:40]}' has a batch of {min(read)}; give at least 1")
     batches = tuple(dict.fromkeys(read))
     return {"batch": batches[0]} if len(batches) == 1 else {"batches": batches}
-
-
-def headroom_bytes(headroom: str, whole: float) -> float:
-    """Return the bytes to keep free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
-
-    Raises:
-        TensorOptError: the headroom is neither a share nor a size, or leaves nothing.
-    """
-    try:
-        kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)
-    except TensorOptError:
-        raise TensorOptError(
-            f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
-        ) from None
-    if not 0 <= kept < whole:
-        raise TensorOptError(
-            f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
-            "less of them free"
-        )
-    return kept

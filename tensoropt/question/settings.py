@@ -1,7 +1,7 @@
 """The settings of an exploration.
 
 Each setting is described once, at its field of :class:`Settings`. From there come the command line's flag,
-the dashboard's form, the lines of settings and assumptions, the README's table and the saved JSON.
+the lines of settings and assumptions, the README's table and the saved JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ else:
 
 _RETIRED = {"space": "any", "soft_placement": False}
 """Settings of earlier versions, with the only value that is still supported."""
-_SWITCH = {"no": False, "yes": True}
-"""A form's choices for an on/off setting."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class Setting:
 
     Attributes:
         help: its meaning in a few words.
-        label: its name in a form and among assumptions.
-        group: its section in ``--help`` and in the form.
+        label: its name among assumptions.
+        group: its section in ``--help``.
         flag: its command-line name; by default the field's.
         metavar: the placeholder for its value in ``--help``.
         none: the word for no value.
@@ -56,12 +54,9 @@ class Setting:
         words: a value's format among assumptions, if it differs.
         assumed: whether assumptions list it even at its default.
         of_step: whether explorations with different values are not comparable, as their steps differ.
-        percent: whether a form shows 100 times the value.
         read: parses a value.
         write: formats a value so that ``read`` gives it again.
-        rule: the form's error for a rejected value, if the form's unit differs.
-        width: its form control's width in pixels.
-        choices: the values offered by a form; by default the field's.
+        choices: its values; by default the field's.
         others: stands for values that only the command line and Python accept.
         name, default: the field's; filled in by :func:`settings_fields`.
     """
@@ -76,11 +71,8 @@ class Setting:
     words: Callable[[Any], str] | None = None
     assumed: bool = False
     of_step: bool = False
-    percent: bool = False
     read: Callable[[str], Any] = str
     write: Callable[[Any], str] = str
-    rule: str = ""
-    width: int = 130
     name: str = ""
     default: Any = None
     choices: tuple[str, ...] = ()
@@ -88,18 +80,8 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The setting's name among parsed options and in a form."""
+        """The setting's name among parsed options."""
         return self.flag.replace("-", "_")
-
-    @property
-    def offered(self) -> tuple[str, ...]:
-        """The values offered by a form; empty if values are typed."""
-        return tuple(_SWITCH) if isinstance(self.default, bool) else self.choices
-
-    @property
-    def form_label(self) -> str:
-        """The setting's name in a form, with the unit."""
-        return f"{self.label}, %" if self.percent else self.label
 
     def text(self, value: Any) -> str:
         """Return a value as written in a sentence."""
@@ -130,46 +112,6 @@ class Setting:
         if isinstance(value, bool):
             return [f"--{self.flag}" if value else f"--no-{self.flag}"]
         return [f"--{self.flag}", text or self.write(value)]
-
-    def in_form(self, value: Any) -> str:
-        """Return a value as shown in a form; "" if there is none."""
-        if value is None or isinstance(value, bool):
-            return "" if value is None else self.text(value)
-        return f"{100 * value:.6g}" if self.percent else self.write(value)
-
-    def from_form(self, typed: Any) -> Any:
-        """Return the value typed into a form; the default if nothing was typed.
-
-        Raises:
-            TensorOptError: it is not a valid value; the message begins with the form's label.
-        """
-        text = "" if typed is None else str(typed).strip()
-        try:
-            if not text:
-                return self.default
-            if isinstance(self.default, bool):
-                return _SWITCH[_one_of(text, tuple(_SWITCH))]
-            if self.choices:
-                if self.others and text not in self.choices:  # a form runs no user code
-                    raise TensorOptError(f"unknown {self.name} '{text[:40]}'; use {', '.join(self.choices)}")
-                return typed
-            value = self.read(text)
-            in_percent = self.percent and "%" not in text  # with the sign it is read as a share already
-            return self._checked(float(f"{value / 100:.6g}") if in_percent else value)
-        except TensorOptError as error:
-            raise TensorOptError(f"{self.form_label}: {error}") from error
-
-    def _checked(self, value: Any) -> Any:
-        try:
-            return getattr(Settings(**{self.name: value}), self.name)
-        except TensorOptError as error:
-            raise TensorOptError(self.rule or str(error)) from error
-
-
-def _one_of(text: str, choices: Sequence[str]) -> str:
-    if text not in choices:
-        raise TensorOptError(f"'{text[:40]}' is not one of {', '.join(choices)}")
-    return text
 
 
 # -- how values read among assumptions ------------------------------------------------------------------
@@ -265,7 +207,6 @@ class Settings:
         Literal["train", "inference"],
         Setting(
             "inference: the forward pass alone", "Mode", _STEP, title="{}", assumed=True, of_step=True,
-            width=120,
         ),
     ] = "train"  # fmt: skip
     optimizer: Annotated[
@@ -291,7 +232,7 @@ class Settings:
         int | float | None,
         Setting(
             "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
-            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
+            metavar="24GiB", none="no limit", read=read_size, write=write_size,
         ),
     ] = None  # fmt: skip
     epsilon: Annotated[
@@ -299,8 +240,7 @@ class Settings:
         AfterValidator(_gap),
         Setting(
             "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
-            words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
-            rule="between 0 and 100; 0.1 is usual, 0 is exact",
+            words=share_words, assumed=True, read=read_number, write="{:g}".format,
         ),
     ] = 1e-3  # fmt: skip
     max_points: Annotated[
@@ -317,7 +257,7 @@ class Settings:
             "search of sharded strategies: auto: pruned by bounds; ldp, elimination: FT-LDP and "
             "FT-Elimination as published, unpruned and slower; the frontier is the same unless operators "
             "had to be fixed by a heuristic (a note says so)",
-            "Method", _SEARCH, width=120,
+            "Method", _SEARCH,
         ),
     ] = "auto"  # fmt: skip
     dtype: Annotated[
@@ -332,14 +272,14 @@ class Settings:
         Literal["auto", "never"],
         Setting(
             "whether repeated blocks may be computed again in backward", "Recompute", _STEP,
-            words=_recompute_words, assumed=True, width=120,
+            words=_recompute_words, assumed=True,
         ),
     ] = "auto"  # fmt: skip
     overlap: Annotated[
         Literal["default", "none"],
         Setting(
             "none: no communication overlaps computation, for comparison; on CPU ranks none ever does",
-            "Overlap", _STEP, width=120,
+            "Overlap", _STEP,
         ),
     ] = "default"  # fmt: skip
     constraints: Annotated[
@@ -355,7 +295,7 @@ class Settings:
         Literal["all", "never"],
         Setting(
             "never: use the profile store and fits to it instead of timing", "Time on this machine",
-            _COSTS, width=170,
+            _COSTS,
         ),
     ] = "all"  # fmt: skip
     process_memory: Annotated[
@@ -368,15 +308,15 @@ class Settings:
     pipelines: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "heuristic search of pipelines: auto: a quick one, on clusters of several nodes or device kinds; "
-            "always: a thorough one, on any cluster", "Pipelines", _SEARCH, width=120,
+            "heuristic search of pipelines: auto: on clusters of several nodes or device kinds; always: on "
+            "any cluster", "Pipelines", _SEARCH,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
             "plans that run each operator on one device, by planners: auto: if they may be the answer; "
-            "always: for any model and cluster", "Placements", _SEARCH, width=120,
+            "always: for any model and cluster", "Placements", _SEARCH,
         ),
     ] = "auto"  # fmt: skip
     expert_imbalance: Annotated[

@@ -140,18 +140,17 @@ class HostRanks(RankPool):
     def close(self) -> None:
         """Do nothing: the ranks serve until the command ends."""
 
-    def run_each(
+    def run(
         self,
         function: Callable[..., Any],
-        arguments: Sequence[tuple],
-        *,
+        *args: Any,
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call as :meth:`RankPool.run_each` does; messages arrive at the end; ``timeout_s`` is ignored."""
+        """Call as :meth:`RankPool.run` does; messages arrive at the end; ``timeout_s`` is ignored."""
         with self._lock:
-            _send((KernelSettings.now(), function, arguments), self._control)
-            answers = _gathered(_answer(0, function, arguments), self._control)
+            _send((KernelSettings.now(), function, args), self._control)
+            answers = _gathered(_answer(function, args), self._control)
         for rank, (messages, *_) in enumerate(answers):
             for message in messages:
                 if on_message is not None:
@@ -171,12 +170,14 @@ def _send(call: Any, control: Any) -> Any:
     return sent[0]
 
 
-def _answer(rank: int, function: Callable[..., Any], arguments: Sequence[tuple]) -> tuple[list, Any, Any]:
+def _answer(function: Callable[..., Any], args: tuple) -> tuple[list, Any, Any]:
     """Call a function as a rank; return its messages, its failure or None, and its result."""
+    import torch.distributed as dist
+
     messages: list[Any] = []
     with worker.heard_by(messages.append):
         try:
-            return messages, None, function(rank, len(arguments), *arguments[rank])
+            return messages, None, function(dist.get_rank(), dist.get_world_size(), *args)
         except Exception as error:
             return messages, worker.failure_of(error), None
 
@@ -201,7 +202,6 @@ def _pinned() -> str:
     cores = rank_cores(ranks)
     pin_rank(None if cores is None else cores[local])
     torch.set_num_threads(1)
-    worker.keep_freed_memory()
     return "gloo"
 
 
@@ -221,9 +221,9 @@ def run_in_job(command: Callable[[], int]) -> int:
         worker.is_on(len(hosts))
         if rank:
             while (call := _send(None, control)) is not None:
-                settings, function, arguments = call
+                settings, function, args = call
                 settings.apply()
-                _gathered(_answer(rank, function, arguments), control)
+                _gathered(_answer(function, args), control)
             return 0
         try:
             _job.append(HostRanks([Cluster.from_dict(data) for data in hosts], backend, control))

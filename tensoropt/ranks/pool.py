@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import shutil
@@ -31,33 +30,10 @@ from tensoropt.ranks.worker_process import (
     kill_all,
     raised_in,
     start_worker,
-    worked_s,
 )
 
 _GRACE_S = 3.0
 """Seconds in which the other ranks must answer once one has failed; an assumption."""
-
-
-_IDLE_S = 30.0
-"""The seconds without work of any pending rank after which they count as deadlocked; an assumption."""
-_LOOK_S, _IDLE_SHARE = 5.0, 0.01
-"""Seconds between checks for idle ranks, and the share of a core below which a rank is idle: one that waits
-in gloo takes 0.3 %."""
-
-
-class _Idle:
-    """A clock of the time that ranks have been idle."""
-
-    def __init__(self) -> None:
-        self.seconds, self._since, self._worked_s = 0.0, time.monotonic(), math.inf
-
-    def look(self, workers: Sequence[WorkerProcess]) -> float:
-        """Return for how many seconds these workers have been idle."""
-        now, worked = time.monotonic(), worked_s(workers)
-        self.seconds = now - self._since
-        if not abs(worked - self._worked_s) <= _IDLE_SHARE * len(workers) * self.seconds:
-            self.seconds, self._since, self._worked_s = 0.0, now, worked
-        return self.seconds
 
 
 class RankPool:
@@ -115,11 +91,6 @@ class RankPool:
         self._finalizer = weakref.finalize(self, _clean_up, self._workers, self._directory)
 
     @property
-    def pinned(self) -> bool:
-        """Whether each rank has its own cores."""
-        return self._cores is not None
-
-    @property
     def hosts(self) -> int:
         """The number of hosts of the ranks."""
         return 1
@@ -173,40 +144,20 @@ class RankPool:
             RankError: a rank raised, died, or did not answer in time; the pool stays usable.
             MeasurementError: the function or its arguments cannot be sent.
         """
-        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, on_message=on_message)
-
-    def run_each(
-        self,
-        function: Callable[..., Any],
-        arguments: Sequence[tuple],
-        *,
-        timeout_s: float | None = None,
-        on_message: Callable[[int, Any], None] | None = None,
-    ) -> list[Any]:
-        """Call :meth:`run` with separate arguments for each rank."""
-        if len(arguments) != self.world_size:
-            raise MeasurementError(
-                f"{len(arguments)} argument tuples for {self.world_size} ranks; give one per rank"
-            )
         reference = _reference(function)
-        payloads: list[bytes] = []
-        for rank, args in enumerate(arguments):
-            if rank and args is arguments[rank - 1]:
-                payloads.append(payloads[-1])
-                continue
-            try:
-                payloads.append(pickle.dumps(args))
-            except Exception as error:
-                raise MeasurementError(
-                    f"arguments of {reference[1]} cannot be sent to another process ({error});"
-                    " pass data or functions of a module"
-                ) from error
+        try:
+            payload = pickle.dumps(args)
+        except Exception as error:
+            raise MeasurementError(
+                f"arguments of {reference[1]} cannot be sent to another process ({error});"
+                " pass data or functions of a module"
+            ) from error
         # The measurement runs under the settings of this process.
         common = list(sys.path), KernelSettings.now(), reference
         with self._lock:
             self.start()
             with self._killing_on_error():
-                self._send_all("run", [(*common, payload) for payload in payloads])
+                self._send_all("run", [(*common, payload)] * self.world_size)
                 return self._collect(
                     reference[1], self.timeout_s if timeout_s is None else timeout_s, on_message
                 )
@@ -231,10 +182,6 @@ class RankPool:
         for worker in list(self._workers):
             with contextlib.suppress(OSError):
                 worker.process.kill()
-
-    def output(self, rank: int) -> str:
-        """Return a rank's output since it started."""
-        return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
         """End all workers; may be called repeatedly."""
@@ -288,12 +235,10 @@ class RankPool:
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
         died = False
-        timeout, idle = Timeout(timeout_s), _Idle()
+        timeout = Timeout(timeout_s)
         while pending:
-            ready = timeout.wait(list(pending), _LOOK_S)
+            ready = timeout.wait(list(pending))
             if not ready:
-                if timeout.left_s and idle.look([self._workers[rank] for rank in pending.values()]) < _IDLE_S:
-                    continue
                 break
             for item in ready:
                 rank = pending.pop(item)
@@ -324,10 +269,7 @@ class RankPool:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = hangs_in(
-                {rank: self._workers[rank] for rank in sorted(pending.values())},
-                task,
-                timeout_s,
-                idle.seconds if timeout.left_s else 0.0,
+                {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
             )
         if failure is None:
             return results

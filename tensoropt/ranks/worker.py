@@ -1,12 +1,10 @@
 """A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports functions by name and runs them.
 
-Started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors. A CPU rank keeps freed
-memory; returned to the system, it made a GPT-2 6 to 8 % slower.
+Started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -21,31 +19,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tensoropt.cluster import pin_rank
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""Parameters of mallopt(3)."""
-_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
-
-
-@cache
-def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory, so that each step reuses the last one's; return whether it
-    does.
-    """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SETTINGS):
-        return False
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None:
-        return False
-    # No mmap: every block comes from the heap, where freed blocks are merged and reused; the heap is never
-    # trimmed.
-    return bool(set_option(_M_MMAP_MAX, 0) and set_option(_M_TRIM_THRESHOLD, -1))
-
 
 _MANY_MODULES = 200
 _hear: Callable[[Any], object] | None = None
@@ -198,9 +175,7 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
 
         torch.set_num_threads(setup["threads"])
         torch.set_num_interop_threads(1)
-        if on_cpu:
-            keep_freed_memory()
-        else:
+        if not on_cpu:
             torch.cuda.set_device(setup["gpu"])
         _connect(setup)
         return os.getpid()

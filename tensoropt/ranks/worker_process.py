@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import math
 import os
 import pickle
 import re
@@ -176,14 +175,8 @@ def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(
-    workers: Mapping[int, WorkerProcess], task: str, timeout_s: float, idle_s: float = 0.0
-) -> RankError:
-    """Return the error for ranks that did not answer (rank -> worker), with where each one waits.
-
-    Args:
-        idle_s: the seconds for which all of them were idle, if that ended the run.
-    """
+def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
+    """Return the error for ranks that did not answer (rank -> worker), with where each one waits."""
     deadline = time.monotonic() + _STACK_S
     places: dict[str, list[str]] = {}
     for rank, worker in workers.items():
@@ -192,11 +185,9 @@ def hangs_in(
         places.setdefault(_stands(worker.output()[written:]), []).append(str(rank))
     waits = "".join(f"; rank {', '.join(one)} is in {where}" for where, one in places.items() if where)
     first, *_ = workers
-    why = f"within {timeout_s:g} s{waits}; raise timeout_s, or find out why it waits there"
-    if idle_s:
-        why = f"and did nothing for {idle_s:.0f} s: a deadlock, as each waits for another rank{waits}"
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {task} {why}{_tail(workers[first])}",
+        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s{waits}; raise "
+        f"timeout_s, or find out why it waits there{_tail(workers[first])}",
         rank=first,
         kind="hung",
     )
@@ -213,27 +204,6 @@ def _stands(stack: str) -> str:
     called = next((f"{file}:{line}" for file, line, _ in frames if not _PASSING.search(file)), "")
     inner = next((name for *_, name in frames if not name.startswith("_")), "")
     return f"{inner}, called from {called}" if frames else ""
-
-
-def worked_s(workers: Sequence[WorkerProcess]) -> float:
-    """Return the CPU seconds that workers have used so far; inf while one is busy (a thread that runs, waits
-    for a core or reads a disk, or a child process), and on systems without ``/proc``."""
-    seconds = 0.0
-    for worker in workers:
-        process = Path(f"/proc/{worker.process.pid}")
-        try:
-            for thread in (process / "task").iterdir():
-                if _fields(thread)[0] in "RD" or (thread / "children").read_text():
-                    return math.inf
-            seconds += sum(map(int, _fields(process)[11:13])) / os.sysconf("SC_CLK_TCK")
-        except OSError:
-            return math.inf
-    return seconds
-
-
-def _fields(process: Path) -> list[str]:
-    """Return the fields of a process's or thread's ``stat`` from the state on; see proc(5)."""
-    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:
@@ -259,14 +229,10 @@ class Timeout:
         """Wait at most ``seconds`` from now on."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
-    @property
-    def left_s(self) -> float:
-        """The seconds that are left; not below 0."""
-        return max(0.0, self._until - time.monotonic())
-
-    def wait(self, connections: Sequence[Connection], most_s: float = math.inf) -> list[Connection]:
-        """Return the readable connections; wait at most the time that is left, or ``most_s``."""
-        return wait(connections, timeout=min(self.left_s, most_s))  # type: ignore[return-value]  # connections
+    def wait(self, connections: Sequence[Connection]) -> list[Connection]:
+        """Return the readable connections; wait at most the time that is left."""
+        left_s = max(0.0, self._until - time.monotonic())
+        return wait(connections, timeout=left_s)  # type: ignore[return-value]  # connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:

@@ -95,15 +95,6 @@ def _file_of(source: str) -> Path | None:
     return Path(place) if place.endswith((".onnx", ".py")) else None
 
 
-def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
-    return (
-        Command(
-            f"Make this plan (needs {format_bytes(float(exploration.needs[index]))})",
-            f"tensoropt choose {shlex.quote(folder)} --point {index + 1} --out plan.json",
-        ),
-    )
-
-
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
     """Return the commands that run a plan on its devices; a plan for GPUs also on CPU ranks."""
     known = made_for(cluster)
@@ -133,19 +124,17 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
         folder: the exploration's folder.
         rerun: the folder into which a repeated exploration is written.
     """
+    needs = format_bytes(float(exploration.needs[index]))
+    devices = exploration.spaces[exploration.all_points[index].space].devices
     return (
         Command("Explore again", explore_line(exploration, rerun, folder)),
-        *_choose_commands(exploration, folder, index),
-        *run_ways(exploration.cluster, _devices_of(exploration, index), "plan.json"),
+        Command(
+            f"Make this plan (needs {needs})",
+            f"tensoropt choose {shlex.quote(folder)} --point {index + 1} --out plan.json",
+        ),
+        *run_ways(exploration.cluster, devices, "plan.json"),
         Command(
             "Check it beside the unsplit model, and save the result",
             f"tensoropt verify plan.json --save {shlex.quote(folder)}",
         ),
     )
-
-
-def _devices_of(exploration: Exploration, index: int) -> int:
-    count = 1
-    for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:
-        count *= size
-    return count

@@ -71,26 +71,3 @@ def ran_words(
         equal = "match" if verified.ok else "do NOT match"
         parts.append(f"numbers {equal} the unsplit model")
     return "; ".join(parts)
-
-
-def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each figure of a run that was far off its prediction; seconds only if it ran on
-    the devices of ``cluster``, which the plan is for."""
-    sentences = []
-    seconds = None if _ran_elsewhere(verified, cluster) else verified.time_measured_s
-    for name, measured, predicted, text in (
-        ("memory", verified.memory_tracked_bytes, verified.memory_predicted_bytes, format_bytes),
-        ("a step", seconds, verified.time_predicted_s, format_seconds),
-    ):
-        if (
-            not verified.error
-            and measured is not None
-            and predicted
-            and _miss_of(measured, predicted) == "far off"
-        ):
-            times = f"{measured / predicted:.2g} times the prediction"
-            sentences.append(
-                f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
-                f"({text(predicted)}). Trust this plan's figures accordingly."
-            )
-    return sentences

@@ -198,7 +198,7 @@ def waits_of(point: Point) -> dict[str, float]:
 def step_parts(
     exploration: Exploration,
     index: int,
-    computed: Sequence[Computed] | None,
+    computed: Sequence[Computed],
     beside: Mapping[str, float],
     timeline: Sequence[TimelineEvent],
 ) -> tuple[Part, ...]:
@@ -206,18 +206,15 @@ def step_parts(
     it.
 
     Args:
-        computed: the seconds of the groups of operators on the busiest device; None if unknown.
+        computed: the seconds of the groups of operators on the busiest device.
         beside: the seconds that this device computes beside them, by title.
         timeline: the step's timeline; it shows which links are waited for.
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
     rows: list[tuple[str, str, float, tuple[Computed, ...]]] = []
-    if computed is None:
-        rows.append((COMPUTING, "computing", point.compute_s, ()))
-    else:
-        rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in _summed(computed)]
-        rows += [(COMPUTING, title, seconds, ()) for title, seconds in beside.items()]
+    rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in _summed(computed)]
+    rows += [(COMPUTING, title, seconds, ()) for title, seconds in beside.items()]
     waits = waits_of(point)
     links = _waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
     rows += [(WAITING, f"waiting for {title}", seconds, ()) for title, seconds in links]

@@ -14,7 +14,6 @@ from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.notes import notes_of
 from tensoropt.plan.facts_table import Fact, fact_lines, named
 from tensoropt.plan.figures import worded
-from tensoropt.plan.point import FRONTIER, by_strategy
 from tensoropt.units import counted, format_bytes, format_seconds
 
 
@@ -73,26 +72,13 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
         return lines
     discovered = report.get("operators_discovered") or {}
     lines += [f"discovered rule for {target}: splits {dims}" for target, dims in discovered.items()]
-    if not unknown and not discovered:
-        lines.append("every operator has a rule")
     if "split_share_of_flops" in report:
         lines.append(
             f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
         )
     lines += [f"note: {note}" for note in notes_of(exploration, missing=False)]
-    bound = sum(p.host_bound for p in exploration.points)
-    if bound:
-        lines.append(
-            f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host to "
-            "launch kernels"
-        )
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
-    if report.get("points_before_judging") and not report.get("sharded_refusal"):
-        of_spaces, _ = by_strategy(exploration.points)
-        rows = (row for of_space in of_spaces.values() for row in of_space)
-        own = sum(exploration.points[row].planner == FRONTIER for row in rows)
-        lines.append(_simulated_words(report, own))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
 
@@ -102,15 +88,6 @@ def _trained_words(exploration: Exploration) -> str:
     if model.trained in (None, model.parameters):
         return ""
     return f", {model.trained:,} of them trained" + (f" ({model.adapters})" if model.adapters else "")
-
-
-def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    simulated = report["points_before_judging"]
-    count = report.get("points_found", simulated)
-    unbeaten = report.get("points_unbeaten", shown)
-    of = f"all {simulated:,}" if count <= simulated else f"{simulated:,} of {count:,}"
-    rest = f"; {shown:,} of these are kept to represent them" if unbeaten > shown else ""
-    return f"simulated: {of} strategies that the search found; {unbeaten:,} are unbeaten{rest}"
 
 
 def point_lines(row: FigureRow) -> list[str]:

@@ -95,7 +95,7 @@ def with_planners(
         others=(*before, *others),
         comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in rows),
     )
-    return only_used_spaces(replace(compared, recorded=record_used(session, searched, compared)))
+    return only_used_spaces(replace(compared, costs=record_used(session, searched, compared)))
 
 
 def planning_task(

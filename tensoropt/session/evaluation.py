@@ -34,9 +34,9 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     """Return the exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
-        points, unbeaten_count = _chosen_points(searched, spaces, session.settings)
+        points = _chosen_points(searched, spaces, session.settings)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
-    report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
+    report = run_report(searched, session.clock.seconds)
     if simulated:
         session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     if not searched.spaces:
@@ -53,12 +53,10 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     )
 
 
-def _chosen_points(
-    searched: Searched, spaces: Sequence[Space], settings: Settings
-) -> tuple[tuple[Point, ...], int]:
+def _chosen_points(searched: Searched, spaces: Sequence[Space], settings: Settings) -> tuple[Point, ...]:
     simulations = searched.simulations
     if not any(len(its.simulated) for its in simulations):
-        return (), 0
+        return ()
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
     if settings.allows_gap:
@@ -68,7 +66,7 @@ def _chosen_points(
     for space, its in enumerate(simulations):
         own = np.flatnonzero(origin[:, 0] == space)
         points |= zip(own.tolist(), its.points(origin[own, 1], spaces[space], space), strict=True)
-    return certified(searched.spaces, [points[i] for i in range(len(chosen))]), len(best.memory)
+    return certified(searched.spaces, [points[i] for i in range(len(chosen))])
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:

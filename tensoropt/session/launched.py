@@ -142,7 +142,7 @@ def with_jobs(
                     exploration,
                     spaces=(*exploration.spaces, priced.space),
                     others=(*exploration.others, priced.point),
-                    recorded=recorded if own is None else recorded.joined(own),
+                    costs=recorded if own is None else recorded.joined(own),
                 )
             exploration = exploration.noted((), jobs=[*exploration.report.get("jobs", ()), told])
     return exploration

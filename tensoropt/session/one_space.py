@@ -1,9 +1,5 @@
 """A single space of an exploration, a mesh and a micro-batch count, searched and simulated in turns.
 
-The search sums memory, while the simulator takes the peak. If much of the sum is what operators need while
-they run, a space is searched once more under caps on that, to find strategies whose sum is larger but whose
-peak is smaller.
-
 Search and simulation take turns: simulated strategies decide what is still worth a search.
 
 The search sums costs, the simulator steps through them, and the two order strategies slightly differently. So
@@ -16,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.effects import working_sets
 from tensoropt.costs.tables import CostTables
 from tensoropt.frontier import representatives
 from tensoropt.frontier.tools import Points
 from tensoropt.question.settings import Settings
 from tensoropt.search import (
-    CostGraph,
     NoStrategyError,
     Staircase,
     TrackedFrontier,
@@ -37,7 +30,6 @@ from tensoropt.search import (
 )
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
-from tensoropt.units import format_bytes
 
 _REPRESENTATIVES, LOSS = 160, 2e-4
 """The points of a frontier that are simulated before their neighbours; fewer are enough if the others would
@@ -140,51 +132,28 @@ def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> I
             return
 
 
-_CLOSE = 0.01
-"""A space is searched under a cap if some strategy under it would be beaten by none if it needed less memory
-and time by this share; an assumption."""
-
 Built = tuple[Mesh, CostTables, CommunicationModel]
 """A mesh, its tables for a micro-batch count, and the model that prices its communication."""
 
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """The tables and frontiers of one mesh and micro-batch count.
+    """The tables and the frontier of one mesh and micro-batch count.
 
     Attributes:
         frontier: the frontier of all strategies or, if a gap is allowed, of those that known strategies leave
             room for; None if the space was not searched.
-        capped: the frontiers of those whose groups need no more than a cap while they run, by cap in bytes;
-            None if no strategy fits.
     """
 
     mesh: Mesh
     tables: CostTables
     frontier: TrackedFrontier | None
     communication: CommunicationModel
-    capped: tuple[tuple[float, TrackedFrontier | None], ...] = ()
-
-    @cached_property
-    def frontiers(self) -> tuple[TrackedFrontier, ...]:
-        """The frontiers of all searches that found something."""
-        every = (self.frontier, *(frontier for _, frontier in self.capped))
-        return tuple(frontier for frontier in every if frontier is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes on what was heuristic in any of the searches, and under which caps there were several."""
-        kept, lost = (
-            ", ".join(format_bytes(cap) for cap, frontier in self.capped if (frontier is None) == none)
-            for none in (False, True)
-        )
-        again = f"searched again under caps on what an operator needs: {kept}"
-        nothing = f"no strategy keeps to a cap on what an operator needs of {lost}"
-        return (
-            *dict.fromkeys(note for frontier in self.frontiers for note in frontier.notes),
-            *((again,) if kept else ()),
-            *((nothing,) if lost else ()),
-        )
+        """The notes on what was heuristic in the search."""
+        return () if self.frontier is None else self.frontier.notes
 
 
 @dataclass(frozen=True)
@@ -194,7 +163,6 @@ class SpacePart:
     Attributes:
         number: the number of the space.
         frontier: the frontier; None if there is no strategy.
-        capped: the frontiers under caps, as in :class:`SearchedSpace`.
         every: all frontiers found, with which of their points were simulated.
         simulated: all strategies of the space that were simulated, now or before.
         refused: why there is no strategy, in words.
@@ -202,7 +170,6 @@ class SpacePart:
 
     number: int
     frontier: TrackedFrontier | None
-    capped: tuple[tuple[float, TrackedFrontier | None], ...]
     every: Sequence[Found]
     simulated: Simulated
     refused: str
@@ -231,48 +198,22 @@ class OneSpace:
 
     def outline(self) -> SpacePart:
         """Outline the space, and simulate its best points."""
-        return self._part(self._outline(self.tables))
-
-    def search(self, outline: TrackedFrontier | None) -> SpacePart:
-        """Search the space for what simulated strategies leave room for, also under caps.
-
-        Args:
-            outline: the space's outline, if it was outlined.
-        """
-        rivals = self.simulations.rivals(self.number) if self.settings.allows_gap else None
-        frontier = self._track(self.tables, rivals)
-        if frontier is None:
-            return self._part(None)
-        return self._part(frontier, self._capped(frontier, outline, rivals))
-
-    def _part(
-        self,
-        frontier: TrackedFrontier | None,
-        capped: tuple[tuple[float, TrackedFrontier | None], ...] = (),
-    ) -> SpacePart:
-        simulated = self.simulations.spaces[self.number].done
-        return SpacePart(self.number, frontier, capped, self.every, simulated, self.refused)
-
-    def _outline(self, graph: CostGraph) -> TrackedFrontier | None:
         try:
-            outline = outline_frontier(graph, threads=self.threads)
+            outline = outline_frontier(self.tables, threads=self.threads)
         except NoStrategyError as error:
             self._refuse(error)
-            return None
+            return self._part(None)
         self._add(outline, None)
-        return outline
+        return self._part(outline)
 
-    def _add(self, frontier: TrackedFrontier, rivals: Staircase | None) -> None:
-        self.every.append(Found(self.number, frontier))
-        if self.settings.allows_gap:
-            first_look(self.every[-1], self.simulations, rivals)
-
-    def _track(self, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
+    def search(self) -> SpacePart:
+        """Search the space for what simulated strategies leave room for."""
+        rivals = self.simulations.rivals(self.number) if self.settings.allows_gap else None
         try:
             # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
             # worth as much time as all else together.
             frontier = track_frontier(
-                graph,
+                self.tables,
                 epsilon=self.settings.epsilon,
                 method=self.settings.method,
                 max_points=self.settings.max_points,
@@ -282,34 +223,18 @@ class OneSpace:
             )
         except NoStrategyError as error:
             self._refuse(error)
-            return None
+            return self._part(None)
         self._add(frontier, rivals)
-        return frontier
+        return self._part(frontier)
 
-    def _capped(
-        self, frontier: TrackedFrontier, outline: TrackedFrontier | None, rivals: Staircase | None
-    ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-        # If known strategies leave this space no room, they leave none under a cap either.
-        if rivals is not None and not len(unbeaten_by(frontier, rivals)):
-            return ()
-        working = working_sets(self.tables)
-        found: list[tuple[float, TrackedFrontier | None]] = []
-        # Point 0 is the leanest: caps below what it needs are what could make a leaner peak. Of a frontier
-        # that rivals have pruned the leanest may be missing; an outline begins with it.
-        lean = outline if outline is not None else frontier
-        for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
-            # A cap without any strategy is no reason to refuse the space.
-            graph, before = self.tables.restricted(working.within(cap)), self.refused
-            under = self._outline(graph) if self.settings.allows_gap else None
-            # What the outline's best strategies are far from is not worth more than the outline.
-            best = self.simulations.frontier()
-            if under is not None and not comes_close(self.every[-1], self.simulations, best, _CLOSE):
-                found.append((cap, under))
-                continue
-            rivals = self.simulations.rivals(self.number, capped=True) if self.settings.allows_gap else None
-            found.append((cap, self._track(graph, rivals)))
-            self.refused = before
-        return tuple(found)
+    def _part(self, frontier: TrackedFrontier | None) -> SpacePart:
+        simulated = self.simulations.spaces[self.number].done
+        return SpacePart(self.number, frontier, self.every, simulated, self.refused)
+
+    def _add(self, frontier: TrackedFrontier, rivals: Staircase | None) -> None:
+        self.every.append(Found(self.number, frontier))
+        if self.settings.allows_gap:
+            first_look(self.every[-1], self.simulations, rivals)
 
     def _refuse(self, error: NoStrategyError) -> None:
         why = "nothing runs" if self.settings.constraints is None else "the constraints leave no strategy"

@@ -184,12 +184,10 @@ _MULTIPLES = (8, 4, 2, 1)
 _MOST_COUNTS = 2
 """How many of these are searched for a large model: those with the smallest bubbles that divide the batch."""
 _EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
-_CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
 _QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
-FEW_GROUPS, _SOME_GROUPS = 64, 600
-"""The numbers of a model's groups up to which ranges are searched to a small gap, each cut with a placement
-of its own; and up to which the meshes and numbers of micro-batches that an outline finds good are searched to
-a larger gap. Assumptions."""
+FEW_GROUPS = 64
+"""The number of a model's groups up to which ranges are searched to a small gap, each cut with a placement of
+its own; an assumption."""
 _HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
 STEP, _COARSE_STEP = 0.01, 0.05
 """The share by which the memory of the next pipeline is smaller, if not all are tried; and if places have
@@ -256,7 +254,6 @@ class _Finder:
         self.cutter = Cutter(self.graph)
         self.settings = session.settings
         self.pin = pinned_pipeline(self.settings)
-        self.closely = self.pin is not None or self.settings.pipelines == "always"
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs
         self.again = cheaper_to_duplicate(self.cutter, self.costs)
@@ -380,10 +377,6 @@ class _Finder:
             own = self._of_rows(*leanest)
             asked.append(leanest)
             found.append(own)
-        for number, one in enumerate(self._promising(found)):
-            mesh, micro_batches = asked[one]
-            self.session.progress("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
-            found[one] += self._closer(mesh, micro_batches)
         self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
 
     def _note_kinds(self) -> None:
@@ -403,7 +396,7 @@ class _Finder:
         for number, (mesh, micro_batches) in enumerate(asked):
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
             self.session.progress("pipelines", number, len(asked), label)
-            found[number] += self._of_mesh(mesh, micro_batches, _EXACT if self.small else _QUICK)
+            found[number] += self._of_mesh(mesh, micro_batches)
 
     def _leanest(
         self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[Point]]
@@ -423,7 +416,7 @@ class _Finder:
         next dim: the least that a stage can have in flight."""
         self.session.progress("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
-        return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
+        return self._of_mesh(mesh, rows, outer=CROSSINGS[1:2])
 
     def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[Point]:
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
@@ -431,30 +424,7 @@ class _Finder:
             return []
         label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages on the same devices"
         self.session.progress("pipelines", 0, 1, label)
-        return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
-
-    def _closer(self, mesh: Mesh, micro_batches: int) -> list[Point]:
-        found: list[Point] = []
-        if not self.small and len(mesh.shape) <= _MOST_AXES:
-            found += self._of_mesh(mesh, micro_batches, _CLOSE)
-        if self.small and not self._pinned_schedule and not self.cutting.pinned:
-            found += self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED)
-        return found
-
-    def _promising(self, found: Sequence[Sequence[Point]]) -> list[int]:
-        """Return the meshes and micro-batches of pipelines that nothing known beats, if the model is not too
-        large for a closer search, and one is requested."""
-        if not self.closely:
-            self._note("pipelines: a first look; --pipelines always looks closer")
-            return []
-        if len(self.graph.groups) > _SOME_GROUPS:
-            self._note("pipelines: from outlines of the stages' frontiers")
-            return []
-        simulated = self._simulations.frontier()
-        rivals = [(float(m), float(t), -1) for m, t in zip(simulated.memory, simulated.time, strict=True)]
-        ours = [(one.memory_bytes, one.time_s, n) for n, of in enumerate(found) for one in of]
-        best = reduce_points([*rivals, *ours], lambda one: one[:2])
-        return sorted({number for *_, number in best if number >= 0})
+        return self._of_mesh(mesh, micro_batches, _INTERLEAVED, per_place=count)
 
     def _counts(self, places: int) -> tuple[int, ...]:
         """Return the micro-batch counts that divide the batch: as many for each place as plans without
@@ -475,7 +445,6 @@ class _Finder:
         self,
         mesh: Mesh,
         micro_batches: int,
-        thoroughness: Thoroughness,
         schedule: str = "",
         outer: Sequence[str] = CROSSINGS[:1],
         per_place: int | None = None,
@@ -492,7 +461,7 @@ class _Finder:
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
             return []
-        exact = thoroughness is _EXACT
+        exact = self.small
         search = StageSearch(
             self.problem,
             self.settings,
@@ -501,7 +470,7 @@ class _Finder:
             mesh,
             micro_batches,
             restriction,
-            thoroughness,
+            _EXACT if exact else _QUICK,
         )
         frontiers = PlaceFrontiers(search, self.costs)
         if not exact:

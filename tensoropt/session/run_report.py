@@ -21,6 +21,7 @@ from tensoropt.capture.lines import frames_of
 from tensoropt.capture.unsupported import of_error
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
+from tensoropt.exploration.rates import HOUR_S
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.families.routed_experts import EXPERTS
@@ -115,10 +116,6 @@ def _reason(error: BaseException) -> str:
     return first if len(first) <= _REASON else first[:_REASON].rsplit(" ", 1)[0] + " ..."
 
 
-_HOUR_S = 3600.0
-"""Seconds of a step above which a note is made."""
-
-
 def versions() -> dict[str, str]:
     """Return the versions of everything that a plan's figures depend on."""
     return {
@@ -129,15 +126,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def run_report(
-    searched: Searched, seconds: Mapping[str, float], simulated: int, unbeaten: int
-) -> dict[str, Any]:
+def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return the facts, under the names that they have in saved explorations.
 
     Args:
         seconds: the seconds of each stage.
-        simulated: how many of the strategies that the search found were simulated.
-        unbeaten: how many of these no other beats.
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
@@ -167,9 +160,6 @@ def run_report(
             *searched.notes,
         ],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
-        "points_found": sum(len(frontier) for space in searched.spaces for frontier in space.frontiers),
-        "points_before_judging": simulated,
-        "points_unbeaten": unbeaten,
         "workloads_measured": len(costs.timings.records),
         "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.timings.records.values()),
@@ -210,9 +200,9 @@ def implausible(found: Findings) -> Iterator[str]:
             f"has {format_bytes(found.device_bytes)}; take more devices or a smaller batch, or mend the "
             "cluster's units"
         )
-    if points[-1].time_s > _HOUR_S:
+    if points[-1].time_s > HOUR_S:
         yield (
-            f"the fastest step takes {points[-1].time_s / _HOUR_S:,.1f} hours: are the units of the "
+            f"the fastest step takes {points[-1].time_s / HOUR_S:,.1f} hours: are the units of the "
             "cluster's figures right?"
         )
 

@@ -186,17 +186,10 @@ class Simulations:
         """Return the strategies that none of them beats."""
         return unbeaten_of(self.spaces)
 
-    def rivals(self, index: int, *, capped: bool = False) -> Staircase | None:
+    def rivals(self, index: int) -> Staircase | None:
         """Return what a strategy of a space has to beat, in memory and time as the search sums them: it is
-        assumed to need at least the least shares of the space's simulated strategies.
-
-        Args:
-            capped: whether the strategies are under a cap on working memory; these may add less to what is
-                kept than any simulated strategy, so they are assumed to need no more than the sum.
-        """
+        assumed to need at least the least shares of the space's simulated strategies."""
         shares = self.spaces[index].least_shares
-        if capped:
-            shares = np.minimum(shares, [1.0, np.inf])
         if (shares <= 0).any():
             return None
         known = self.frontier()

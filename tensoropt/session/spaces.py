@@ -92,7 +92,7 @@ class SpaceSearch:
             done += len(numbers)
         if not self.found:
             raise self._nothing()
-        points = sum(len(frontier) for space in self.found.values() for frontier in space.frontiers)
+        points = sum(len(space.frontier or ()) for space in self.found.values())
         self.progress("search", len(self.built), len(self.built), f"{points} points")
 
     def add(self, built: Built) -> bool:
@@ -143,9 +143,9 @@ class SpaceSearch:
             if self._is_too_large(number):
                 self._add(number, self.outlines[number])
         left = [number for number in numbers if not self._is_too_large(number)]
-        for part in self._each(lambda space: space.search(self.outlines.get(space.number)), left):
+        for part in self._each(OneSpace.search, left):
             if part.frontier is not None:
-                self._add(part.number, part.frontier, part.capped)
+                self._add(part.number, part.frontier)
 
     def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
         threads = max(1, cores() // max(len(numbers), 1))
@@ -162,14 +162,9 @@ class SpaceSearch:
                 self.refused[part.number] = part.refused
         return parts
 
-    def _add(
-        self,
-        number: int,
-        frontier: TrackedFrontier | None = None,
-        capped: tuple[tuple[float, TrackedFrontier | None], ...] = (),
-    ) -> None:
+    def _add(self, number: int, frontier: TrackedFrontier | None = None) -> None:
         mesh, tables, communication = self.built[number]
-        self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
+        self.found[number] = SearchedSpace(mesh, tables, frontier, communication)
 
     def _is_too_large(self, number: int) -> bool:
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes

@@ -143,7 +143,7 @@ class _Refinement:
                 _factors(size, self.boundaries[tensor.name, dim]) for dim, size in enumerate(tensor.shape)
             )
         spaces = {name: self._refined(name, atoms) for name in self.spaces}
-        uneven = _uneven_dims(self.graph, spaces, atoms)
+        uneven = _uneven_dims(self.graph, spaces)
         spaces = {name: _mark_uneven(space, uneven) for name, space in spaces.items()}
         return AtomGraph(self.graph, spaces, atoms, self.discovered)
 
@@ -226,9 +226,7 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
     return tuple(outer // inner for outer, inner in pairwise(marks))
 
 
-def _uneven_dims(
-    graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
-) -> set[tuple[str, int]]:
+def _uneven_dims(graph: OperatorGraph, spaces: Mapping[str, IndexSpace]) -> set[tuple[str, int]]:
     """Return the (tensor, dim) pairs that may be cut unevenly."""
     marked: set[tuple[str, int]] = set()
 

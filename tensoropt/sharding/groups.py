@@ -241,7 +241,7 @@ class _Grouping:
             return False
         if self._adds_loops(op, space, draft):
             return False
-        followed = [s for s in (self._follow(s, op, draft) for s in draft.strategies) if s is not None]
+        followed = [s for s in (self._follow(s, op) for s in draft.strategies) if s is not None]
         lost = _ways(draft.strategies) - _ways(followed)
         # A chain of cheap operators may lose ways to split (a norm's own dim); a heavy anchor may not.
         if lost and (not self.atoms.spaces[draft.operators[0].name].cheap or len(draft.reads) > 1):
@@ -267,7 +267,7 @@ class _Grouping:
         learns = any(self.graph.tensors[n].requires_grad for n in op.outputs)
         return draft.operators[0].name in self.independent or (copies and learns)
 
-    def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
+    def _follow(self, strategy: AxisStrategy, op: Operator) -> AxisStrategy | None:
         """Return the strategy extended to ``op``, or None if it cannot follow."""
         space = self.atoms.spaces[op.name]
         choice = None
@@ -284,9 +284,9 @@ class _Grouping:
         if choice is None:
             return None
         # A follower that is not linear in all its operands, or adds a parameter, ends the partial sum.
-        if choice == PARTIAL and not self._passes_partial(op, space):
+        if choice == PARTIAL and not self._passes_partial(space):
             return None
-        placements = self._placements(op, space, choice)
+        placements = self._placements(space, choice)
         if placements is None:
             return None
         for name, code in placements.items():
@@ -300,11 +300,11 @@ class _Grouping:
 
     # -- strategies -------------------------------------------------------------------------------
 
-    def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
+    def _passes_partial(self, space: IndexSpace) -> bool:
         kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
         return space.linear and kinds == {"activation"}
 
-    def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
+    def _placements(self, space: IndexSpace, choice: int) -> dict[str, int] | None:
         """Return the placements under a choice; None if a tensor needs two, or an input would be partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
@@ -321,7 +321,7 @@ class _Grouping:
         space = self.atoms.spaces[op.name]
         choices: list[tuple[Label, int]] = [(WHOLE, NONE)]
         choices += [(Label.parse(dim.name), i) for i, dim in enumerate(space.dims) if dim.splittable]
-        if self._passes_partial(op, space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
+        if self._passes_partial(space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
             choices.append((PASSED_ON, PARTIAL))
         learns = any(self.graph.tensors[n].requires_grad for n in op.outputs)
         if op.name in self.independent and learns and space.additive:
@@ -330,7 +330,7 @@ class _Grouping:
             choices.append((PARTIAL_GRADIENT, PARTIAL_GRAD))
         strategies = []
         for label, choice in choices:
-            placements = self._placements(op, space, choice)
+            placements = self._placements(space, choice)
             if placements is None:
                 continue
             strategy = AxisStrategy(label, {op.name: choice}, placements)

@@ -411,27 +411,6 @@ class Strategy:
         """Return the number of micro-batches in a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
-    def forwards_of(self, edge: Edge, *, needed: bool = False) -> int:
-        """Return how often an edge's forward steps run in one micro-batch of training.
-
-        An edge runs with its reader; that of a hub with the producer.
-
-        Args:
-            needed: whether the reader's backward needs the tensor.
-        """
-        if edge.kind in ("output", "unsharded"):
-            return 1
-        if self.gathers_again(edge):
-            return 2
-        if edge.reader and (edge.kind != "activation" or not needed):
-            return self.forwards(edge.reader)
-        maker = self.graph.group_of[self.graph.atoms.graph.producer[edge.tensor].name].name
-        if not edge.reader:
-            return self.forwards(maker)
-        region = self.region_of.get(edge.reader)
-        inside = region is not None and region is self.region_of.get(maker)
-        return max(self.forwards(edge.reader), self.forwards(maker) if inside else 1)
-
     def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
         """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
-from tensoropt.ops.ring_attention import RING_FORM
+from tensoropt.ops.ring_attention import BLOCKS_FORM, RING_FORM
 from tensoropt.sharding.same_atoms import Atom, atoms_of_loops, same_atoms
 
 _ORDERLESS_KERNELS = frozenset(

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.costs.prices import CommunicationCosts
 from tensoropt.simulate.candidates import Overlap
 from tensoropt.simulate.step import AliveBytes, Sends, Step
 
@@ -42,9 +40,6 @@ class StepEvent:
 class TimedStep:
     """One strategy's step with the time of everything in it.
 
-    Args:
-        communication: additional seconds between work and collectives.
-
     Attributes:
         events: in the order of issue.
         curve: (time, kept, transient) from each moment on in which they change, and after the step.
@@ -60,8 +55,8 @@ class TimedStep:
         reducing_s: seconds that the end of the step waits for buckets.
     """
 
-    def __init__(self, step: Step, communication: CommunicationCosts, overlap: Overlap):
-        self.step, self._communication, self._overlap = step, communication, overlap
+    def __init__(self, step: Step, overlap: Overlap):
+        self.step, self._overlap = step, overlap
         self.events: list[StepEvent] = []
         self.moment_times: list[float] = []
         self.waits: list[int] = []
@@ -73,9 +68,6 @@ class TimedStep:
         self.curve, self.states = list[tuple[float, float, float]](), list[int]()
         self._moment, self._issuing = step.instructions[0].moment, [""]
         self._now_s = 0.0
-        # The seconds of work since the last collective, and the largest bytes over each set of axes of the
-        # collectives just before that work.
-        self._worked_s, self._sent = 0.0, Counter[_Axes]()
         self._busy: dict[str, float] = {}  # until when collectives that overlap occupy the links
         self._arrival_s = 0.0  # when everything sent ahead has arrived
         # The remaining seconds of collectives that overlap with computation, since when, and what was
@@ -111,7 +103,6 @@ class TimedStep:
             if step.instructions[position].moment.kind == "step":
                 self._wait_for_buckets()
             self._run_instruction(position)
-        self._slow_down_work()
         self.end_s = self.device_s = self._now_s
         self._remember(AliveBytes())
         self._turn()
@@ -119,7 +110,6 @@ class TimedStep:
 
     def _run_micro_batch(self, *, first: bool, last: bool) -> None:
         self._issuing = ["", *(["first"] * first), *(["last"] * last)]
-        self._worked_s, self._sent = 0.0, Counter()
         # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
         self._since_s, self._since_computed_s = self._now_s, self.compute_s
         self._turn()
@@ -130,9 +120,6 @@ class TimedStep:
         self._turn()
         for position in range(forward_end, self.step.last):
             self._run_instruction(position)
-        # The work after the last collective is counted before the micro-batch is over, so that every one
-        # pays for it.
-        self._slow_down_work()
         self.scattering.append(self._scattering_s)
 
     def _turn(self) -> None:
@@ -156,7 +143,6 @@ class TimedStep:
         product = len(self.events)
         self._work(begun_s + now.work_s - product_s, product_s)
         self._compute(now.work_s)
-        self._worked_s += now.work_s
         waits = self._sends_ahead and now.moment.kind == "begin"
         issued = [sends for sends in now.sends if sends.only in self._issuing]
         if waits:
@@ -190,17 +176,6 @@ class TimedStep:
         self._work(self._now_s, seconds)
         self._compute(seconds)
 
-    def _slow_down_work(self) -> float:
-        """Add, and return, the last collectives' slow-down of the work since."""
-        extra_s = 0.0
-        if self._worked_s > 0.0:
-            sent = self._sent.items()
-            extra = (self._communication.leaving_s(axes, self._worked_s, size) for axes, size in sent)
-            extra_s = max(map(float, extra), default=0.0)
-            self._sent.clear()
-            self._slow_down(extra_s)
-        return extra_s
-
     def _slow_down_beside(self) -> None:
         """Add the slow-down of computing: s seconds of overlap do s / (1 + slower) of work."""
         slower = self._overlap.slower
@@ -232,10 +207,6 @@ class TimedStep:
         axes, seconds, since_s = sends.axes, sends.seconds, sends.product_s
         self.host_s += sends.host_s
         beside = self._overlap.beside and sends.until != ""
-        if not beside:  # part of the sequence that ranks execute
-            since_s += self._slow_down_work()
-            seconds += float(self._communication.arriving_s(axes, self._worked_s, sends.bytes))
-            self._worked_s, self._sent[axes] = 0.0, max(self._sent[axes], sends.bytes)
         self.communication_s += seconds
         self._slow_down_beside()
         links = self._overlap.links(axes)

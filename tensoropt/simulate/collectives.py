@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from tensoropt.costs.effects import BACK_LEFT, COMPLETE, GradientShare
-from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
+from tensoropt.costs.prices import Send, free_prices
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.calls import RING_SEND
 from tensoropt.profiling.facts import Facts
@@ -20,7 +20,7 @@ from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbe
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.types import Flags, Floats, Indices
+from tensoropt.types import Indices
 
 _Key = tuple[int, bool, str, str, tuple[int, ...], str]
 
@@ -215,47 +215,6 @@ _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)
 
 
 _Axes = tuple[int, ...]
-_RUN = 2**44
-"""More bytes than any collective has."""
-
-
-def turns(
-    communication: CommunicationCosts,
-    axes: Sequence[_Axes | None],
-    sending: Flags,
-    work: Floats,
-    size: Floats,
-) -> tuple[Floats, Floats]:
-    """Return the additional seconds (k, n) of each collective, and (k, n) of the work before it, after
-    earlier ones.
-
-    Args:
-        axes: those of k collectives in issue order; None counts work only.
-        sending: (k, n) the strategies that issue it.
-        work: (k, n) the seconds of work before it.
-        size: (k, n) bytes.
-    """
-    # Work only grows, so the maximum is what was done by the last collective.
-    at_last = np.maximum.accumulate(np.where(sending, work, 0.0), axis=0)
-    since = work.copy()
-    since[1:] -= at_last[:-1]
-    counts = np.array([group is None for group in axes])
-    worked = (sending | counts[:, None]) & (since > 0)
-    # Collectives without work between them form a run. One that comes from work begins the next run.
-    run = np.cumsum(worked, axis=0, dtype=np.int64)
-    arriving, leaving = np.zeros(work.shape), np.zeros(work.shape)
-    for over in dict.fromkeys(group for group in axes if group is not None):
-        rows = np.array([group == over for group in axes])
-        extra = communication.arriving_s(over, since[rows], size[rows])
-        arriving[rows] = np.where(sending[rows], extra, 0.0)
-        # The largest of a run so far: numbers of runs in the upper digits make each new run begin at 0.
-        largest = run * _RUN
-        largest[rows] += np.where(sending[rows], size[rows], 0.0).astype(np.int64)
-        largest = np.maximum.accumulate(largest, axis=0) - run * _RUN
-        marked = worked[1:] & (largest[:-1] > 0)
-        slower = communication.leaving_s(over, since[1:][marked], largest[:-1][marked])
-        leaving[1:][marked] = np.maximum(leaving[1:][marked], slower)
-    return arriving, leaving
 
 
 class Collective(NamedTuple):

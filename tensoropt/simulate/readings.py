@@ -70,7 +70,7 @@ class _EffectTables:
     Attributes:
         kept, transient, workspace: bytes by place.
         local, host: seconds of the device, and of launching, by place.
-        sends: (place, axes) -> (seconds, bytes of the largest, seconds of overlapped work).
+        sends: (place, axes) -> (seconds, seconds of overlapped work).
         beside: (place, kind, axes, dtype) -> (bytes, parameters, bytes that stay in place), coalesced.
         kinds: (axes, collective) -> 1 if sent.
         lasting: bytes alive during the whole step: (parameters, gradients, optimizer).
@@ -85,7 +85,7 @@ class _EffectTables:
         self.workspace: dict[MomentPlace, Cells] = {}
         self.local: dict[MomentPlace, Cells] = {}
         self.host: dict[MomentPlace, Cells] = {}
-        self.sends: dict[tuple[MomentPlace, Axes], tuple[Cells, Cells, Cells]] = {}
+        self.sends: dict[tuple[MomentPlace, Axes], tuple[Cells, Cells]] = {}
         self.beside: dict[tuple[MomentPlace, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
@@ -111,13 +111,10 @@ class _EffectTables:
                 self.local.setdefault(place, Cells()).add(number, local_s)
                 seconds[SOURCES.index(e.source)] += local_s * times
             for send in e.sends:
-                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells(), Cells()))
+                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells()))
                 sends[0].add(number, send.seconds)
-                # The slow-down that a collective causes in the following work grows with its bytes and does
-                # not add up over several in a row.
-                sends[1].most(number, send.bytes)
                 if e.beside_work_s:
-                    sends[2].most(number, e.beside_work_s)
+                    sends[1].most(number, e.beside_work_s)
                 self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
                 seconds[SOURCES.index(send.source)] += send.seconds * times
             for send, dtype, stays in e.beside:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
@@ -12,7 +12,7 @@ import numpy as np
 
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows, peaks, sum_up
-from tensoropt.simulate.collectives import Reductions, coalesced, reductions, turns
+from tensoropt.simulate.collectives import Reductions, coalesced, reductions
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
 from tensoropt.types import SOURCES, Flags, Floats
 
@@ -97,25 +97,19 @@ class _Sends:
     """The collectives of one moment over one set of axes, or a bucket of gradients.
 
     Attributes:
-        seconds: per strategy, the total; with the additional time after work once known.
-        bytes: per strategy, those of the largest.
+        seconds: per strategy, the total.
         bucket: whether gradients are reduced.
         ahead: whether it overlaps until the next block.
         only: its only micro-batch, ``first`` or ``last``; "" for all.
-        slowed: per strategy, additional seconds of the work before it; None for 0.
-        arriving: per strategy, the part of ``seconds`` due to the work before it.
         beside_work: per strategy, the seconds of overlapped work at the moment's end, or None.
     """
 
     axes: Axes | None
     seconds: Floats
-    bytes: Floats
     sending: Flags
     bucket: bool = False
     ahead: bool = False
     only: str = ""
-    slowed: Floats | None = None
-    arriving: Floats | None = None
     beside_work: Floats | None = None
 
 
@@ -159,7 +153,6 @@ class StepSimulator:
         sum_up(self.work)
         self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.communication = np.zeros(n)
-        self.turns = np.zeros(n)  # the cost of transitions between work and collectives
         self.busy: dict[str, Floats] = {}
         self.issued: dict[int, list[_Sends]] = {}
         self.ahead: dict[int, list[_Sends]] = {}
@@ -203,31 +196,26 @@ class StepSimulator:
             self._lay_out_sends(stack, place, axes, *of_sends)
 
     def _lay_out_sends(
-        self, stack: Stack, place: MomentPlace, axes: Axes, seconds: Cells, size: Cells, work: Cells
+        self, stack: Stack, place: MomentPlace, axes: Axes, seconds: Cells, work: Cells
     ) -> None:
         count = stack.kind.tables.count
-        takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)
-        overlapped = work.of(stack.used, count)
+        takes, overlapped = seconds.of(stack.used, count), work.of(stack.used, count)
         hides = self.batch.overlap.beside and overlapped.any()
-        if not largest.any() and not takes.any():
+        if not takes.any():
             return
-        sending = ((largest > 0) | (takes > 0))[stack.which].any(axis=1)
+        sending = (takes > 0)[stack.which].any(axis=1)
         owners = np.flatnonzero(sending)
         which = stack.which[owners]
-        for position, of_seconds, of_bytes, of_work in zip(
-            stack.positions(place)[owners].tolist(),
-            takes[which],
-            largest[which],
-            overlapped[which],
-            strict=True,
+        for position, of_seconds, of_work in zip(
+            stack.positions(place)[owners].tolist(), takes[which], overlapped[which], strict=True
         ):
             at = self.sends.setdefault(position, {})
             beside_work = of_work if hides else None
             if axes in at:
-                of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
+                of_seconds = at[axes].seconds + of_seconds
                 # A group has only one product with which a reduction overlaps.
                 beside_work = at[axes].beside_work if beside_work is None else beside_work
-            at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0, beside_work=beside_work)
+            at[axes] = _Sends(axes, of_seconds, of_seconds > 0, beside_work=beside_work)
 
     def _lay_out_ahead(self) -> None:
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
@@ -236,14 +224,7 @@ class StepSimulator:
             sizes, which = np.unique(call.bytes, return_inverse=True)
             of_size = [costs.time_s(call.kind, call.axes, size) if size else 0.0 for size in sizes.tolist()]
             seconds, sending = np.array(of_size)[which], call.bytes > 0
-            sends = _Sends(
-                call.axes,
-                seconds,
-                call.bytes.astype(float),
-                sending,
-                ahead=not call.at_once,
-                only=call.only,
-            )
+            sends = _Sends(call.axes, seconds, sending, ahead=not call.at_once, only=call.only)
             self.ahead.setdefault(call.position, []).append(sends)
             # The axes of collectives are numbered without that of the micro-batches.
             shards = call.bytes // prod(self.batch.mesh[axis + 1] for axis in call.axes)
@@ -267,14 +248,13 @@ class StepSimulator:
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         seconds = np.array([send.seconds for send in issue.sends])
-        size = np.array([send.bytes for send in issue.sends], dtype=float)
         # A position may issue buckets of several sets of axes; each set queues on its own links.
         for axes in dict.fromkeys(send.axes for send in issue.sends):
             over = np.array([send.axes == axes for send in issue.sends])[issue.which]
             rows, which = issue.rows[over], issue.which[over]
             n = self.batch.count
-            made = _Sends(axes, np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool), bucket=True)
-            made.seconds[rows], made.bytes[rows], made.sending[rows] = seconds[which], size[which], True
+            made = _Sends(axes, np.zeros(n), np.zeros(n, dtype=bool), bucket=True)
+            made.seconds[rows], made.sending[rows] = seconds[which], True
             self.buckets.setdefault(issue.position, []).append(made)
         np.add.at(self.issuing_buckets, issue.rows, self.batch.prices.overheads.host.call_s)
         of_source = [[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends]
@@ -287,7 +267,6 @@ class StepSimulator:
         for issue in reductions(batch):
             self._lay_out_buckets(issue)
         terms = self._terms()
-        micro_batch, end = range(schedule.last), range(schedule.last, moments)
         # All micro-batches except the first and the last are alike, and each has freed by its end what it
         # keeps, so only one of them is stepped through. In the first, copies are gathered that serve the
         # whole step; in the last, buckets come between its collectives.
@@ -298,15 +277,8 @@ class StepSimulator:
         if micro > 2:
             self._micro_batches(micro - 2, self._to_issue(first=False, last=False))
         self.issued = self._to_issue(first=micro == 1, last=True)
-        # The work after the last collective is counted before the micro-batch is over, so that every one pays
-        # for it.
-        over, done = self._nothing(), self._nothing()
-        self._count_turns(
-            [*self._issued(micro_batch), (schedule.last, over), *self._issued(end), (moments, done)]
-        )
         self.began = self.time
         self._pass_micro_batch()
-        self._count_slower_work(over)
         self._note_micro_batch()
         backward_end = self.time
         # A gradient that is reduced last completes buckets, and the optimizer's step waits for every bucket.
@@ -320,9 +292,6 @@ class StepSimulator:
         self.flying = np.zeros(batch.count)
         reducing = self.time - before_buckets
         self._advance(range(step, moments))
-        self._count_slower_work(done)
-        # Transitions have no other source: if they were not measured, they are 0.
-        self.sources[:, SOURCES.index("measured")] += self.turns
         self.sources[:, SOURCES.index("data sheet")] += self.beside_s
         device, compute = self.time, self.worked + self.slowed
         # Clipped, because rounding may leave the difference a last bit outside these bounds.
@@ -388,20 +357,13 @@ class StepSimulator:
         once = issued[-1] - issued[before] + self.issuing_buckets
         return issued[before] * micro + once
 
-    def _nothing(self) -> _Sends:
-        none = np.zeros(self.batch.count)
-        return _Sends(None, none, none, none.astype(bool))
-
     def _micro_batches(self, count: int, issued: dict[int, list[_Sends]]) -> None:
         """Go through one of ``count`` equal micro-batches, and count it for all."""
-        micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
-        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
+        standing = self.waited, self.slowed, self.communication, self.beside_s
         begun = [figures.copy() for figures in standing]
         self.began = self.time
-        self._count_turns([*self._issued(micro_batch), (micro_batch.stop, over)])
         self._pass_micro_batch()
-        self._count_slower_work(over)
         self._note_micro_batch()
         self._repeat(count, begun)
 
@@ -421,33 +383,6 @@ class StepSimulator:
 
     def _issuing(self, positions: range) -> list[int]:
         return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
-
-    def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
-        for position in self._issuing(positions):
-            for sends in self.issued.get(position, ()):
-                yield position + 1, sends
-
-    def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
-        """Compute the additional time between work and collectives.
-
-        Args:
-            issued: (number of moments whose work is done by then, collective) in order.
-        """
-        # A bucket that is reduced during the work is not part of the sequence that ranks execute.
-        issued = [(done, sends) for done, sends in issued if not self._beside(sends)]
-        parts = [sends for _, sends in issued]
-        arriving, leaving = turns(
-            self.batch.prices.communication,
-            [sends.axes for sends in parts],
-            np.stack([sends.sending for sends in parts]),
-            self.work[[done for done, _ in issued]],
-            np.stack([sends.bytes for sends in parts]),
-        )
-        for number in np.flatnonzero(arriving.any(axis=1)).tolist():
-            parts[number].arriving = arriving[number]
-            parts[number].seconds = parts[number].seconds + arriving[number]
-        for number in np.flatnonzero(leaving.any(axis=1)).tolist():
-            parts[number].slowed = leaving[number]
 
     def _beside(self, sends: _Sends) -> bool:
         return (sends.bucket or sends.ahead) and self.batch.overlap.beside
@@ -493,8 +428,8 @@ class StepSimulator:
     def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
         """Account for ``count`` micro-batches like the last one. ``begun``: the state at its beginning."""
         # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
-        over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
-        self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
+        over = self.time, self.worked + self.slowed, self.communication, self.beside_s
+        self.waited, self.slowed, self.communication, self.beside_s = (
             before + (after - before) * count for before, after in zip(begun, over, strict=True)
         )
         # Work is summed from the beginning of each micro-batch.
@@ -548,20 +483,8 @@ class StepSimulator:
         self.since = np.where(of, self.time, self.since)
         self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
-    def _count_slower_work(self, sends: _Sends) -> None:
-        """Add the last collectives' slow-down of the work since."""
-        if sends.slowed is None:
-            return
-        self.waited += sends.slowed
-        self.slowed += sends.slowed
-        self.turns += sends.slowed
-
     def _send(self, sends: _Sends) -> None:
         axes, seconds, sending = sends.axes or (), sends.seconds, sends.sending
-        # The work since the last collective is over now, so its slow-down is counted.
-        self._count_slower_work(sends)
-        if sends.arriving is not None:
-            self.turns += sends.arriving
         self.communication += seconds
         # The usual case: before any bucket is on a link, nothing can queue.
         if not self.busy and not self._beside(sends) and sends.beside_work is None:
@@ -571,8 +494,7 @@ class StepSimulator:
         links = self.batch.overlap.links(axes)
         now = start = self.time
         if sends.beside_work is not None:
-            begun = sends.beside_work if sends.slowed is None else sends.beside_work + sends.slowed
-            start = now - np.where(sending, begun, 0.0)
+            start = now - np.where(sending, sends.beside_work, 0.0)
         for link in links:
             # Only links that buckets use are tracked. A blocking collective occupies them as well, so a later
             # bucket queues.

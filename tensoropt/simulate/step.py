@@ -45,7 +45,6 @@ class Sends:
     """Collectives over one set of mesh axes issued at one moment, one after another.
 
     Attributes:
-        bytes: those of the largest.
         product_s: the last seconds of the moment's work, which overlap.
         kind: that of a coalesced collective; "" for others.
         until: the end of its overlap: the next ``block``, or the optimizer's ``step``; "" if it blocks.
@@ -55,7 +54,6 @@ class Sends:
 
     axes: tuple[int, ...]
     seconds: float = 0.0
-    bytes: int = 0
     product_s: float = 0.0
     kind: str = ""
     until: str = ""
@@ -109,7 +107,6 @@ class Instruction:
                 sends = Sends(send.axes)
                 self.sends.append(sends)
             sends.seconds += send.seconds
-            sends.bytes = max(sends.bytes, send.bytes)
             sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
@@ -222,7 +219,7 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
         if not size:
             continue
         seconds, until = costs.time_s(call.kind, call.axes, size), "" if call.at_once else "block"
-        at.sends.append(Sends(call.axes, seconds, size, 0.0, call.kind, until, call.only))
+        at.sends.append(Sends(call.axes, seconds, 0.0, call.kind, until, call.only))
         if not batch.prices.packs or call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
             continue
         shards = size // prod(batch.mesh[axis + 1] for axis in call.axes)
@@ -238,7 +235,7 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
             at.workspace.append(copy._replace(kind="workspace", bytes=more))
     for issue in reductions(batch):
         send, call_s = issue.sends[0], batch.prices.overheads.host.call_s
-        bucket = Sends(send.axes, send.seconds, send.bytes, 0.0, send.kind, "step", "last", call_s)
+        bucket = Sends(send.axes, send.seconds, 0.0, send.kind, "step", "last", call_s)
         instructions[issue.position].sends.append(bucket)
 
 

@@ -1,4 +1,4 @@
-"""Cost factors for each kind of work, learned from a plan's steps."""
+"""Factors on the costs of computing and of collectives, learned from a plan's steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.compute import class_of
 from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.evaluate import evaluate_on
@@ -19,11 +18,13 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
-from tensoropt.tuning.steps import seconds_of, work_seconds
+from tensoropt.tuning.steps import seconds_of
 from tensoropt.verify.predict import predict_placed
 
 _LEAST_S = 1e-3
 """Parts of a step below this share are ignored."""
+_COMPUTING = (*(cls.value for cls in CostClass), REST)
+"""The kinds of work that take the factor of computing."""
 _BOUNDS = 0.25, 4.0
 """The range of plausible factors."""
 
@@ -72,25 +73,14 @@ class Learned:
         """Compare all ranks' measurements of a strategy with its prices."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
-        works = work_seconds(strategy, ranks) if isinstance(strategy, Strategy) else {}
-        if not works:  # pipelines, placed plans and recomputed blocks have only whole steps
-            for kind in (*(cls.value for cls in CostClass), NETWORK, REST):
-                self._add(kind, step_s, priced_s)
-            return
-        assert isinstance(strategy, Strategy)
-        measured, predicted = defaultdict[str, float](float), defaultdict[str, float](float)
-        compute = self.costs.compute()
-        (of_groups,) = stage_works(strategy)
-        for work in of_groups.values():
-            cls = class_of(work)
-            seconds = compute.seconds(work, self.costs.facts.of(work))
-            predicted[cls] += strategy.micro_batches * sum(seconds)
-            measured[cls] += strategy.micro_batches * sum(works.get(work.key, seconds))
-        for cls, seconds_s in measured.items():
-            self._add(cls, seconds_s, predicted[cls])
-        self._add(NETWORK, sent_s, priced_sent_s)
-        computed_s = sum(measured.values())
-        self._add(REST, step_s - sent_s - computed_s, priced_s - priced_sent_s - sum(predicted.values()))
+        if sent_s and isinstance(strategy, Strategy):
+            self._add(NETWORK, sent_s, priced_sent_s)
+            step_s, priced_s = step_s - sent_s, priced_s - priced_sent_s
+            kinds: tuple[str, ...] = _COMPUTING
+        else:  # in pipelines and placed plans collectives contain waits, and a script's are not timed
+            kinds = (*_COMPUTING, NETWORK)
+        for kind in kinds:
+            self._add(kind, step_s, priced_s)
 
     def _add(self, kind: str, measured_s: float, priced_s: float) -> None:
         if min(measured_s, priced_s) > _LEAST_S:

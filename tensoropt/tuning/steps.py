@@ -1,10 +1,8 @@
-"""Measurements of a plan on its ranks: seconds of steps, collectives, operators and edges."""
+"""Measurements of a plan on its ranks: seconds of steps and collectives."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.execute.executable import engine_of, strategy_class
-from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import RunStep
 
 _COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -31,18 +25,14 @@ def run_steps(
     strategy: Mapping[str, Any],
     optimizer: str,
     steps: int,
-    stamped_steps: int = 0,
 ) -> dict[str, Any]:
     """Measure a strategy on one rank of the pool.
 
     Args:
         steps: timed steps, after a warm-up.
-        stamped_steps: further steps with stamps, for sharded strategies on CPU ranks.
 
     Returns:
-        ``steps``: start and end of each; ``collectives``: those of each step; ``forward_s``, ``backward_s``:
-            medians by operator or edge.
-        medians by operator or edge.
+        ``steps``: start and end of each; ``collectives``: those of each step.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
@@ -58,17 +48,7 @@ def run_steps(
             step()
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
-    found: dict[str, Any] = {"steps": whole, "collectives": collectives}
-    if not isinstance(engine, ShardedEngine) or not engine.training or engine.runtime.device.type != "cpu":
-        return found
-    stamps_of: list[StepStamps] = []
-    for _ in range(stamped_steps):
-        if world_size > 1:
-            dist.barrier()
-        with stamped(engine) as operators:
-            step.model()
-        stamps_of.append(operators)
-    return {**found, **median_seconds(stamps_of)} if stamps_of else found
+    return {"steps": whole, "collectives": collectives}
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
@@ -82,27 +62,6 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[fl
         for stamps in zip(*(rank["collectives"] for rank in ranks), strict=True)
     ]
     return whole, network
-
-
-def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return (forward, backward) seconds of a micro-batch on the slowest rank, by workload key."""
-    if not all("forward_s" in rank for rank in ranks):
-        return {}
-    (works,) = stage_works(strategy)
-    again = {name for region in strategy.recomputed for name in region.groups}
-    by_key: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for group in strategy.graph.groups:
-        if group.name not in again:
-            forward_s, backward_s = (
-                max(sum(rank[way].get(op.name, 0.0) for op in group.operators) for rank in ranks)
-                / strategy.micro_batches
-                for way in ("forward_s", "backward_s")
-            )
-            by_key[works[group.name].key].append((forward_s, backward_s))
-    return {
-        key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
-        for key, times in by_key.items()
-    }
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:

@@ -44,8 +44,8 @@ _ROUNDS = 4
 """Maximum number of candidates."""
 _DRIFT = 0.03
 """The relative error of predictions, and the least predicted gain, that justify another round."""
-_LAPS, _STEPS, _STAMPED = 5, 9, 3
-"""Turns of two plans (as the machine's speed drifts); timed steps per turn; steps with operator times."""
+_LAPS, _STEPS = 5, 9
+"""Turns of two plans (as the machine's speed drifts); timed steps per turn."""
 _STDERR = 2
 
 
@@ -259,9 +259,7 @@ class _Tuner:
                 ranks: list[dict[str, Any]] = (
                     self._in_job(plan)
                     if self.job
-                    else self.pool.run(
-                        run_steps, self.spec, strategy.to_data(), plan.optimizer, _STEPS, _STAMPED
-                    )
+                    else self.pool.run(run_steps, self.spec, strategy.to_data(), plan.optimizer, _STEPS)
                 )
                 self.learned.learn(strategy, Mesh(shape=plan.mesh.shape), ranks)
                 laps[number].append(statistics.median(seconds_of(ranks)[0]))

@@ -14,12 +14,12 @@ from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.views.explorations import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
 
+from tensoropt import files
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration import load_exploration as load
 from tensoropt.exploration.exploration_files import read_costs
-from tensoropt.files import unpacked
 from tensoropt.plan.kinds import SHARDED
 from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.rebuilt import rebuilt
@@ -188,14 +188,14 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
         exploration(spaces=[space((devices,))]).save(tmp_path / name)
     damage(tmp_path / "bad")
-    monkeypatch.setattr(unpacked, "__defaults__", (MOST_BYTES, "explore again"))
+    monkeypatch.setattr(files, "_MOST_BYTES", MOST_BYTES)
     library = Library(tmp_path)
     labels = [item["label"] for group in choices(library) for item in group["items"]]
     assert "gpt2-tiny on 8 × H100-80GB (good)" in labels
     if damage is not _bomb:  # whose list entry reads nothing of it
         assert "bad (cannot be read)" in labels
     with pytest.raises(TensorOptError, match=rf"bad.*{'more than' if damage is _bomb else 'damaged'}"):
-        library.load("opened-bad")
+        _ = library.load("opened-bad").recorded
     assert "opened-better" in [entry.key for entry in library.alike("opened-good")]
 
 

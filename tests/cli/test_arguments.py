@@ -6,17 +6,16 @@ What ``show`` and ``choose`` say a training takes and costs, and what they refus
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensoropt.cli.arguments import headroom_option
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.units import headroom_bytes
 from tests.exploration.test_rates import explored
 
 
@@ -84,19 +83,12 @@ def test_nonsense_ends_with_code_2_and_the_rule(
 DEVICE = 80 * 2**30
 
 
-@pytest.mark.parametrize(("headroom", "share"), [(None, None), ("25%", 0.25), ("2GiB", 1 / 40), ("0%", 0.0)])
+@pytest.mark.parametrize(("headroom", "share"), [("25%", 0.25), ("2GiB", 1 / 40), ("0%", 0.0)])
 def test_headroom_is_a_share_of_the_device(headroom, share):
-    assert headroom_option(Namespace(headroom=headroom), lambda: DEVICE) == share
-
-
-def test_the_device_is_looked_at_only_for_headroom():
-    def unknown() -> float:
-        raise AssertionError
-
-    assert headroom_option(Namespace(headroom=None), unknown) is None
+    assert headroom_bytes(headroom, DEVICE) / DEVICE == share
 
 
 @pytest.mark.parametrize("headroom", ["much", "%", "5%%", "-5%", "100%", "81GiB"])
 def test_headroom_that_means_nothing_is_refused(headroom):
     with pytest.raises(TensorOptError, match=r"--headroom|size"):
-        headroom_option(Namespace(headroom=headroom), lambda: DEVICE)
+        headroom_bytes(headroom, DEVICE)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -200,12 +199,6 @@ class ToyCommunication:
         assert list(axes) == sorted(axes)
         group = sum(11.0 ** (a + 1) for a in axes)
         return self.WEIGHTS[kind] * (1e-6 * group + 1e-9 * num_bytes * (1 + group))
-
-    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
-
-    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
 
 _FACTS: dict[tuple[str, bool], Facts] = {}

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, load_cluster, reached_by
+from tensoropt.cluster.local import processor_name
 from tensoropt.costs.compute import (
     _FEWEST_SAMPLES,
     _MATRIX_EFFICIENCY,
@@ -22,7 +23,6 @@ from tensoropt.costs.compute import (
     RooflineCompute,
     Sample,
     SlowestCompute,
-    _processor_name,
     class_of,
     description,
     fit_efficiencies,
@@ -366,5 +366,5 @@ def roofline(kind: DeviceKind) -> RooflineCompute:
 def test_prefix_tells_machines_and_modes_apart():
     assert measurement_prefix(2, 1, True) != measurement_prefix(2, 1, False)
     assert measurement_prefix(2, 1, True) != measurement_prefix(4, 1, True)
-    assert measurement_prefix(2, 1, True).startswith(_processor_name())
+    assert measurement_prefix(2, 1, True).startswith(processor_name())
     assert measurement_prefix(1, 1, True, "H100-80GB").startswith("H100-80GB/")

@@ -17,6 +17,7 @@ from tensoropt.costs.edges import TableArrays
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import tables_of
+from tests.profiling.test_store import cached
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_large_arrays_are_not_kept(store, monkeypatch):
     arrays = TableArrays(store, "prices")
     arrays.once(lambda: "key", lambda: np.ones(100))
     arrays.save()
-    assert not store.cached("tables", "")
+    assert not cached(store, "tables", "")
 
 
 def test_what_cannot_be_stored_is_built_again(store):
@@ -133,4 +134,4 @@ def test_what_cannot_be_stored_is_built_again(store):
     assert arrays.once(lambda: "key", lambda: np.random.default_rng(0).random(10**4)).size == 10**4
     arrays.save()
     assert store.persistent
-    assert not store.cached("tables", "")
+    assert not cached(store, "tables", "")

@@ -1,7 +1,4 @@
-"""Moves of all pairs of layouts at once against the effects of each.
-
-What groups need while they run, and the search under caps on it.
-"""
+"""Moves of all pairs of layouts at once against the effects of each."""
 
 from __future__ import annotations
 
@@ -15,73 +12,25 @@ from tensoropt.costs.effects import (
     READ_BACK,
     Effects,
     MoveEffects,
-    WorkingSets,
     additive,
-    working_sets,
 )
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
-from tensoropt.search import track_frontier
 from tensoropt.sharding.configurations import Configuration
 from tests.costs.models import (
     ToyCommunication,
     ToyCompute,
     facts_of,
     gates,
-    gpt2,
     problem,
-    tables_of,
     three,
 )
 from tests.simulate.test_simulator import Hand, PerByte
 
 COPY = 1e9
-
-
-@pytest.fixture(scope="module")
-def tables():
-    return tables_of(problem(gpt2), (1, 2), "adam", COPY)
-
-
-def test_every_option_of_every_group_has_one(tables):
-    working = working_sets(tables)
-    assert set(working.of) == {g.name for g in tables.graph.groups}
-    for name, needed in working.of.items():
-        assert [len(n) for n in needed] == [len(o) for o in tables.of[name].options]
-
-
-def test_a_split_group_needs_less_than_a_whole_one(tables):
-    """Of the largest group: its best configuration needs at most as much as its worst, and about half."""
-    working = working_sets(tables)
-    largest = max(working.of.values(), key=lambda needed: max(n.max() for n in needed))
-    sizes = np.concatenate(largest)
-    assert 0.4 * sizes.max() < sizes.min() < 0.75 * sizes.max()
-
-
-def test_what_is_found_under_a_cap_keeps_to_it_and_is_never_better_in_sum(tables):
-    working, free = working_sets(tables), track_frontier(tables, epsilon=0)
-    fastest = len(free) - 1
-    caps = working.caps(free.strategy(fastest), free.options(fastest), 0.0)
-    assert caps == sorted(caps)
-    assert caps
-    for cap in caps:
-        under = track_frontier(tables.restricted(working.within(cap)), epsilon=0)
-        assert len(under)
-        for i in np.linspace(0, len(under) - 1, 20, dtype=int).tolist():
-            choice, options = under.strategy(i), under.options(i)
-            needed = (of[choice[g]][options.get(g, 0)] for g, of in working.of.items())
-            assert max(needed) <= cap
-            assert under.time[i] >= free.lower_bound(under.memory[i]) * (1 - 1e-9)
-
-
-def test_no_cap_where_little_can_be_spared():
-    working = WorkingSets({"a": [np.array([5.0]), np.array([9.0])], "b": [np.array([4.0])]})
-    assert working.caps({"a": 1, "b": 0}, {}, memory=100.0) == [5.0, pytest.approx(45**0.5)]
-    assert working.caps({"a": 1, "b": 0}, {}, memory=1000.0) == []
-    assert working.caps({"a": 0, "b": 0}, {}, memory=100.0) == []
 
 
 OVERHEADS = Overheads(copy_s_per_byte=1.3e-9, call_s=1.7e-6, pass_s=3.1e-7)

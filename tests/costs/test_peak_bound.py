@@ -12,7 +12,7 @@ import torch
 import tensoropt
 from tensoropt.costs.residuals import Residuals, save_residuals
 from tensoropt.costs.timings import Timings
-from tensoropt.exploration.rates import rates
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload
 
@@ -51,5 +51,5 @@ def test_no_plan_computes_more_than_the_peak_whatever_was_timed(
         micro_batches=(1,), loss=torch.Tensor.sum, store=store, progress=False,
     )  # fmt: skip
     assert found.report["peak_flops"] == {"float32": PEAK}
-    reached = [rates(found, index).mfu for index in range(len(found.points))]
+    reached = [RatesOf(found).of(index).mfu for index in range(len(found.points))]
     assert 0 < max(reached) <= 1.0 + 1e-9

@@ -88,8 +88,8 @@ def test_collectives_take_their_factor():
 
 
 def test_overheads_take_their_factors():
-    raw = Overheads(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, {"slice": 1.0})
-    assert Residuals({REST: 2.0}).overheads(raw) == Overheads(*[2.0] * 8, {"slice": 2.0})
+    raw = Overheads(*[1.0] * 8)
+    assert Residuals({REST: 2.0}).overheads(raw) == Overheads(*[2.0] * 8)
 
 
 def test_residuals_are_kept_by_hardware(tmp_path):

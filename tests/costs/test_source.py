@@ -10,8 +10,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs import timings
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.timings import _LONG_S, Timings
-from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
-from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
@@ -27,20 +26,8 @@ def store(tmp_path):
         yield profile
 
 
-class Gpus:
-    """Ranks whose kernels keep 100 bytes more; nothing is run by them."""
-
-    def __init__(self, error: str = ""):
-        self.error, self.runs = error, 0
-
-    def run(self, function, work, training):
-        self.runs += 1
-        if self.error == "died":
-            raise RankError("rank 0 died", rank=0, kind="died")
-        if self.error:
-            return [{"error": self.error}]
-        record = find_facts_on_rank(0, 1, work, training)
-        return [record | {"kept_bytes": record["kept_bytes"] + 100}]
+class Ranks:
+    """Ranks by which nothing is run."""
 
 
 def source(store: ProfileStore, cluster: str = "dgx-h100", pool=None) -> CostSource:
@@ -63,7 +50,7 @@ def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monk
 
     monkeypatch.setattr(timings, "measure_peaks", measure_peaks)
     said = []
-    costs = CostSource(load_cluster("local:2"), store, Settings(), Gpus(), note=said.append)
+    costs = CostSource(load_cluster("local:2"), store, Settings(), Ranks(), note=said.append)
     costs.timings.measure({})
     assert said == []
     costs.timings.measure({})
@@ -75,34 +62,6 @@ def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monk
     # Before and after each of the three.
     assert peaks == [("float32",)] * 6
     assert costs.timings.peaks == {"float32": 1e11}
-
-
-def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):
-    work = linear(8, 16, 16)
-    cpu = source(store, "local:2").facts.of(work)
-    asked = source(store, pool=Gpus())
-    assert asked.facts.of(work) == replace(cpu, kept_bytes=cpu.kept_bytes + 100)
-    assert asked.facts.notes() == ()
-    later = source(store)
-    assert later.facts.of(work) == asked.facts.of(work)
-    assert later.facts.notes() == ()
-    other = source(store, "dgx-v100")
-    assert other.facts.of(work) == source(store, "local:2").facts.of(work) == cpu
-    assert other.facts.notes() == (
-        "saved tensors are those of CPU kernels for all pieces of work; kernels of GPUs keep some others",
-    )
-
-
-@pytest.mark.parametrize("error", ["CUDA out of memory", "died"])
-def test_what_a_gpu_cannot_run_is_counted(store, error):
-    asked = source(store, pool=Gpus())
-    asked.facts.of(linear(8, 16, 16))
-    asked.pool = Gpus(error)
-    assert isinstance(asked.facts.of(linear(8, 16, 32)), Facts)
-    assert asked.pool.runs == 1
-    assert asked.facts.notes() == (
-        "saved tensors are those of CPU kernels for 1 of 2 pieces of work; kernels of GPUs keep some others",
-    )
 
 
 def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
@@ -162,12 +121,11 @@ def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
     (mesh,) = asked.cluster.meshes(1)
     assert asked.communication(mesh).source("all_reduce", (0,)) == "data sheet"
     why = "rank 0 died by signal SIGKILL"
-    assert asked.notes()[:3] == (
+    assert asked.notes()[:2] == (
         f"could not be timed, estimated instead: a step of adam: {why}",
-        f"could not be timed, estimated instead: overheads: {why}",
         f"could not be timed, estimated instead: all_reduce 0,1: {why}",
     )
-    assert asked.notes()[-1] == "could not be timed: 3 others"
+    assert asked.notes()[-1] == "could not be timed: 1 others"
 
 
 def test_only_lack_of_memory_makes_work_impossible(store):
@@ -211,21 +169,8 @@ def test_facts_of_many_are_found_once_and_kept(store):
     assert told[2:] == [("facts", 0, 1), ("facts", 1, 1)]
 
 
-def test_what_a_gpu_was_asked_is_not_asked_of_the_cpu(store):
-    work, told = linear(8, 16, 16), []
-    gpu = source(store, pool=Gpus())
-    gpu.facts.of(work)
-    later = source(store)
-    later.progress = lambda *what: told.append(what)
-    later.facts.find([work])
-    assert told == []
-    gpu.progress = later.progress
-    gpu.facts.find([linear(8, 16, 32)])  # ranks are asked one by one
-    assert told == []
-
-
 def test_timing_tells_how_far_it_is(store, monkeypatch):
-    asked, seen = source(store, "local:2", pool=Gpus()), []
+    asked, seen = source(store, "local:2", pool=Ranks()), []
     monkeypatch.setattr(
         "tensoropt.costs.timings.measure_workloads",
         lambda *_, progress, **__: seen.append(progress) or {},

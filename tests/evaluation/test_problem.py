@@ -135,14 +135,6 @@ def test_odd_sizes_are_named_with_their_operator(tmp_path: Path) -> None:
     )
 
 
-def test_a_batch_that_stays_whole_is_named_with_batches_that_would_not(tmp_path: Path) -> None:
-    (note,) = (
-        line for line in summary_lines(explored(tmp_path, 2, 8, 8, devices=3)) if "batch left whole" in line
-    )
-    assert note.endswith("no searched mesh splits 2; an axis of 3 cuts 3")
-    assert not any("left whole" in line for line in summary_lines(explored(tmp_path, 3, 8, 8)))
-
-
 @pytest.mark.parametrize("sizes", [(8, 5, 7), (3, 5, 7), (1, 8, 7), (1, 5, 8)])
 def test_one_size_that_divides_is_enough(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     assert not any(" linear linear " in line for line in whole(explored(tmp_path, *sizes)))

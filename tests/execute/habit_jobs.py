@@ -398,12 +398,7 @@ READ: dict[str, Callable[[Parameters, list[torch.Tensor]], torch.Tensor]] = {
     "norms": lambda ps, _: torch.stack([p.norm() for p in ps]).sum(),
     "means": lambda ps, _: sum(p.square().mean() for p in ps),  # type: ignore[misc]
     "norm of all": lambda ps, _: sum(p.square().sum() for p in ps).sqrt(),  # type: ignore[union-attr]
-    "vector": lambda ps, _: torch.nn.utils.parameters_to_vector(ps).norm(),
-    "many norms": lambda ps, _: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(ps))),
     "proximal": lambda ps, kept: sum((p - q).pow(2).sum() for p, q in zip(ps, kept, strict=True)),  # type: ignore[misc]
-    "distance": lambda ps, kept: sum(  # type: ignore[misc]
-        nn.functional.mse_loss(p, q) for p, q in zip(ps, kept, strict=True)
-    ),
 }
 """Penalties that scripts compute of parameters, and of copies of them."""
 
@@ -454,6 +449,11 @@ def read_penalties(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, fl
     return found
 
 
+def _refused_without_gradients(action: Callable[[], Any]) -> str:
+    with torch.no_grad():
+        return refusal(action)
+
+
 def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
     """What is said of penalties that a rank with parts of parameters cannot compute."""
     model, _, _ = parallel("mlp", mesh)
@@ -465,6 +465,15 @@ def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
         refusal(lambda: weight.sum(0)),
         refusal(lambda: weight.norm(float("inf"))),
         refusal(lambda: weight * torch.ones(len(bias) + 77, 1)),
+        refusal(lambda: nn.functional.mse_loss(weight, weight.detach())),
+        *map(
+            _refused_without_gradients,
+            (
+                lambda: torch.nn.utils.parameters_to_vector([weight, weight]).norm(),
+                lambda: torch.nn.utils.get_total_norm([weight], foreach=True),
+                lambda: weight.norm(1),
+            ),
+        ),
     ]
 
 

@@ -110,19 +110,19 @@ def test_a_model_that_all_ranks_refuse(ranks: RankPool) -> None:
 
 
 SAYS = {
-    "assign": "first.weight is another parameter than when the model was parallelized",
+    "assign": "first.weight is another tensor than when the model was parallelized",
     "data": "first.weight was given other data after parallelize",
-    "head": "third was added to the model after parallelize",
-    "layers": "second.extra was added to the model after parallelize",
-    "away": "a module of the model was removed after parallelize",
-    "parameter": "first.bias is another parameter",
-    "hook": "a hook was added to second after parallelize",
-    "checkpointing": "gradient checkpointing was switched on after parallelize, with a hook on second",
+    "head": "third is another Linear than when the model was parallelized",
+    "layers": "second has more modules than when the model was parallelized (extra)",
+    "away": "third is not set now, but was Linear",
+    "parameter": "first.bias is another tensor",
+    "hook": "second has more forward hooks than when",
+    "checkpointing": "second has more forward hooks than when the model was parallelized (make_inputs",
     "gradient hook": "a hook on the gradient of second.weight was added",
     "step hook": "a hook on the gradient of second.weight was added",
-    "parametrised": "second.parametrizations was added to the model",
-    "forward": "the forward of second was replaced",
-    "lora": "second was added to the model",
+    "parametrised": "second has more modules than when the model was parallelized (parametrizations)",
+    "forward": "second.forward is <lambda> now, but was not set",
+    "lora": "second is Lora now, but was Linear",
 }
 AT_ONCE = {
     "half": "first.weight is torch.float32 in the plan, and would become torch.float16",

@@ -9,11 +9,11 @@ import torch
 
 import tensoropt
 from tensoropt.errors import PlanError
-from tensoropt.execute.own_steps import STAMPED, STEPS, WARM_UP, read_steps, steps_file
+from tensoropt.execute.own_steps import STEPS, WARM_UP, read_steps, steps_file
 from tensoropt.profiling.store import ProfileStore
 
 MODEL, BATCH = "zoo:mlp", 8
-NEEDED = WARM_UP + STEPS + STAMPED + 2
+NEEDED = WARM_UP + STEPS + 1
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,6 @@ def test_a_training_that_is_timed_is_the_same(plan):
     (rank,) = read_steps(plan)
     assert len(rank["steps"]) == STEPS
     assert all(0 < end < 10 for _, end in rank["steps"])
-    assert sum(rank["forward_s"].values()) > 0
-    assert sum(rank["backward_s"].values()) > 0
 
 
 def test_a_job_that_is_too_short_says_how_long_it_should_be(plan):

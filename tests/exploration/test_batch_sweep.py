@@ -1,28 +1,22 @@
-"""One model at several batches: which to try, what none beats by sample, which to take."""
+"""One model at several batches: which to try, which to take."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.batch_sweep import (
-    at_batch,
     batch_in,
     fastest_batch,
-    folder_of_batch,
     next_batch,
-    throughput_frontier,
 )
 from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.export import write_points_csv
 from tests.exploration.test_cluster_offers import on
 
 GIB = 2.0**30
@@ -34,7 +28,7 @@ def at(batch: int, *points: tuple[float, float]) -> Exploration:
     model = found.model.model_copy(
         update={"batch": batch, "fingerprint": f"{batch:064}", "call": None, "source": "zoo:toy"}
     )
-    return replace(found, model=model, recorded=None)
+    return replace(found, model=model, costs=None)
 
 
 SWEEP = (
@@ -84,46 +78,6 @@ def test_batches_that_always_fit_are_doubled_without_end() -> None:
     assert tried(3, 10**30, most=6) == [3, 6, 12, 24, 48, 96]
 
 
-def test_the_frontier_of_all_is_in_time_per_sample() -> None:
-    assert throughput_frontier(SWEEP) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1), min_size=1, max_size=4)
-)
-def test_no_point_of_any_batch_beats_one_of_it(figures: list[list[tuple[int, int]]]) -> None:
-    sweep = [at(2**n, *points) for n, points in enumerate(figures)]
-    every = {
-        (n, i): (memory, seconds / 2**n)
-        for n, points in enumerate(figures)
-        for i, (memory, seconds) in enumerate(points)
-    }
-
-    def beaten(place: tuple[int, int]) -> bool:
-        own = every[place]
-        return any(a <= own[0] and b <= own[1] and (a, b) != own for a, b in every.values())
-
-    found = throughput_frontier(sweep)
-    assert not any(map(beaten, found))
-    # Of equal points one stays.
-    assert {every[p] for p in found} == {every[p] for p in every if not beaten(p)}
-    assert [every[p][0] for p in found] == sorted({every[p][0] for p in found})
-
-
-def test_its_file_has_the_batch_behind_the_other_columns(tmp_path: Path) -> None:
-    names = [folder_of_batch(found.model.batch or 0) for found in SWEEP]
-    points = [(names[n], i) for n, i in throughput_frontier(SWEEP)]
-    write_points_csv(dict(zip(names, SWEEP, strict=True)), points, tmp_path / "frontier.csv")
-    with (tmp_path / "frontier.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0])[:3] == ["point", "memory_bytes", "time_s"]
-    assert list(rows[0])[-3:] == ["exploration", "cluster", "batch"]
-    told = [(row["exploration"], row["point"], row["batch"]) for row in rows]
-    assert told[:3] == [("batch-8", "1", "8"), ("batch-16", "1", "16"), ("batch-16", "2", "16")]
-    rates = [float(row["samples_per_s"]) for row in rows]
-    assert rates == sorted(rates)
-
-
 def sentences(
     sweep: Sequence[Exploration], refused: dict[str, str] | None = None, **limits: float
 ) -> list[str]:
@@ -160,6 +114,3 @@ def test_the_batch_to_take_has_most_samples_per_second_within_the_limits() -> No
     assert fastest_batch(SWEEP, {**within, "time_s": 1.0}).model.batch == 8
     with pytest.raises(InfeasibleError, match="the smallest plan needs 10 GiB"):
         fastest_batch(SWEEP, {**within, "memory_bytes": 5 * GIB})
-    assert at_batch(SWEEP, 16) is SWEEP[1]
-    with pytest.raises(TensorOptError, match="no exploration at batch 12; there are 8, 16, 32, 64"):
-        at_batch(SWEEP, 12)

@@ -13,9 +13,8 @@ from tensoropt.exploration.cluster_offers import (
     fewest_devices,
     folders_in,
     load_sweep,
-    member,
     of_batches,
-    profile,
+    offers,
 )
 from tensoropt.exploration.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
@@ -35,38 +34,21 @@ def on(devices: int, points: Sequence[tuple[float, float]]) -> Exploration:
 FAMILY = (on(1, [(64, 1.0)]), on(2, [(16, 1.2), (32, 0.6)]), on(4, [(4, 1.5), (16, 0.5)]))
 
 
-def test_the_table_has_the_fastest_time_of_each_budget() -> None:
-    found = profile(FAMILY, columns=5)
-    assert [round(b / MIB) for b in found.budgets_bytes] == [4, 8, 16, 32, 64]
-    times = {row.devices: [cell and cell.time_s for cell in row.cells] for row in found.rows}
-    assert times == {
-        1: [None, None, None, None, 1.0],
-        2: [None, None, 1.2, 0.6, 0.6],
-        4: [1.5, 1.5, 0.5, 0.5, 0.5],
-    }
-    last = found.rows[1].cells[-1]
-    assert last is not None
-    assert (last.exploration, last.point) == (1, 1)
+def test_every_row_has_the_time_within_each_budget() -> None:
+    found = offers(FAMILY)
+    assert [round(b / MIB) for b in found.budgets_bytes] == [4, 7, 12, 21, 37, 64]
+    assert [row.within_s for row in found.rows] == [
+        (None, None, None, None, None, 1.0),
+        (None, None, None, 1.2, 0.6, 0.6),
+        (1.5, 1.5, 1.5, 0.5, 0.5, 0.5),
+    ]
 
 
-def test_the_table_stops_at_the_devices_memory() -> None:
+def test_the_budgets_stop_at_the_devices_memory() -> None:
     sweep = on(1, [(64, 2.0), (200, 1.0)]), on(2, [(32, 0.9), (80, 0.6), (90, 0.5)])
-    found = profile(sweep, columns=3)
+    found = offers(sweep)
     assert max(found.budgets_bytes) == pytest.approx(100 * MIB)
-    assert [row.cells[-1].time_s for row in found.rows if row.cells[-1]] == [2.0, 0.5]
-
-
-def test_a_table_where_nothing_fits_says_what_plans_need() -> None:
-    found = profile([on(1, [(128, 2.0), (200, 1.0)])], columns=2)
-    assert [round(b / MIB) for b in found.budgets_bytes] == [128, 200]
-    assert [cell and cell.time_s for cell in found.rows[0].cells] == [2.0, 1.0]
-
-
-def test_two_explorations_on_as_many_devices_share_a_row() -> None:
-    two = on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])
-    found = profile(two, columns=2)
-    (row,) = found.rows
-    assert [(c.time_s, c.exploration) for c in row.cells if c] == [(0.8, 1), (0.7, 1)]
+    assert [row.within_s[-1] for row in found.rows] == [2.0, 0.5]
 
 
 def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
@@ -75,9 +57,6 @@ def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
         assert fewest_devices(FAMILY, limits).devices == devices
     with pytest.raises(InfeasibleError, match=r"1, 2, 4 devices .* leanest needs 4.*MiB on 4"):
         fewest_devices(FAMILY, {"memory_bytes": 2 * MIB})
-    assert member(FAMILY, 2) is FAMILY[1]
-    with pytest.raises(TensorOptError, match="no exploration on 3 devices; there are 1, 2, 4"):
-        member(FAMILY, 3)
 
 
 def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:
@@ -113,10 +92,6 @@ def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
     assert [one.model.batch for one in sweep] == [8, 12, 32]
     assert of_batches(sweep)
     assert not of_batches([weak(1, 8), weak(2, 16)])
-    # A row for each batch, as their steps are of different work.
-    found = profile(sweep, columns=2)
-    assert [(row.devices, row.batch) for row in found.rows] == [(2, 8), (2, 12), (2, 32)]
-    assert (found.weak, found.of_batches) == (True, True)
 
 
 def test_different_models_are_no_sweep(tmp_path: Path) -> None:

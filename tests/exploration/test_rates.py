@@ -19,6 +19,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import (
     Amount,
+    RatesOf,
     StepWork,
     Tariff,
     amount_of,
@@ -27,7 +28,6 @@ from tensoropt.exploration.rates import (
     kinds_of,
     made_for,
     prices_of,
-    rates,
 )
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tests.plan.explorations import point, small_exploration, space
@@ -72,7 +72,7 @@ def explored(
 def test_figures_by_hand() -> None:
     # 8 samples of 128 tokens in 0.5 s; of two H100 with 66.9 TFLOP/s each, a tenth of what 0.5 s would allow.
     found = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
-    one = rates(found, 0, tariff=Tariff(3.0))
+    one = RatesOf(found, Tariff(3.0)).of(0)
     assert (one.devices, one.samples_per_s, one.tokens_per_s) == (2, 16.0, 2048.0)
     assert one.mfu == pytest.approx(0.1)
     assert one.per_hour == 6.0
@@ -85,14 +85,14 @@ def test_figures_by_hand() -> None:
 def test_flop_of_several_formats_have_peaks_of_their_own() -> None:
     kinds = load_cluster("dgx-h100[2]").devices
     flops = {name: 2 * kinds[0].flops[name] * 0.1 for name in ("float32", "bfloat16")}
-    assert rates(explored(flops=flops), 0).mfu == pytest.approx(0.4)
+    assert RatesOf(explored(flops=flops)).of(0).mfu == pytest.approx(0.4)
 
 
 def test_the_peak_of_cpu_ranks_is_what_they_were_measured_to_reach() -> None:
     found = explored("local:2", flops={"float32": 2 * 150e9 * 0.5 * 0.25, "bfloat16": 2 * 400e9 * 0.5 * 0.5})
-    assert rates(found, 0).mfu is None  # nothing says what this processor reaches in bfloat16
+    assert RatesOf(found).of(0).mfu is None  # nothing says what this processor reaches in bfloat16
     peaks = {"peak_flops": {"float32": 150e9, "bfloat16": 400e9}}
-    assert rates(replace(found, report={**found.report, **peaks}), 0).mfu == pytest.approx(0.75)
+    assert RatesOf(replace(found, report={**found.report, **peaks})).of(0).mfu == pytest.approx(0.75)
 
 
 def test_devices_of_two_kinds_add_their_peaks_and_prices_up(tmp_path: Any) -> None:
@@ -102,14 +102,14 @@ def test_devices_of_two_kinds_add_their_peaks_and_prices_up(tmp_path: Any) -> No
         "links: {intra_node: NVLink3}\n"
     )
     found = explored(str(file), flops={"bfloat16": (989.4e12 + 312e12) * 0.25})
-    one = rates(found, 0, tariff=Tariff(by_kind={"H100-80GB": 2.5}))
+    one = RatesOf(found, Tariff(by_kind={"H100-80GB": 2.5})).of(0)
     assert one.mfu == pytest.approx(0.5)
     assert one.per_hour == 4.0
 
 
 def test_a_device_without_tensor_cores_computes_tf32_as_float32() -> None:
     found = explored("dgx-v100[2]", flops={"tf32": 2 * 15.7e12 * 0.25})
-    assert rates(found, 0).mfu == pytest.approx(0.5)
+    assert RatesOf(found).of(0).mfu == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32() -> None:
     ],
 )
 def test_what_is_unknown_says_why(found: Exploration, name: str, why: str) -> None:
-    one = rates(found, 0)
+    one = RatesOf(found).of(0)
     assert getattr(one, name) is None
     assert re.search(why, one.whys[name])
 
 
 def test_part_of_a_cluster_of_one_kind_is_known() -> None:
-    assert rates(explored("dgx-h100[4]", flops={"float32": 1.0}), 0).mfu is not None
+    assert RatesOf(explored("dgx-h100[4]", flops={"float32": 1.0})).of(0).mfu is not None
 
 
 def test_an_amount_of_what_is_unknown_is_refused_with_the_reason() -> None:
@@ -186,8 +186,8 @@ def test_hours_and_cost_are_linear_in_the_amount_and_cost_in_the_price(
     first: float, second: float, price: float
 ) -> None:
     found = explored()
-    work, one = StepWork.of(found), rates(found, 0, tariff=Tariff(price))
-    dear = rates(found, 0, tariff=Tariff(2 * price))
+    work, one = StepWork.of(found), RatesOf(found, Tariff(price)).of(0)
+    dear = RatesOf(found, Tariff(2 * price)).of(0)
 
     def cost(count: float, at: Any = one) -> float:
         return float(at.cost(Amount(count, "tokens").steps(work)))
@@ -204,7 +204,7 @@ def test_hours_and_cost_are_linear_in_the_amount_and_cost_in_the_price(
 @given(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=4096))
 def test_throughput_times_time_is_the_step(batch: int, length: int) -> None:
     call = {"args": [], "kwargs": {"input_ids": {"tensor": [batch, length], "dtype": "int64"}}}
-    one = rates(explored(call=call), 0)
+    one = RatesOf(explored(call=call)).of(0)
     assert one.samples_per_s is not None
     assert one.tokens_per_s is not None
     assert one.samples_per_s * one.step_s == pytest.approx(batch)
@@ -213,7 +213,7 @@ def test_throughput_times_time_is_the_step(batch: int, length: int) -> None:
 
 def test_a_point_on_one_device_pays_for_one() -> None:
     found = explored(spaces=(replace(space((2,), 1), mesh=MeshInfo(shape=(), names=())),))
-    one = rates(found, 0, tariff=Tariff(3.0))
+    one = RatesOf(found, Tariff(3.0)).of(0)
     assert (one.devices, one.per_hour) == (1, 3.0)
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.frontier import (
-    bends,
     distance,
     dominated_area,
     hypervolume,
@@ -89,19 +88,6 @@ def test_merge_keeps_the_origin_of_every_point(lists):
 
 def test_merge_of_nothing_is_empty():
     assert len(merge([])) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=25), st.integers(0, 9))
-def test_bends_are_those_of_the_obvious_twin(pairs, most):
-    x, y = np.array(pairs, float).reshape(-1, 2).T
-    assert bends(x, y, most) == naive.bends(x, y, most)
-
-
-def test_a_straight_line_has_ends_and_no_bends():
-    assert bends([0, 1, 2, 3], [3, 2, 1, 0], 9) == [0, 3]
-    assert bends([0, 1, 2, 3], [3, 1, 0.9, 0], 9, least=0.2) == [0, 3, 1]
-    assert bends([], [], 3) == []
-    assert bends([1], [1], 3) == [0]
 
 
 def test_the_knee_is_the_point_below_the_chord():

@@ -1,4 +1,4 @@
-"""Training by Lightning's Trainer or Fabric: under torchrun (``lightning_jobs.py WHAT FOLDER PLAN``), or in
+"""Training by Lightning's Trainer: under torchrun (``lightning_jobs.py WHAT FOLDER PLAN``), or in
 one process.
 
 The last batch of an epoch has two of four rows, and so
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric, seed_everything
+from lightning.fabric import seed_everything
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
@@ -29,7 +29,8 @@ from torch.utils.data import (
 
 import tensoropt
 from tensoropt.errors import PlanError
-from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
+from tensoropt.integrations.lightning import PlanStrategy
+from tensoropt.integrations.rows import divided
 from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
@@ -257,72 +258,19 @@ def moved(folder: Path, plan: str | None) -> dict[str, Any]:
     return found_by(module, made)
 
 
-def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
-    """A loop with Fabric that averages, saved in the middle; then from the middle again."""
-    seed_everything(3)
-    strategy = "auto" if plan is None else FabricPlanStrategy(**how(plan))
-    fabric = Fabric(strategy=strategy, **place(plan))
-    fabric.launch()
-    found: dict[str, Any] = {}
-    for part in ("first", "again"):
-        plain = build()
-        optimizer = groups(plain)  # of the parameters before they are distributed
-        scheduler = warmed_up(optimizer)
-        if part == "again" and plan is not None:
-            fabric = Fabric(strategy=FabricPlanStrategy(**how(plan)), **place(plan))
-            fabric.launch()
-        model, optimizer = fabric.setup(plain, optimizer)
-        training, evaluation = fabric.setup_dataloaders(*loaders())
-        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
-        average = Average(plain)
-        if part == "again":
-            fabric.load(folder / "middle", state)
-            average.load(folder / "average")
-            training._num_iter_calls = state["epoch"]
-        losses, norms, rates, evaluated = [], [], [], []
-        for epoch in range(state["epoch"], steps // EPOCH):
-            for number, batch in enumerate(training, 1):
-                with fabric.no_backward_sync(model, enabled=number % 2 != 0):
-                    loss = model(**batch).loss
-                    fabric.backward(loss / 2)
-                losses.append(float(loss))
-                if number % 2 == 0:
-                    norms.append(float(fabric.clip_gradients(model, optimizer, max_norm=0.5)))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    average.update()
-                    rates.append(scheduler.get_last_lr()[0])
-                    scheduler.step()
-            if epoch + 1 == steps // EPOCH // 2 and part == "first":
-                fabric.save(folder / "middle", state | {"epoch": epoch + 1})
-                average.save(folder / "average")
-        model.eval()
-        with torch.no_grad():
-            evaluated = [float(model(**batch).loss) for batch in evaluation]
-            with average.in_place():
-                averaged = [float(model(**batch).loss) for batch in evaluation]
-        found[part] = {"losses": losses, "norms": norms, "rates": rates, "evaluated": evaluated}
-        found[part]["averaged"] = averaged
-    return found
-
-
-def briefly_looped(folder: Path, plan: str | None) -> dict[str, Any]:
-    return looped(folder, plan, 2 * EPOCH)
-
-
 def sampled(folder: Path, plan: str | None) -> dict[str, Any]:
     """The losses by loaders of all kinds of orders, and of a Trainer by one that draws with replacement."""
-    fabric = Fabric(strategy="auto" if plan is None else FabricPlanStrategy(**how(plan)), **place(plan))
-    fabric.launch()
     model = build()
-    model, optimizer = fabric.setup(model, groups(model))
+    if plan is not None:
+        tensoropt.parallelize(model, **how(plan), batch="share")
+    optimizer = groups(model)
     found: dict[str, Any] = {}
     for name, loader in ordered(1 if plan is None else model.data_world).items():
         torch.manual_seed(5)
         found[name] = []
-        for batch in fabric.setup_dataloaders(loader):
+        for batch in loader if plan is None else divided(loader, model):
             loss = model(**batch).loss
-            fabric.backward(loss)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             found[name].append(float(loss))
@@ -358,18 +306,13 @@ def measured(folder: Path, plan: str | None) -> dict[str, Any]:
 
 def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     """What is said of loaders that would give ranks other rows than the plan asks for."""
-    fabric = Fabric(strategy=FabricPlanStrategy(plan), **place(plan))
-    fabric.launch()
-    data = samples(22)
+    model, data = tensoropt.parallelize(build(), plan, batch="share"), samples(22)
 
     def said(loader: DataLoader[Any]) -> str:
-        return refusal(lambda: next(iter(fabric.setup_dataloaders(loader))))
+        return refusal(lambda: next(iter(divided(loader, model))))
 
-    early = said(DataLoader(data, GLOBAL))
-    model = fabric.setup(build())
     rows = tensoropt.sampler(model, data)
     return {
-        "early": early,
         "size": said(DataLoader(data, 3, shuffle=True)),
         "items": said(DataLoader(data, None)),
         "no length": said(DataLoader(data, batch_sampler=iter([[0, 1]]))),
@@ -381,10 +324,6 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
         "own share": said(DataLoader(data, GLOBAL // 2, shuffle=True)),
         "own order": said(DataLoader(data, rows.batch_size, sampler=rows)),
         "own order, whole": said(DataLoader(data, GLOBAL, sampler=rows)),
-        "second": refusal(lambda: fabric.setup(build())),
-        "state": refusal(lambda: fabric.save(folder / "saved", {"optimizer": 0})),
-        "filter": refusal(lambda: fabric.save(folder / "saved", {"model": model}, filter={})),
-        "other's": refusal(lambda: fabric.load(folder, {"model": model})),
     }
 
 
@@ -403,8 +342,6 @@ JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
         briefly_fitted,
         fitted_on_nodes,
         moved,
-        looped,
-        briefly_looped,
         sampled,
         measured,
         misused,

@@ -43,8 +43,8 @@ def test_every_argument_is_asked_for_or_means_the_same_on_a_part():
         if spec.rule is None or not target.startswith("aten."):
             continue
         text = "".join(sources(spec.rule))
-        asked = set(map(int, re.findall(r"\.arg\((\d+)", text)))
-        names = set(re.findall(r"\.arg\([^()]*\"(\w+)\"", text))
+        asked = set(map(int, re.findall(r"\.(?:arg|dim)\((\d+)", text)))
+        names = set(re.findall(r"\.(?:arg|dim)\([^()]*\"(\w+)\"", text))
         for position, argument in enumerate(resolve_overload(target)._schema.arguments):
             if "Tensor" in str(argument.type) or position in asked or argument.name in names:
                 continue

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from tensoropt.graph import Ref
-from tensoropt.ops import attention_in_blocks
-from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, QueryPiece, causal_attention_in_blocks
+from tensoropt.ops import attention_in_blocks, ring_attention
+from tensoropt.ops.attention_in_blocks import QueryPiece, stretches
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
+from tensoropt.ops.ring_attention import BLOCKS_FORM, Ring, causal_attention_in_blocks
 from tensoropt.profiling.cuda_kernels import CudaAttention
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
@@ -63,18 +64,19 @@ LAYOUTS = {"contiguous": contiguous, "zig-zag": zigzag, "inner": inner}
 
 @pytest.mark.parametrize("keys", [24, 13, 31])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_runs_see_the_keys_up_to_each_query(layout: str, keys: int) -> None:
+def test_queries_see_the_keys_up_to_each_query(layout: str, keys: int) -> None:
     pieces = LAYOUTS[layout](24, 2)
     seen_by_ranks = []
     for at in range(2):
         places = positions(pieces, at)
         seen: list[set[int]] = [set() for _ in places]
-        for run in attention_in_blocks._runs(Rank(at), pieces, keys):
-            for first, end, causal in run.keys:
-                for row in range(run.first, run.end):
-                    new = set(range(first, min(end, first + row - run.first + 1) if causal else end))
-                    assert not seen[row] & new
-                    seen[row] |= new
+        alone = Ring((), 1, 0, (((0, keys),),), keys)
+        turns = ring_attention._Turns(Rank(at), alone, stretches(Rank(at), pieces))
+        for (top, last), (first, end), causal in turns.pairs(0, len(places)):
+            for row in range(top, last):
+                new = set(range(first, min(end, first + row - top + 1) if causal else end))
+                assert not seen[row] & new
+                seen[row] |= new
         assert seen == [set(range(min(place + 1, keys))) for place in places]
         seen_by_ranks.append(sum(map(len, seen)))
     assert sorted(place for at in range(2) for place in positions(pieces, at)) == list(range(24))
@@ -88,7 +90,7 @@ def test_runs_see_the_keys_up_to_each_query(layout: str, keys: int) -> None:
 def test_ranks_together_give_attention_and_its_gradients(
     layout: str, kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_in_blocks, "block_kernel", lambda *_: kernel)
+    monkeypatch.setattr(ring_attention, "block_kernel", lambda *_, **__: kernel)
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(2, heads, 24, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]

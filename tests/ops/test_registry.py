@@ -41,8 +41,6 @@ ONNX = PACKAGE / "capture" / "onnx"
 """Speaks of ONNX's operators, some of which are called like PyTorch's."""
 PYTHON_CALLS = PACKAGE / "capture" / "forward_calls.py"
 """Follows calls of Python functions while a model is exported; no operators of a graph."""
-BANDS = PACKAGE / "capture" / "bands.py"
-"""Computes calls of constants in a form of its own, before there is a graph: its tables say which of them."""
 WORDS = PACKAGE / "report" / "step_parts.py"
 """Says what people call operators; nothing follows from it but what is shown."""
 
@@ -86,7 +84,7 @@ def test_no_other_stage_keeps_a_table_of_operators():
     """A table is a literal of three operators or more, by their names without namespace and overload."""
     packets = {packet_of(t) for t in _BY_TARGET} | {n for spec in _SPECS for n in spec.without_rule}
     found = []
-    for name, tree in modules_without(FAMILY_FOLDER, ONNX, PYTHON_CALLS, BANDS, WORDS):
+    for name, tree in modules_without(FAMILY_FOLDER, ONNX, PYTHON_CALLS, WORDS):
         for node in ast.walk(tree):
             items: list[ast.expr | None] = []
             if isinstance(node, ast.Set | ast.Tuple | ast.List):

@@ -12,6 +12,7 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
+from tensoropt.plan.graph_facts import Weights
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, StagePlan, StagesInfo
 from tensoropt.plan.plan_names import (
     ADDED,
@@ -22,7 +23,6 @@ from tensoropt.plan.plan_names import (
     TENSOR,
     WHOLE,
     brief_name,
-    exceptions_share,
     family,
     is_recomputed,
     plan_names,
@@ -30,7 +30,6 @@ from tensoropt.plan.plan_names import (
 )
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.shares import Weights
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
@@ -50,7 +49,7 @@ def space(groups: dict[str, Any], shape: tuple[int, ...] = (8, 2), **more: Any) 
 
 
 def name(of: Space, choice: tuple[int, ...], options: tuple[int, ...]) -> str:
-    return plan_names([point(1.0, 1.0, 0, choice=choice, options=options)], [of])[0]
+    return plan_names([point(1.0, 1.0, 0, choice=choice, options=options)], [of]).names[0]
 
 
 def options_on(first: str) -> list[list[list[str]]]:
@@ -198,15 +197,19 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
 
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
     made = pipelined("1f1b", [stage] * 4, "h.0")
-    assert plan_names([made], [of]) == ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
-    assert plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])[0].endswith(
-        "PP 4 interleaved 1F1B (8 stages)"
+    assert plan_names([made], [of]).names == (
+        "DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",
+    )
+    assert (
+        plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])
+        .names[0]
+        .endswith("PP 4 interleaved 1F1B (8 stages)")
     )
     partly = stage.model_copy(update={"once": ("up",)})  # of an earlier version, without recipes
-    assert "1 block recomputed in part" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of])[0]
+    assert "1 block recomputed in part" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of]).names[0]
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
     single = stage.model_copy(update={"groups": {"up": ("rows",)}, "stored": {"w": ("R",)}})
-    assert plan_names([pipelined("gpipe", [single] * 2)], [alone]) == ("2 micro-batches · PP 2 GPipe",)
+    assert plan_names([pipelined("gpipe", [single] * 2)], [alone]).names == ("2 micro-batches · PP 2 GPipe",)
 
 
 def test_every_schedule_has_a_short_title() -> None:
@@ -276,8 +279,8 @@ def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
         weights = Weights({"a": 1 - share, "b": share}, {"wa": 1 - share, "wb": share})
         for choice, options in (((0, 1), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 1))):
             made = [point(1.0, 1.0, 0, choice=choice, options=options)]
-            names[share, choice, options] = plan_names(made, [of], weights=weights)[0]
-            told = exceptions_share(made, [of], weights)
+            names[share, choice, options] = plan_names(made, [of], weights=weights).names[0]
+            told = plan_names(made, [of], weights=weights).exceptions
             assert told == pytest.approx([share])
     assert list(names.values()) == [
         "DP 8", "DP 8 · ZeRO-2", "DP 8",
@@ -290,11 +293,11 @@ def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
     groups = {name: group([["d0", "d1"], ["d0", "out_features"]], [[[]]] * 2, "d0") for name in ALONG}
     of = space(groups, (4, 2), micro_batches=1, sequence=ALONG)
     points = [point(1.0, 1.0, 0, choice=c, options=(0,) * 4) for c in ((0, 1, 0, 1), (0, 0, 0, 0))]
-    assert exceptions_share(points, [of]).tolist() == [0.0, 0.0]
+    assert plan_names(points, [of]).exceptions.tolist() == [0.0, 0.0]
     plain = group([["rows"]], [[[]]])
     blocks = space(dict.fromkeys("abc", plain), (8,), regions={n: f"h.{n}" for n in "abc"}, micro_batches=1)
     again = [point(1.0, 1.0, 0, choice=c, options=(0,) * 3) for c in ((0, 0, 0), (1, 1, 1), (1, 0, 0))]
-    assert exceptions_share(again, [blocks]) == pytest.approx([0.0, 0.0, 1 / 3])
+    assert plan_names(again, [blocks]).exceptions == pytest.approx([0.0, 0.0, 1 / 3])
 
 
 def test_convolutions_split_along_the_batch_are_data_parallel() -> None:

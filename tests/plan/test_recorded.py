@@ -11,27 +11,23 @@ import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration_files import RECORDED as FILE
-from tensoropt.plan.recorded import Recorded, load_recorded
-from tensoropt.profiling.link_fits import Transition
+from tensoropt.plan.recorded import Recorded, read_recorded
+from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.links import LinkFits
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100" / FILE
-LINKS = LinkFits(
-    collectives={},
-    transitions={
-        (0, 1): Transition(
-            works_s=(0.0, 1e-3, 4e-3),
-            sizes=(4096, 65536),
-            arriving_s=((0.0, 0.0), (1e-4, 2e-4), (1e-4, 3e-4)),
-            leaving_s=((0.0, 0.0), (1e-5, 2e-5), (1e-5, 4e-5)),
-        )
-    },
+FIT = LinkFit(
+    kind="all_reduce",
+    group=(0, 1),
+    segments=(Segment(alpha_s=1e-4, seconds_per_byte=1e-9),),
+    residual=0.01,
 )
+LINKS = LinkFits(collectives={("all_reduce", (0, 1)): (FIT,)})
 
 
 @pytest.fixture
 def recorded() -> Recorded:
-    saved = load_recorded(READY_MADE)
+    saved = read_recorded(READY_MADE.read_bytes(), READY_MADE)
     works = dict(list(saved.compute.works.items())[:2])
     part = replace(saved.whole, compute=replace(saved.compute, works=works))
     return replace(saved, links={"2x4": LINKS}, parts={"a device A100-80GB": part})
@@ -39,24 +35,16 @@ def recorded() -> Recorded:
 
 def test_what_is_saved_comes_back(recorded: Recorded, tmp_path: Path) -> None:
     recorded.save(tmp_path / FILE)
-    found = load_recorded(tmp_path / FILE)
+    found = read_recorded((tmp_path / FILE).read_bytes(), tmp_path / FILE)
     assert found.links == recorded.links
     assert found.whole == recorded.whole
     assert found.parts == recorded.parts
 
 
-@pytest.mark.parametrize(
-    "old",
-    [
-        {"collectives": [], "pairs": [], "arrivals": [[[0], [[0.0, 0.0], [1e-3, 1e-4]]]]},
-        {"collectives": [], "pairs": [], "transitions": [[[0], {"leaving_s": [1e-5, 4e-5]}]]},
-    ],
-    ids=["one time after work", "by size alone"],
-)
-def test_links_of_an_older_version_are_refused(recorded: Recorded, tmp_path: Path, old: object) -> None:
+def test_damaged_links_are_refused(recorded: Recorded, tmp_path: Path) -> None:
     recorded.save(tmp_path / FILE)
     data = json.loads(gzip.decompress((tmp_path / FILE).read_bytes()))
-    data["links"]["2x4"] = old
+    data["links"]["2x4"] = {"collectives": []}
     (tmp_path / FILE).write_bytes(gzip.compress(json.dumps(data).encode()))
     with pytest.raises(TensorOptError, match=r"is damaged .*; explore again"):
-        load_recorded(tmp_path / FILE)
+        read_recorded((tmp_path / FILE).read_bytes(), tmp_path / FILE)

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts, flops_of
 from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run_workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
@@ -125,20 +125,6 @@ def test_work_of_calls_adds_up_to_the_whole():
     # A CPU takes several kernels for it.
     assert norm.outer_bytes == 4 * (2 * 32 * 16 + 16) < norm.traffic_bytes
     assert Facts.from_record(facts.to_record()) == facts
-
-
-@pytest.mark.parametrize(
-    "work",
-    [linear(32, 24, 16), pointwise("aten.gelu.default"), pointwise("aten.softmax.int", -1)],
-    ids=["linear", "gelu", "softmax"],
-)
-def test_a_device_asked_itself(work: Workload):
-    """On this one the answer is that of fake tensors, whose kernels are its own."""
-    assert Facts.from_record(find_facts_on_rank(0, 1, work, True)) == find_facts(work)
-
-
-def test_a_device_that_cannot_run_it_says_so():
-    assert "nonsense" in find_facts_on_rank(0, 1, pointwise("aten.nonsense.default"), True)["error"]
 
 
 @pytest.mark.parametrize("directions", [1, 2])

@@ -20,7 +20,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling import links
 from tensoropt.profiling.link_fits import LinkFit, _fit_line, fit_segments
-from tensoropt.profiling.link_timing import COLLECTIVES, Turns, time_collective
+from tensoropt.profiling.link_timing import COLLECTIVES, time_collective
 from tensoropt.profiling.links import (
     _PAIR_SIZES,
     _QUICK_SIZES,
@@ -109,16 +109,6 @@ def test_one_standstill_is_no_part_of_a_collective(seconds, mean):
     assert _in_step(np.array(seconds)) == pytest.approx(mean)
 
 
-def by_turns(turns: Turns, lap: int) -> list[tuple[float, float, float]]:
-    """A layer takes a millisecond, in every other lap twice as long, 0.1 ms longer after a collective, but
-    a block 0.3 ms per MiB at most; a collective takes 0.1 ms, and after work 0.2 ms longer."""
-    slow, sent = 1 + lap % 2, bool(turns.size)
-    marked_s = min(1e-4 * turns.layers, 3e-4 * turns.size / 2**20)
-    work_s, collective_s = 1e-3 * turns.layers * slow + marked_s, sent * (1e-4 + 2e-4 * bool(turns.layers))
-    starts = [(work_s + collective_s) * i for i in range(turns.blocks)]
-    return [(start, start + work_s, start + work_s + collective_s) for start in starts]
-
-
 class FakePool:
     """Answers with the stamps of links that take ``alpha + bytes / beta``; fails where told to."""
 
@@ -131,9 +121,6 @@ class FakePool:
     def run(self, function, *arguments):
         *what, plan = arguments
         self.calls += 1
-        if function.__name__ == "time_transitions":
-            _, turns, laps = arguments
-            return [[[by_turns(each, lap) for each in turns] for lap in range(laps)]] * self.world_size
         if what[0] == self.failing:
             raise RankError(f"rank 1 did not finish {what[0]}\nstack", rank=1, kind="hung")
         factor = 2 if function.__name__ == "time_pair" else 1
@@ -212,7 +199,7 @@ def test_each_way_to_group_is_measured_once_and_kept(store):
     assert set(fits.collectives) == {(kind, axes) for kind in COLLECTIVES for axes in ((0,), (1,), (0, 1))}
     assert set(fits.pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
     assert [fit.group for fit in fits.collectives["all_reduce", (0,)]] == [(0, 2), (1, 3)]
-    calls = ROUNDS * (3 * (5 + 2) + 6)
+    calls = ROUNDS * (3 * 5 + 6)
     assert pool.calls == calls
     for fit in (*fits.collectives["broadcast", (1,)], fits.pairs[0, 3]):
         assert fit.time_s(10**6) == pytest.approx(1.1e-3)
@@ -222,33 +209,7 @@ def test_each_way_to_group_is_measured_once_and_kept(store):
     assert load_links(cluster, square, store) == fits
     assert not load_links(load_cluster("local:2"), load_cluster("local:2").meshes()[0], store).collectives
     measure_links(cluster, flat, pool, store, refresh=True, pairs=False)
-    assert pool.calls == calls + ROUNDS * (5 + 2)
-
-
-def test_what_going_from_work_to_collectives_and_back_adds_is_measured(store):
-    cluster = load_cluster("local:2")
-    (mesh,) = cluster.meshes()
-    fits = measure_links(cluster, mesh, FakePool(2), store)
-    (transition,) = fits.transitions.values()
-    layers = np.array([0, 1, 4, 16])
-    assert transition.works_s == pytest.approx(1e-3 * layers)
-    assert np.array(transition.arriving_s) == pytest.approx(2e-4 * np.array([[0.0] * 5, *[[1.0] * 5] * 3]))
-    sizes = np.array(transition.sizes)
-    known = np.minimum(layers[:, None], [4, 4, 4, 16, 16])  # small ones have done their worst by then
-    expected = np.minimum(1e-4 * known, 3e-4 * sizes / 2**20)
-    assert np.array(transition.leaving_s) == pytest.approx(expected)
-    model = CommunicationModel(cluster, mesh, fits)
-    works = np.array([0.0, transition.works_s[1] / 2, 1.0])
-    assert list(model.arriving_s([0], works, 2**16)) == pytest.approx([0.0, 1e-4, 2e-4])
-    assert model.arriving_s([0], math.inf, 2**30) == pytest.approx(2e-4)
-    assert list(model.leaving_s([0], 1.0, np.array([0, 2**20, 2**30]))) == pytest.approx(
-        [3e-4 / 256, (1.5e-4 + 6e-4) / 2, 16e-4]
-    )
-    assert model.leaving_s([0], transition.works_s[1] / 2, 2**23) == pytest.approx(5e-5)
-    bare = CommunicationModel(cluster, mesh)
-    assert bare.arriving_s([0], 1.0, 2**20) == bare.leaving_s([0], 1.0, 2**20) == 0.0
-    assert "8 MiB axes 0, work after it" in fits.table()
-    assert "+1.6 ms" in fits.table()
+    assert pool.calls == calls + ROUNDS * 5
 
 
 class Disturbed(FakePool):
@@ -261,8 +222,6 @@ class Disturbed(FakePool):
 
     def run(self, function, *arguments):
         told = super().run(function, *arguments)
-        if function.__name__ == "time_transitions":
-            return told
         self.rounds[arguments[0]] += 1
         stamps = []
         for starts, ends, behind in told[0]:
@@ -292,9 +251,9 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert ("reduce_scatter", (0,)) not in fits.collectives
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
-    assert seen[0][:3] == ("links", 0, ROUNDS * 7)
+    assert seen[0][:3] == ("links", 0, ROUNDS * 6)
     assert seen[0][3] == "all_reduce 0,1"
-    assert seen[-1][:3] == ("links", ROUNDS * 7, ROUNDS * 7)
+    assert seen[-1][:3] == ("links", ROUNDS * 6, ROUNDS * 6)
     seen.clear()
     again = measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
     assert len(again.collectives) == 5  # tried again
@@ -308,16 +267,9 @@ def test_a_pool_or_kind_that_does_not_fit_is_refused(store):
         measure_links(cluster, cluster.meshes()[0], FakePool(4), store, kinds=["all_redcue"])
 
 
-@pytest.fixture
-def few_turns(monkeypatch):
-    """What turns take is measured in fewer laps: here only that it is."""
-    short = tuple((sizes, blocks, 4) for sizes, blocks, _ in links.TURNS)
-    monkeypatch.setattr(links, "TURNS", short)
-
-
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_real_ranks(store, ranks, few_turns):
+def test_two_real_ranks(store, ranks):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()
     sizes = (1024, 16 * 1024, 256 * 1024, 1024**2)
@@ -325,9 +277,6 @@ def test_two_real_ranks(store, ranks, few_turns):
     assert not fits.failed
     assert set(fits.collectives) == {(kind, (0,)) for kind in COLLECTIVES}
     assert set(fits.pairs) == {(0, 1)}
-    transition = fits.transitions[0,]
-    assert 0 < transition.works_s[1] < transition.works_s[-1] < 1
-    assert all(0 <= extra < 1 for extra in (*transition.arriving_s[-1], *transition.leaving_s[-1]))
     for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
         assert [size for size, *_ in fit.points] == list(_PAIR_SIZES if fit.kind == "send" else sizes)
         assert all(1e-6 < seconds < 5 for _, seconds, *_ in fit.points)
@@ -337,7 +286,7 @@ def test_two_real_ranks(store, ranks, few_turns):
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_the_fit_follows_a_shaped_link(namespaces, few_turns):
+def test_the_fit_follows_a_shaped_link(namespaces):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()
     prefixes = [["ip", "netns", "exec", name] for name in namespaces]

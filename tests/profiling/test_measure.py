@@ -30,7 +30,6 @@ from tensoropt.profiling.workload_timing import (
     MIN_REPEATS,
     OUT_OF_MEMORY,
     joined,
-    time_alone,
     time_workload,
     usual,
 )
@@ -86,12 +85,11 @@ def test_measures_forward_and_backward(pool, store):
     for record in records.values():
         assert 0 < record["forward_s"] < 1
         assert 0 < record["backward_s"] < 1
-        assert MIN_REPEATS <= record["repeats"] < WallTimer.passes * (WallTimer.most_repeats + _MOST_COPIES)
+        assert MIN_REPEATS <= record["repeats"] < workload_timing._MOST_REPEATS + _MOST_COPIES
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
-    timings = 2 * WallTimer.passes
-    assert seen[0][:3] == ("measure", 0, timings)
-    assert seen[-1][:3] == ("measure", timings, timings)
+    assert seen[0][:3] == ("measure", 0, 2)
+    assert seen[-1][:3] == ("measure", 2, 2)
 
 
 def test_inference_has_no_backward(pool, store):
@@ -159,7 +157,7 @@ def test_an_interruption_keeps_what_was_measured(pool, store):
     assert set(known) == {f"here/{w.key}" for w in works[:2]}
     seen = []
     measure_workloads(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
-    assert seen[0][2] == 3 * WallTimer.passes
+    assert seen[0][2] == 3
 
 
 SECONDS = {"forward": [1.0] * 4, "backward": [2.0] * 4}
@@ -260,21 +258,7 @@ def test_seconds_are_said_in_advance(store):
         expected_s=lambda work: 2.0,
         begins=lambda *begun: said.append(begun),
     )
-    assert said == [(3, pytest.approx(73, abs=1))]
-
-
-@torch.library.custom_op("tensoropt_tests::sleeping", mutates_args=())
-def sleeping(x: torch.Tensor) -> torch.Tensor:
-    time.sleep(60)
-    return x.clone()
-
-
-def test_an_operator_registered_here_that_hangs_is_marked():
-    """The ranks have not heard of it; a fork of this process has, and may be lost."""
-    work = calling("tensoropt_tests.sleeping.default", Ref("w"))
-    assert time_alone(work, True, 0.5) == {"error": "it did not end within 0 s"}
-    known = time_alone(linear(8, 16, 16), True, 60.0)
-    assert known["forward_s"] > 0
+    assert said == [(3, pytest.approx(42, abs=1))]
 
 
 def test_the_slower_rank_counts():
@@ -309,9 +293,10 @@ class Counting(WallTimer):
 
 
 @pytest.mark.parametrize(
-    ("unit_s", "visits"), [(1e-9, 33), (0.04 / 60, 30), (0.04 / 9, 6), (0.04 / 6, 4), (0.04 / 3, 2), (1.0, 2)]
+    ("unit_s", "visits"),
+    [(1e-9, 51), (0.12 / 60, 30), (0.12 / 9, 6), (0.12 / 5.9, 5), (0.12 / 3, 5), (1.0, 5)],
 )
-def test_so_many_visits_in_a_pass_as_there_is_time_for(unit_s, visits):
+def test_so_many_visits_as_there_is_time_for(unit_s, visits):
     """One forward and one backward take a unit each: 60 visits would take twice the time that is wanted."""
     found = time_workload(0, 1, linear(8, 16, 32), True, Counting(unit_s))
     assert [len(found[way]) for way in ("forward", "backward")] == [visits, visits]
@@ -395,29 +380,9 @@ class Shared(WallTimer):
 def test_the_smallest_repeat_that_did_not_wait_counts(repeats, seconds):
     timer = Shared(repeats)
     spans = [timed(timer, lambda: None)[1] for _ in range(6)]
-    assert counted(timer, spans).device_s == pytest.approx(seconds)
+    assert counted(timer, spans) == pytest.approx(seconds)
     found = time_workload(0, 1, linear(8, 16, 32), False, Shared(repeats))
     assert joined([found])["forward_s"] == pytest.approx(seconds)
-
-
-def test_repeats_are_spread_over_the_run(store):
-    """Somebody else uses the machine in the first two passes; the third one counts, and its idle core."""
-    works = [linear(8, 16, n) for n in (1, 2, 3)]
-    slow = {way: [9 * s for s in of] for way, of in SECONDS.items()}
-    pool = Scripted({work.key: [slow, slow, SECONDS] for work in works})
-    records = measure_workloads(works, pool, store, "here", training=True, batch=3)
-    for work in works:
-        assert (records[work.key]["forward_s"], records[work.key]["backward_s"]) == (1.0, 2.0)
-        assert records[work.key]["repeats"] == 12
-        assert store.get(f"here/{work.key}") == records[work.key]
-
-
-def test_what_fails_in_a_later_pass_keeps_what_it_took_before(store):
-    work = linear(8, 16, 1)
-    pool = Scripted({work.key: [SECONDS, {"error": "a cosmic ray"}]})
-    (record,) = measure_workloads([work], pool, store, "here", training=True).values()
-    assert record["forward_s"] == 1.0
-    assert "error" not in record
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="only Linux tells")

@@ -162,11 +162,8 @@ def test_a_span_for_which_the_host_was_not_ahead_is_known_and_the_next_gets_a_lo
     assert ahead[-1]
     # The device waits for what it has not got yet.
     assert timer.seconds(spans[:1])[0] > 9 * WARM_MS / 1e3
-    found = timers.counted(timer, spans)
-    assert not found.waits
-    assert found.device_s == pytest.approx(9 * WARM_MS / 1e3)
-    assert found.host_s == pytest.approx(9e-3)
-    assert timers.counted(timer, spans[:1]).waits
+    assert timers.counted(timer, spans) == pytest.approx(9 * WARM_MS / 1e3)
+    assert timers.counted(timer, spans[:1]) > 9 * WARM_MS / 1e3
 
 
 def test_work_that_waits_for_the_device_is_said_to():

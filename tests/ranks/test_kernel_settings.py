@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tensoropt.ranks.pool import RankPool
 OTHERS = KernelSettings(
     matmul="tf32",
     convolution="ieee",
-    cpu_matmul="tf32",
     bf16_reduction=False,
     benchmark=True,
     cudnn_deterministic=True,
@@ -39,10 +37,8 @@ def test_pytorchs_own_are_the_defaults():
     "settings",
     [
         OTHERS,
-        KernelSettings(matmul="tf32", cpu_matmul="bf16"),
         KernelSettings(matmul="tf32"),
         KernelSettings(recurrent="ieee", fp16_reduction=False),
-        KernelSettings(cpu_convolution="bf16", cpu_recurrent="bf16"),
     ],
 )
 def test_what_is_applied_is_found(settings):
@@ -52,20 +48,19 @@ def test_what_is_applied_is_found(settings):
     assert KernelSettings.now() == KernelSettings()
 
 
-@pytest.mark.parametrize(("level", "gpu", "cpu"), [("high", "tf32", "tf32"), ("medium", "tf32", "bf16")])
-def test_levels_of_pytorch_are_understood_and_stay_readable(level, gpu, cpu):
-    torch.set_float32_matmul_precision(level)
+def test_a_level_of_pytorch_is_understood_and_stays_readable():
+    torch.set_float32_matmul_precision("high")
     found = KernelSettings.now()
-    assert (found.matmul, found.cpu_matmul) == (gpu, cpu)
+    assert found.matmul == "tf32"
     KernelSettings().apply()
     found.apply()
-    assert torch.get_float32_matmul_precision() == level
+    assert torch.get_float32_matmul_precision() == "high"
 
 
 def test_each_type_of_device_has_its_own():
-    assert OTHERS.of("cpu") == KernelSettings(cpu_matmul="tf32", deterministic=True)
-    assert OTHERS.of("cuda") == replace(OTHERS, cpu_matmul="ieee")
-    assert OTHERS.of("cpu").words == "cpu_matmul=tf32,deterministic=True"
+    assert OTHERS.of("cpu") == KernelSettings(deterministic=True)
+    assert OTHERS.of("cuda") == OTHERS
+    assert OTHERS.of("cpu").words == "deterministic=True"
 
 
 def test_measurements_under_other_settings_have_other_keys():

@@ -142,7 +142,7 @@ def test_saved_costs_are_checked(loaded, tmp_path):
     assert file.read_bytes() == whole
     file.write_bytes(whole[:100])
     with pytest.raises(TensorOptError, match=r"recorded.json.gz' is incomplete; explore again"):
-        load_exploration(tmp_path)
+        detail(load_exploration(tmp_path), 0)
     file.unlink()
     with pytest.raises(TensorOptError, match=r"has lost its recorded.json.gz"):
         load_exploration(tmp_path)
@@ -151,7 +151,7 @@ def test_saved_costs_are_checked(loaded, tmp_path):
 def test_costs_of_another_version_are_refused(loaded):
     whole = replace(loaded.recorded.whole, compute=replace(loaded.recorded.compute, works={}))
     with pytest.raises(TensorOptError, match=r"the costs of .* were not saved"):
-        detail(replace(loaded, recorded=replace(loaded.recorded, whole=whole)), 0)
+        detail(replace(loaded, costs=replace(loaded.recorded, whole=whole)), 0)
 
 
 @pytest.mark.slow

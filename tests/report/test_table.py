@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.exploration.frontier_table import frontier_text
+from tensoropt.ops.registry import is_dense_transformer
+from tensoropt.plan.graph_facts import GraphFacts
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import _ALIKE
 from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -91,16 +91,15 @@ def test_a_point_in_words() -> None:
 def like_published_jobs(**changes: Any) -> Exploration:
     """An exploration of a dense transformer in 16 bits on GPUs, or of something else."""
     targets = changes.pop("targets", ("aten.linear.default", "aten.scaled_dot_product_attention.default"))
-    operators = [SimpleNamespace(target=target) for target in targets]
     small = small_exploration()
     found = replace(
         small,
         cluster=load_cluster("dgx-a100[2]").to_dict(),
         settings={**small.settings, "dtype": "bfloat16"},
-        recorded=SimpleNamespace(graph=SimpleNamespace(inputs=(), operators=operators)),
     )
     found = replace(found, **changes)
-    found.__dict__["weights"] = _ALIKE  # its operators are of no tensors
+    dense = targets is not None and is_dense_transformer(targets)
+    found.__dict__["graph_facts"] = GraphFacts(dense_transformer=dense)
     return found
 
 
@@ -124,7 +123,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
         {"targets": ("aten.conv2d.default", "aten.scaled_dot_product_attention.default")},
         {"targets": ("expert_kernels.experts", "aten.scaled_dot_product_attention.default")},
         {"targets": ("aten.linear.default",)},
-        {"recorded": None},
+        {"targets": None},
         {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
         {"model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")},
         {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.21, idle_s=0.1) for i in range(2))},

@@ -11,6 +11,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.profiling.store import _CACHED
 from tensoropt.question.settings import Settings
 from tensoropt.session import kept
+from tests.profiling.test_store import cached
 
 ASKED = {
     "cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "pipelines": "never", "keep": True,
@@ -35,7 +36,6 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
     again = explore(*model, store=kept_store, **ASKED)
     assert not searches
     assert points(again) == points(found)
-    assert again.captured is not None
     assert "kept from" in again.report["notes"][-1]
     assert "kept" not in found.report
     assert again.plan(0).to_json() == found.plan(0).to_json()
@@ -43,7 +43,7 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
 
 def test_nothing_is_kept_unasked(model, empty_store):
     explore(*model, store=empty_store, **{**ASKED, "keep": False})
-    assert [empty_store.cached(kind, "") for kind in _CACHED] == [[]] * len(_CACHED)
+    assert [cached(empty_store, kind, "") for kind in _CACHED] == [[]] * len(_CACHED)
 
 
 def test_another_question_is_searched(model, kept_store, searches):
@@ -85,7 +85,7 @@ def test_another_budget_is_free_and_checked(model, found, kept_store, searches):
 
 def change(store, change):
     """Replace what is kept of the only exploration."""
-    (key,) = store.cached("explorations", "")
+    (key,) = cached(store, "explorations", "")
     data = store.get(key, "explorations")
     change(data)
     store.put(key, data, "explorations")

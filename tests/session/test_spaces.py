@@ -1,4 +1,4 @@
-"""Spaces searched, also under caps, and judged."""
+"""Spaces searched and judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.costs.effects import WorkingSets
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.export import write_frontier_csv
@@ -23,69 +22,12 @@ from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
 from tensoropt.question.settings import Settings
-from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outline_frontier, track_frontier
+from tensoropt.search import CostGraph, NoStrategyError, outline_frontier, track_frontier
 from tensoropt.session import one_space
-from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
 from tensoropt.types import silent
 from tests.plan import explorations
-
-
-@pytest.mark.slow
-def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):
-    """A wide MLP: small parameters, large activations, so that working memory is much of the peak."""
-    model = ModelSpec("zoo:mlp", 0, settings=(("batch", 4096),)).build()
-
-    def found():
-        return explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)
-
-    # What the search alone finds: a published planner's plan may be as lean.
-    monkeypatch.setattr(
-        "tensoropt.api.with_quick_plans", lambda session, searched, exploration, **_: exploration
-    )
-    capped = found()
-    monkeypatch.setattr(WorkingSets, "caps", lambda *_: [])
-    plain = found()
-    assert any("caps on what an operator needs" in note for space in capped.spaces for note in space.notes)
-    assert not any("caps" in note for space in plain.spaces for note in space.notes)
-    assert capped.points[0].tensor_bytes < 0.95 * plain.points[0].tensor_bytes
-    for point in plain.points:
-        assert any(
-            p.memory_bytes <= point.memory_bytes and p.time_s <= point.time_s * (1 + 1e-12)
-            for p in capped.points
-        )
-
-
-def test_what_was_heuristic_under_a_cap_is_said():
-    def frontier(*notes: str) -> TrackedFrontier:
-        return TrackedFrontier(np.zeros(1), np.zeros(1), not notes, notes, lambda i: None, lambda m: m)
-
-    space = SearchedSpace(None, None, frontier(), None, ((2.0**20, frontier("fixed")), (2.0**21, frontier())))
-    first, caps = space.notes
-    assert first == "fixed"
-    assert "1 MiB, 2 MiB" in caps
-    assert SearchedSpace(None, None, frontier("fixed"), None).notes == ("fixed",)
-
-
-def test_a_cap_that_no_strategy_keeps_to_is_said(store, monkeypatch):
-    model = ModelSpec("zoo:mlp", 0).build()
-    monkeypatch.setattr(WorkingSets, "caps", lambda *_: [1.0, 2.0**40])
-    found = explore(
-        *model,
-        cluster="dgx-h100[2]",
-        micro_batches=[1],
-        measure="never",
-        placements="never",
-        store=store,
-    )
-    # Those of baselines that are pipelines have no groups, and were not searched.
-    searched = [space for space in found.spaces if space.groups]
-    assert searched
-    for space in searched:
-        assert "no strategy keeps to a cap on what an operator needs of 1 B" in space.notes
-        assert any("caps on what an operator needs: 1 TiB" in note for note in space.notes)
-    assert found.points
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.001])

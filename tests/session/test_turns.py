@@ -48,14 +48,6 @@ def test_representatives_lose_a_thousandth_of_the_hypervolume(found):
     assert len(loose) <= 300
 
 
-@pytest.mark.slow
-def test_what_was_left_out_is_counted(found):
-    loose, exact = (one.report for one in found)
-    assert loose["points_found"] < exact["points_before_judging"] == exact["points_found"]
-    assert loose["points_unbeaten"] >= len(found[0].points)
-    assert exact["points_unbeaten"] == len(found[1].points)
-
-
 class FakeFrontier:
     memory, time = np.arange(1.0, 21.0), np.arange(20.0, 0.0, -1.0)
 

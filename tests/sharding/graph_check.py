@@ -15,8 +15,8 @@ from tensoropt.ops.layouts import PARTIAL, chunk
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
-from tensoropt.sharding.discovery.check import Mismatch, check_choices
 from tensoropt.sharding.discovery.discover import discover
+from tests.sharding.rule_check import Mismatch, check_choices
 
 
 @dataclass

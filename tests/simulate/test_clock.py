@@ -18,7 +18,7 @@ from tensoropt.simulate.step import Instruction, Step
 from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import ToyCommunication, ToyCompute, four, gates, llama_two, problem, unrolled
-from tests.simulate.test_simulator import Late, evaluated_at
+from tests.simulate.test_simulator import evaluated_at
 
 LEVELS = {(0,): ("node",), (1,): ("gpu",), (0, 1): ("node", "gpu")}
 OVERLAPS = {
@@ -67,19 +67,18 @@ def assert_figures_are_the_simulators(evaluated: Evaluation) -> None:
 def test_its_figures_are_those_of_the_batched_simulator(build, mesh, overlap):
     graph, rng = problem(build).graph, random.Random(f"{build.__name__}{mesh}{overlap}")
     micro = micro_strategies(graph, mesh[0])
-    for communication in (ToyCommunication(), Late()):
-        for host_s in ((0.0, 0.0), rng.choice([(5e-4, 1e-3), (5e-3, 2e-3)])):
-            strategy = random_strategy(graph, mesh, micro, rng, recompute=0.5)
-            evaluated = evaluated_at(
-                strategy,
-                ToyCompute(host_s=host_s),
-                communication,
-                OVERLAPS[overlap],
-                ISSUING if any(host_s) else OVERHEADS,
-                optimizer=rng.choice(["sgd", "adam"]),
-                packs=rng.random() < 0.5,
-            )
-            assert_figures_are_the_simulators(evaluated)
+    for host_s in ((0.0, 0.0), rng.choice([(5e-4, 1e-3), (5e-3, 2e-3)])):
+        strategy = random_strategy(graph, mesh, micro, rng, recompute=0.5)
+        evaluated = evaluated_at(
+            strategy,
+            ToyCompute(host_s=host_s),
+            ToyCommunication(),
+            OVERLAPS[overlap],
+            ISSUING if any(host_s) else OVERHEADS,
+            optimizer=rng.choice(["sgd", "adam"]),
+            packs=rng.random() < 0.5,
+        )
+        assert_figures_are_the_simulators(evaluated)
 
 
 def ran(*moments: tuple[str, float, float], micro: int = 1) -> list[tuple[float, float]]:
@@ -90,7 +89,7 @@ def ran(*moments: tuple[str, float, float], micro: int = 1) -> list[tuple[float,
         for phase, device_s, host_s in moments
     )
     step = Step(instructions, len(instructions), micro)
-    return [(event.start_s, event.end_s) for event in TimedStep(step, ToyCommunication(), BLOCKING).events]
+    return [(event.start_s, event.end_s) for event in TimedStep(step, BLOCKING).events]
 
 
 def test_the_device_waits_for_what_is_not_issued():

@@ -258,7 +258,7 @@ def recorded(
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
-    metrics, timed = simulate(batch), TimedStep(lower(batch), prices.communication, batch.overlap)
+    metrics, timed = simulate(batch), TimedStep(lower(batch), batch.overlap)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))
     return StepOwners(batch, timed), [kinds for _, kinds in timed.memory_at(lasting)]
 

@@ -72,12 +72,6 @@ class PerByte:
     def source(self, kind, axes):
         return "data sheet"
 
-    def arriving_s(self, axes, work_s, num_bytes):
-        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
-
-    def leaving_s(self, axes, work_s, num_bytes):
-        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
-
 
 def evaluated_at(
     strategy: Strategy,
@@ -334,66 +328,6 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.time_s[0])
         assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
         assert_timed_as_scheduled(evaluated)
-
-
-class Late(ToyCommunication):
-    """A collective takes longer by half the work before it, up to a limit of each axis and a little for its
-    size; and the work after it by a third, up to a time for its size."""
-
-    def arriving_s(self, axes, work_s, num_bytes):
-        return np.minimum(np.asarray(work_s) / 2, 1e-4 * (1 + axes[0])) + 1e-9 * np.asarray(num_bytes)
-
-    def leaving_s(self, axes, work_s, num_bytes):
-        return np.minimum(np.asarray(work_s) / 3, 1e-5 * (1 + axes[0]) + 1e-8 * np.asarray(num_bytes))
-
-
-@pytest.mark.parametrize("overlap", [BLOCKING, BESIDE], ids=["blocking", "beside"])
-@pytest.mark.parametrize("name", ["two layers", "gpt2"])
-def test_a_collective_after_work_takes_longer(name, overlap):
-    mesh, prepared = (2, 2, 2), problem(MODELS[name])
-    rng, micro = random.Random(name), micro_strategies(prepared.graph, 2)
-    strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-    overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
-    at_once = evaluated_at(strategy, ToyCompute(), ToyCommunication(), overlap, overheads)
-    late = evaluated_at(strategy, ToyCompute(), Late(), overlap, overheads)
-    added = late.metrics.communication_s[0] - at_once.metrics.communication_s[0]
-    collectives = sum(late.collectives(0).values())
-    sent = sum(c.bytes * n for c, n in late.collectives(0).items())
-    assert 0 < added <= 3e-4 * collectives + 1e-9 * sent
-    owed = late.metrics.compute_s[0] - at_once.metrics.compute_s[0]
-    assert 0 < owed <= 3e-5 * collectives + 1e-8 * sent
-    assert_timed_as_scheduled(late)
-    sent = sum(event.duration_s for event in late.timed().events if event.axes is not None)
-    assert sent == pytest.approx(late.metrics.communication_s[0])
-
-
-def test_only_the_first_of_several_collectives_waits_for_sleepers():
-    """Data parallel: 1 s of forward per group, the loss's reduction, 6 s of backward, one bucket."""
-
-    class Sleepers(PerByte):
-        def arriving_s(self, axes, work_s, num_bytes):
-            return np.minimum(work_s, 4.0) / 10
-
-    total, compute, communication, _ = figures(
-        evaluated_at(data_parallel(), Hand(), Sleepers(1e-3), BLOCKING)
-    )
-    bucket = (W1 + W2) * 1e-3
-    assert communication == pytest.approx(0.004 + 0.3 + bucket + 0.4)
-    assert total == pytest.approx(compute + communication)
-
-
-def test_work_after_a_collective_is_slower_and_what_no_work_follows_is_not():
-    """Data parallel: the loss's reduction (4 bytes) before backward; an idle optimizer after the bucket."""
-
-    class Cold(PerByte):
-        def leaving_s(self, axes, work_s, num_bytes):
-            return np.minimum(work_s, 4.0) * 0.01 * np.asarray(num_bytes)
-
-    warm = figures(evaluated_at(data_parallel(), Hand(), PerByte(1e-3), BLOCKING))
-    total, compute, communication, _ = figures(evaluated_at(data_parallel(), Hand(), Cold(1e-3), BLOCKING))
-    assert communication == pytest.approx(warm[2])
-    assert compute == pytest.approx(warm[1] + 4.0 * 0.01 * 4)
-    assert total == pytest.approx(compute + communication)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def build_long_window() -> Any:
 
 
 def build_large_table() -> Any:
-    """Refused before it is computed: a table of two gigabytes that is no mask."""
+    """A frontier: a table of four gigabytes that is no mask is made in every step, too."""
 
     def attend(module, q, k, v):
         places = torch.arange(q.shape[-2], device=q.device) * 0.01
@@ -103,6 +103,3 @@ def build_large_table() -> Any:
 
     with torch.device("meta"):
         return Decoder(attend), (torch.empty(1, 32_768, WIDTH),)
-
-
-build_large_table.refused = "constant .* at .*masks.py.* 256 MiB"

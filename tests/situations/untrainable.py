@@ -665,7 +665,7 @@ class Box:
 
 
 build_own_class = of(
-    lambda net, box: net.b(net.a(box.rows)).mean(), lambda: (Box(*rows()),), "of the class Box.*dict"
+    lambda net, box: net.b(net.a(box.rows)).mean(), lambda: (Box(*rows()),), r"of the class \S*Box.*dict"
 )
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tensoropt import zoo
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.costs.compute import class_of
 from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.pipeline.evaluate import stage_works
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.strategy import Strategy
@@ -37,31 +33,16 @@ def costs(store: ProfileStore) -> CostSource:
     return CostSource(load_cluster("cpu:1"), store, Settings(measure="never"), None, residuals=NO_RESIDUALS)
 
 
-def ran(strategy: Strategy, learned: Learned, factor: float) -> dict[str, Any]:
-    """A rank on which each operator takes ``factor`` times its price, and nothing else takes any time."""
-    compute, (works,) = learned.costs.compute(), stage_works(strategy)
-    seconds: dict[str, dict[str, float]] = {"forward_s": {}, "backward_s": {}}
-    for group in strategy.graph.groups:
-        work = works[group.name]
-        for way, s in zip(seconds, compute.seconds(work, learned.costs.facts.of(work)), strict=True):
-            seconds[way][group.operators[0].name] = factor * s
-    whole = sum(sum(times.values()) for times in seconds.values())
-    return {"steps": [(0.0, whole)], "collectives": [[]], **seconds}
-
-
-def test_classes_of_work_take_the_factor_of_steps(strategy: Strategy) -> None:
+def test_computing_and_collectives_have_factors_of_their_own(strategy: Strategy, monkeypatch) -> None:
     with ProfileStore(":memory:") as store:
         learned = Learned(costs(store))
-        (works,) = stage_works(strategy)
+        monkeypatch.setattr("tensoropt.tuning.learned.priced", lambda *_: (5.0, 1.0))
         for factor in (3.0, 2.0, 2.5):
-            learned.learn(strategy, Mesh(shape=(1,)), [ran(strategy, learned, factor)])
+            ran = {"steps": [(0.0, 4.0 * factor + 0.5)], "collectives": [[("all_reduce", 1.0, 1.5)]]}
+            learned.learn(strategy, Mesh(shape=(1,)), [ran])
         found = learned.residuals
-        product = next(work for work in works.values() if class_of(work) == "matrix product")
-        assert found.of(class_of(product)) == pytest.approx(2.5)  # the median
-        assert NETWORK not in found.factors
-        # The step is then predicted as it ran, but for its optimizer, of which no time was left.
-        one = Mesh(shape=(1,))
-        assert priced(strategy, one, learned.costs, found) > priced(strategy, one, learned.costs)
+        assert found.of("matrix product") == found.of(REST) == pytest.approx(2.5)  # the median
+        assert found.of(NETWORK) == pytest.approx(0.5)
 
 
 def test_of_plans_without_stamps_whole_steps_are_known(strategy: Strategy) -> None:

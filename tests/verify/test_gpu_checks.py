@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import engine_of
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
-from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tensoropt.verify.findings import replicas_near
 from tensoropt.verify.reference import Results
 from tests.engine.test_replicas import on_two_ranks
 from tests.execute import jobs
 from tests.verify import gpu_jobs
-from tests.verify.test_answer import PREDICTED, RIGHT, executable
 
 
 @pytest.mark.distributed
@@ -116,21 +113,3 @@ def test_the_allocator_is_asked_beside_the_tracker(cuda: list[str]) -> None:
         "max_memory_allocated",
         "max_memory_reserved",
     ]
-
-
-def told(**changes: Any) -> str:
-    entry = entry_of(executable(), PREDICTED, replace(RIGHT, **changes))
-    return verify_text({"plans": [entry], "module": None, "checked_on": "run on 2 GPUs of this machine"})
-
-
-def test_what_gpus_add_is_shown() -> None:
-    memory = {"peak": 96, "allocated": 3 * 2**20, "reserved": 2**22}
-    text = told(memory_tracked=memory, replica_difference=2e-7, unsplit_on="cuda:0")
-    assert "replicas differ by 2.0e-07, which kernels without a fixed order of additions may cause" in text
-    assert "PyTorch's allocator had at most 3 MiB in tensors, of 4 MiB taken from the GPU" in text
-    assert "ran on the CPU" not in text
-    assert "the unsplit model ran on the CPU" in told(memory_tracked=memory, unsplit_on="cpu")
-    quiet = told(replica_difference=0.0, unsplit_on="cpu")
-    assert "allocator" not in quiet
-    assert "replicas differ" not in quiet
-    assert "ran on the CPU" not in quiet

@@ -7,6 +7,6 @@ import_extra("onnx", "onnx", "reading ONNX files")
 
 from tensoropt.capture.onnx.load import ImportedModel, import_onnx, load_onnx  # noqa: E402
 from tensoropt.capture.onnx.signature import LOSSES  # noqa: E402
-from tensoropt.capture.onnx.values import DataDependentError, OnnxError  # noqa: E402
+from tensoropt.capture.onnx.values import OnnxError  # noqa: E402
 
-__all__ = ["LOSSES", "DataDependentError", "ImportedModel", "OnnxError", "import_onnx", "load_onnx"]
+__all__ = ["LOSSES", "ImportedModel", "OnnxError", "import_onnx", "load_onnx"]

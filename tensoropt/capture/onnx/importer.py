@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, reads, subgraphs
-from tensoropt.capture.onnx.values import DataDependentError, FxBuilder, OnnxError, OnnxValue, Traced
+from tensoropt.capture.onnx.values import FxBuilder, OnnxError, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, attribute_value, find_weights
 
 
@@ -65,11 +65,11 @@ class Call:
         """Return the data of an operand that must be constant.
 
         Raises:
-            DataDependentError: it depends on an input of the model.
+            OnnxError: it depends on an input of the model.
         """
         value = self[index]
         if value.data is None:
-            raise DataDependentError(
+            raise OnnxError(
                 f"its {role or f'input {index}'} depends on an input's values, so later shapes are not fixed"
             )
         return value.data

@@ -25,10 +25,6 @@ class OnnxError(CaptureError):
     """An ONNX file that cannot be imported; the message names the file or node, the reason and the remedy."""
 
 
-class DataDependentError(OnnxError):
-    """A node whose shapes depend on an input's values, so that its cost is not fixed."""
-
-
 FOLDED_BYTES = 2**31
 """The total bytes that folding may allocate: a file of a few bytes can ask for terabytes (ConstantOfShape,
 Tile)."""

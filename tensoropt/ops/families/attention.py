@@ -9,12 +9,20 @@ import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from tensoropt.graph import Operator
-from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, causal_attention_in_blocks, query_pieces
+from tensoropt.ops.attention_in_blocks import query_pieces
 from tensoropt.ops.calls import CostClass, FlopCount, LocalCall, OperatorShard, OpSpec, Precision
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
-from tensoropt.ops.ring_attention import RING, RING_FORM, ring_attention, ring_collectives, ring_of
+from tensoropt.ops.ring_attention import (
+    BLOCKS_FORM,
+    RING,
+    RING_FORM,
+    causal_attention_in_blocks,
+    ring_attention,
+    ring_collectives,
+    ring_of,
+)
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 MATH_FORM = "kernels.attention_with_dropout"

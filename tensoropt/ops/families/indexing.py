@@ -83,11 +83,9 @@ def gather(b: Builder) -> None:
 
 def index_select(b: Builder) -> None:
     """Split the index, and all dims but the looked-up one."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    dim = b.dim(1)
+    labels = b.around([dim])
     rows = b.loop("index", b.tensor(b.arg(2)).shape[0])
-    b.read(b.arg(0), labels)
     b.read(b.arg(2), [rows])
     b.write([rows if i == dim else label for i, label in enumerate(labels)])
 

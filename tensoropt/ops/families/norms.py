@@ -29,10 +29,8 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 def layer_norm(b: Builder) -> None:
     """Split leading dims; the normalised ones stay whole."""
-    shape = b.tensor(b.arg(0)).shape
-    kept = len(shape) - len(b.arg(1))
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i < kept else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
+    rank = len(b.shape)
+    labels = b.around(range(rank - len(b.arg(1)), rank))
     b.write(labels)
 
 

@@ -9,16 +9,13 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 @alike("*")
 def pooling(b: Builder) -> None:
     """Split batch and channels; spatial dims stay whole."""
-    shape = b.tensor(b.arg(0)).shape
+    shape = b.shape
     # The name says how many dims a window has; the dims in front are batch and channels, or channels alone.
     spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)
     lead = len(shape) - spatial
     if lead < 1 or b.output().shape[:lead] != shape[:lead]:
         raise Opaque(b.op.name)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i < lead else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    for index in range(len(b.op.outputs)):
-        b.write(labels, index)
+    b.along(*range(lead, len(shape)))
 
 
 @alike("upscale_factor downscale_factor")
@@ -28,7 +25,7 @@ def _pixel_shuffle(b: Builder) -> None:
     low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
     lead = b.loops(before[:-3])
     c, h, w = b.loop("channels", high[-3]), b.loop("rows", low[-2]), b.loop("columns", low[-1])
-    r = high[-2] // low[-2]
+    r = b.arg(1)
     above, left = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
     coarse: list[Loops] = [*lead, (c, above, left), h, w]
     fine: list[Loops] = [*lead, c, (h, above), (w, left)]

@@ -63,15 +63,13 @@ def repeat(b: Builder) -> None:
 @alike("mode")
 def _moved_within_dims(b: Builder) -> None:
     """Split the dims in which no element moves and whose size stays (roll, flip, padding)."""
-    before = b.tensor(b.arg(0)).shape
+    before = b.shape
     amounts = b.arg(1)  # padding starts from the last dim; one dim may lose what it gains
     touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
     if b.op.target in ("aten.roll.default", "aten.flip.default"):
         dims = b.arg(2, "dims", []) if "roll" in b.op.target else b.arg(1)
         touched = {d % len(before) for d in dims} if dims else set(range(len(before)))
-    labels: list[Loops] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(before)]
-    b.read(b.arg(0), labels)
-    b.write(labels)
+    b.along(*touched)
     value = b.arg(2 if "constant" in b.op.target else 3, "value")
     b.linear = "pad" not in b.op.target or not value
     b.cheap = True
@@ -80,12 +78,9 @@ def _moved_within_dims(b: Builder) -> None:
 @alike("n")
 def diff(b: Builder) -> None:
     """Split all dims but the one along which neighbours are subtracted."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(2, "dim", -1) % max(len(shape), 1)
-    labels: list[Loops] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
-    for value in (b.arg(0), b.arg(3, "prepend"), b.arg(4, "append")):
-        b.read(value, labels)
-    b.write(labels)
+    labels = b.along(b.dim(2, "dim", -1))
+    b.read(b.arg(3, "prepend"), labels)
+    b.read(b.arg(4, "append"), labels)
     b.linear = b.cheap = True
 
 
@@ -101,7 +96,7 @@ def repeat_interleave(b: Builder) -> None:
     if dim is None:
         copies = [(*loops, copy)]
     else:
-        copies[dim % max(len(shape), 1)] = (loops[dim % max(len(shape), 1)], copy)
+        copies[dim] = (loops[dim], copy)
     b.read(b.arg(0), loops)
     b.write(copies)
     b.linear = True
@@ -123,11 +118,7 @@ def gated(b: Builder) -> None:
 @alike("size step")
 def _windows(b: Builder) -> None:
     """Split all dims but the one that is cut into overlapping windows."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write([*labels, None])
+    b.write([*b.around([b.dim(1)]), None])
     b.linear = b.cheap = True
 
 
@@ -150,10 +141,7 @@ def columns(b: Builder) -> None:
 @alike("diagonal")
 def triangle(b: Builder) -> None:
     """Split leading dims; matrices stay whole, as the positions of their elements count."""
-    shape = b.tensor(b.arg(0)).shape
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i < len(shape) - 2 else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write(labels)
+    b.along(len(b.shape) - 2, len(b.shape) - 1)
     b.linear = b.cheap = True
 
 

@@ -49,12 +49,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 def _dim_reduction(b: Builder) -> None:
     """Split all dims but the reduced or sorted one."""
     if b.op.target in _ORDERING:
-        shape = b.tensor(b.arg(0)).shape
-        dim = b.arg(_ORDERING[b.op.target], "dim", -1) % max(len(shape), 1)
-        labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-        b.read(b.arg(0), labels)
-        for i in range(len(b.op.outputs)):
-            b.write(labels, i)
+        b.along(b.dim(_ORDERING[b.op.target], "dim", -1))
         return
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
 
@@ -73,12 +68,10 @@ def variance(b: Builder) -> None:
 
 def _cosine_similarity(b: Builder) -> None:
     """Split all dims but the compared one."""
-    shape = b.tensor(b.arg(0)).shape
-    if b.tensor(b.arg(1)).shape != shape:
+    if b.tensor(b.arg(1)).shape != b.shape:
         raise Opaque(b.op.name)
-    dim = b.arg(2, "dim", 1) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
+    dim = b.dim(2, "dim", 1)
+    labels = b.around([dim])
     b.read(b.arg(1), labels)
     b.write([label for i, label in enumerate(labels) if i != dim])
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from tensoropt.graph import FLOATING
 from tensoropt.ops.calls import CostClass, OpSpec, Precision
-from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
+from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 def _along_one_dim(b: Builder) -> None:
     """Split all dims but the one along which the operator runs."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write(labels)
+    b.along(b.dim(1))
     # Summing into integers truncates every summand.
     b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
 
@@ -21,13 +17,10 @@ def _along_one_dim(b: Builder) -> None:
 @alike("n s norm")
 def _fourier(b: Builder) -> None:
     """Split all dims but the transformed ones."""
-    shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
+    dims = b.arg(2, "dim")
     if dims is None:
         raise Opaque(b.op.name)
-    touched = {d % max(len(shape), 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
-    labels: list[Loops] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write(labels)
+    b.along(*(d % max(len(b.shape), 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])))
 
 
 SPECS = (

@@ -164,20 +164,15 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 @alike("index")
 def select(b: Builder) -> None:
     """Split all dims but the selected one."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % len(shape)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write([label for i, label in enumerate(labels) if i != dim])
+    dim = b.dim(1)
+    b.write([label for i, label in enumerate(b.around([dim])) if i != dim])
     b.linear = b.cheap = True
 
 
 def _unbind(b: Builder) -> None:
     """Split all dims but the unbound one."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1, "dim", 0) % len(shape)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
+    dim = b.dim(1, "dim", 0)
+    labels = b.around([dim])
     for i in range(len(b.op.outputs)):
         b.write([label for j, label in enumerate(labels) if j != dim], i)
     b.linear = b.cheap = True

@@ -50,11 +50,7 @@ def index_add(b: Builder) -> None:
 @alike("value")
 def _index_fill(b: Builder) -> None:
     """Split all dims but the written one."""
-    shape = b.tensor(b.arg(0)).shape
-    dim = b.arg(1) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
-    b.write(labels)
+    b.along(b.dim(1))
 
 
 def _index_put(b: Builder) -> None:
@@ -85,13 +81,9 @@ def _index_put(b: Builder) -> None:
 @alike("index start end step")
 def _scatter_into_slice(b: Builder) -> None:
     """Split all dims but the written one; the result sums base and source, each where visible."""
-    shape = b.tensor(b.arg(0)).shape
-    narrow = b.op.target == "aten.slice_scatter.default"
-    dim = b.arg(2, "dim", 0) % max(len(shape), 1)
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
-    b.read(b.arg(0), labels)
+    narrow, dim = b.op.target == "aten.slice_scatter.default", b.dim(2, "dim", 0)
+    labels = b.along(dim)
     b.read(b.arg(1), labels if narrow else labels[:dim] + labels[dim + 1 :])
-    b.write(labels)
     b.linear = b.cheap = True
 
 

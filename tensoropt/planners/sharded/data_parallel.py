@@ -55,4 +55,4 @@ def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
             # Sends with a kind are gradients and stay; the others are batch statistics.
             own = [sends for sends in now.sends if sends.kind]
             sent, now.sends = sent or len(own) < len(now.sends), own
-    return TimedStep(step, tables.prices.communication, overlap).time_s if sent else None
+    return TimedStep(step, overlap).time_s if sent else None

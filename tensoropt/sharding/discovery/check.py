@@ -1,98 +1,165 @@
-"""The rule checker: run an operator whole and in pieces, and check that the pieces recombine."""
+"""The numeric check of a split: pieces of an operator have to make up its outputs and its gradients."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
 
 import torch
 
-from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.calls import (
-    BY_VALUES,
-    MICRO_AXIS,
-    RING_SEND,
-    InnerCollective,
-    LocalCall,
-    OperatorShard,
-    in_domain,
-)
-from tensoropt.ops.index_space import NONE, AtomGraph
-from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, flat_index, layout_names
-from tensoropt.ops.localise import draws_numbers, localise
-from tensoropt.ops.registry import bind, samples_of, spec_of
-from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
+from tensoropt.sharding.discovery.probes import MEAN, SUM, Probe, Split, backward, is_pytorchs, sample_inputs
 
-_Coordinate = tuple[int, ...]
-
-
-def _distribute(
-    value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
-) -> dict[_Coordinate, torch.Tensor]:
-    """Return every rank's piece of ``value``: slices where sharded, random summands where partial."""
-    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
-    members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
-    summands = {m: _noise(value, generator) for m in members[1:]}
-    # Noise rather than zeros on the other ranks exposes a kernel that mistakes a partial sum for the whole.
-    summands[members[0]] = value - sum(summands.values()) if summands else value
-    ranks = itertools.product(*(range(size) for size in mesh))
-    return {at: shard(summands[tuple(at[a] for a in partial)], atoms, placements, mesh, at) for at in ranks}
+MOST_PARTS = 64
+"""The most parts in which a loop is tried; an assumption."""
+SCALES = (1.0, 1e-3, 1e3)
+"""Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
+_ROUNDING = {
+    torch.float64: 1e-8,
+    torch.complex128: 1e-8,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.bfloat16: 4e-2,
+    torch.float16: 4e-3,
+}
+"""Relative errors of rounding, far above precision and far below a wrong split's; assumptions."""
+_Cut = Sequence[tuple[Split, int]]
+"""Loops that are cut together, each with its number of equal parts."""
 
 
-def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if value.is_floating_point() or value.is_complex():
-        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
-    return torch.randint(0, 5, value.shape, generator=generator, dtype=value.dtype)
+@dataclass(frozen=True)
+class _Whole:
+    """The whole operator's operands and results.
+
+    Attributes:
+        given: the gradients of its outputs.
+        gradients: those of the operands that have one.
+    """
+
+    values: dict[str, torch.Tensor]
+    given: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, probe: Probe, seed: int, scale: float) -> _Whole:
+        """Run a probe; ``scale`` is that of operands and gradients, on which thresholds depend."""
+        generator, constants = torch.Generator().manual_seed(seed), probe.graph.constants
+        for exact in (True, False):  # some calls exist only in the graph's own precision
+            drawn = sample_inputs(probe.op, probe.graph, generator, exact=exact)
+            values = {
+                name: value * scale if value.is_floating_point() and name not in constants else value
+                for name, value in drawn.items()
+            }
+            try:
+                made = probe.run(values)
+                break
+            except (RuntimeError, ValueError, TypeError):
+                if not exact:
+                    raise
+        wide = [torch.complex128 if m.is_complex() else torch.float64 for m in made]
+        given = [
+            (scale * torch.randn(m.shape, generator=generator, dtype=dtype)).to(m.dtype)
+            for m, dtype in zip(made, wide, strict=True)
+        ]
+        return cls(values, given, *backward(probe, values, given))
+
+    @property
+    def tolerance(self) -> float:
+        """That of the coarsest type among operands and outputs."""
+        return max(_ROUNDING.get(v.dtype, 0.0) for v in (*self.values.values(), *self.outputs))
 
 
-def shard(
-    value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: _Coordinate
-) -> torch.Tensor:
-    """Return the part of ``value`` at coordinate ``at``."""
-    flat = value.reshape([size for dim in atoms for size in dim])
-    for axis, code in enumerate(placements):
-        if code >= 0:
-            start, length = chunk(flat.shape[code], mesh[axis], at[axis])
-            flat = flat.narrow(code, start, length)
-    sizes = iter(flat.shape)
+def holds(
+    probe: Probe,
+    splits: Sequence[Split],
+    linear: bool,
+    *,
+    first: int = 0,
+    seeds: Sequence[int] = (1, 2),
+) -> bool:
+    """Return whether loops from ``first`` on are right on this probe, forward and backward."""
+    tries: list[_Cut] = []
+    for number, split in enumerate(splits[first:], first):
+        fewest, most = fewest_and_most(probe.size(split))
+        tries += [[(split, parts)] for parts in {fewest, most}]
+        tries += [
+            [(split, fewest), (other, fewest_and_most(probe.size(other))[0])] for other in splits[:number]
+        ]
+    if not tries and not linear:
+        return True
+    try:
+        for seed in seeds:
+            for scale in (1.0,) if is_pytorchs(probe.op) else SCALES:
+                whole = _Whole.of(probe, seed, scale)
+                if linear and not _passes_sums(probe, whole, seed):
+                    return False
+                if not all(_recombines(probe, whole, cut) for cut in tries):
+                    return False
+    except Exception:  # the operator's own, on pieces that it cannot handle
+        return False
+    return True
+
+
+def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
+    """Return whether results of summands add up, each with the whole's gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in whole.values.items()}
+    rest = {name: value - noise[name] for name, value in whole.values.items()}
+    runs = [backward(probe, values, whole.given) for values in (noise, rest)]
+    sums = [a + b for a, b in zip(*(outputs for outputs, _ in runs), strict=True)]
+    pairs = [(sums, whole.outputs), *((gradients, whole.gradients) for _, gradients in runs)]
+    return all(
+        close(found, wanted, whole.tolerance)
+        for one, other in pairs
+        for found, wanted in zip(one, other, strict=True)
+    )
+
+
+def _recombines(probe: Probe, whole: _Whole, cut: _Cut) -> bool:
+    """Return whether pieces make up the outputs and the gradients of the whole operator."""
+    reads = {name: [split.reads[i] for split, _ in cut] for i, name in enumerate(whole.values)}
+    writes = [[split.writes[i] for split, _ in cut] for i in range(len(whole.outputs))]
+    dims = [[code if code >= 0 else None for code in codes] for codes in writes]
+    # As `kernels.divided` does, so that the parts of a mean add up.
+    shares = [prod(n for code, (_, n) in zip(codes, cut, strict=True) if code == MEAN) for codes in writes]
+    runs: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for at in itertools.product(*(range(parts) for _, parts in cut)):
+        values = {name: _piece(value, reads[name], cut, at) for name, value in whole.values.items()}
+        given = [_piece(g, of, cut, at) for g, of in zip(whole.given, dims, strict=True)]
+        given = [g / share if share > 1 else g for g, share in zip(given, shares, strict=True)]
+        outputs, gradients = backward(probe, values, given)
+        runs[at] = [*outputs, *gradients]
+    learning = [of for name, of in reads.items() if probe.graph.tensors[name].requires_grad]
+    # Of each result the dims that are cut, the loops along which parts add up, and what they are divided by.
+    added = [[code in (SUM, MEAN) for code in codes] for codes in writes]
+    added += [[dim is None for dim in of] for of in learning]
+    wanted = [*whole.outputs, *whole.gradients]
+    ways = zip(wanted, [*dims, *learning], added, [*shares, *(1 for _ in learning)], strict=True)
+    for place, (result, of, adds, share) in enumerate(ways):
+        for at in runs:
+            ranges = (range(n) if add else (a,) for a, add, (_, n) in zip(at, adds, cut, strict=True))
+            first, *others = (runs[member][place] for member in itertools.product(*ranges))
+            total = sum(others, first)
+            total = total / share if share > 1 else total
+            if not close(total, _piece(result, of, cut, at), whole.tolerance):
+                return False
+    return True
+
+
+def _piece(value: torch.Tensor, dims: Sequence[int | None], cut: _Cut, at: Sequence[int]) -> torch.Tensor:
+    for dim, (_, parts), index in zip(dims, cut, at, strict=True):
+        if dim is not None:
+            value = value.chunk(parts, dim)[index]
     # A copy, so that an operator that reads beyond a piece (by strides) does not find the whole.
-    piece = flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms])
-    return piece.clone(memory_format=torch.contiguous_format)
+    return value.clone(memory_format=torch.contiguous_format)
 
 
-def difference(
-    whole: torch.Tensor,
-    pieces: Mapping[_Coordinate, torch.Tensor],
-    atoms: Atoms,
-    placements: Layout,
-    mesh: Sequence[int],
-    tolerance: float,
-) -> tuple[str, str] | None:
-    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details), or None."""
-    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
-    label = "x".join(layout_names(placements))
-    for at, piece in pieces.items():
-        expected = shard(whole, atoms, placements, mesh, at)
-        if piece.shape != expected.shape:
-            return "shape", f"{tuple(piece.shape)} instead of {tuple(expected.shape)} as {label}"
-        members = itertools.product(*(range(n) if a in partial else (at[a],) for a, n in enumerate(mesh)))
-        total = sum((pieces[m] for m in members), torch.zeros_like(piece)) if partial else piece
-        if not _close(total, expected, tolerance):
-            return "value", f"rank {at} is {_far(total, expected)} off as {label}"
-    return None
-
-
-def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.is_complex():
         # Part by part, because complex numbers may have infinities and NaN in either part.
-        return actual.is_complex() and _close(_parts(actual), _parts(expected), tolerance)
+        return actual.is_complex() and close(_parts(actual), _parts(expected), tolerance)
     if actual.is_complex():
         return False
     if not expected.is_floating_point():
@@ -110,418 +177,7 @@ def _parts(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value.resolve_conj())
 
 
-def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
-    actual, expected = actual.to(wide), expected.to(wide)
-    return f"{100 * float((actual - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
-
-
-def sample_inputs(
-    op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
-) -> dict[str, torch.Tensor]:
-    """Return a value for every read tensor, in float64 if ``exact``; constants keep theirs."""
-    samples = samples_of(op.target)
-    limits: dict[str, tuple[int, int]] = {}
-    if samples.limits is not None:
-        limits = dict(samples.limits(op.args, lambda ref: graph.tensors[ref.name].shape))
-    values: dict[str, torch.Tensor] = {}
-    for name in dict.fromkeys(op.inputs()):
-        tensor = graph.tensors[name]
-        dtype = getattr(torch, tensor.dtype)
-        constant = graph.constants.get(name)
-        if constant is not None and not constant.is_meta:
-            value = constant.expand(tensor.shape).clone()
-        elif tensor.dtype == "bool":
-            # Masks contain both values; that most are True is an assumption based on attention masks.
-            value = torch.rand(tensor.shape, generator=generator) < 0.7
-            if tensor.shape:
-                value[..., 0] = True  # a row that a mask hides completely gives NaN
-        elif tensor.dtype in FLOATING:
-            value = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-            # Away from both ends of (0, 1), where logarithms and quotients are steep.
-            value = value * 0.8 + 0.1 if samples.positive else _normal(tensor.shape, generator)
-        elif tensor.dtype.startswith("complex"):
-            value = torch.complex(_normal(tensor.shape, generator), _normal(tensor.shape, generator))
-        else:
-            value = torch.randint(*limits.get(name, (1, 5)), tensor.shape, generator=generator, dtype=dtype)
-        values[name] = value.to(torch.float64 if exact else dtype) if tensor.dtype in FLOATING else value
-    inputs = list(op.inputs())
-    for position, domain in samples.domains.items():
-        if position < len(inputs) and inputs[position] not in graph.constants:
-            values[inputs[position]] = in_domain(values[inputs[position]], domain)
-    if samples.adjust is not None:
-        samples.adjust(op, graph, values, generator)
-    if samples.row_ends is not None:
-        ends, rows = (op.inputs()[position] for position in samples.row_ends)
-        values[ends] = _row_ends(values[ends], graph.tensors[rows].shape[0], generator)
-    return values
-
-
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
-    ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
-    ends[-1] = rows  # operators leave rows after the last group undefined
-    if len(ends) > 2:
-        ends[1] = ends[0]
-    return ends.to(like.dtype)
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    kind: str
-    axes: tuple[int, ...]
-    elements: int
-    integer_bytes: int
-    backward: bool
-
-    def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
-        size = self.integer_bytes or self.elements * element_bytes
-        return self.kind, self.axes, 0 if self.kind == BY_VALUES else size, self.backward
-
-
-class _ThreadedRanks:
-    """All ranks of a mesh as threads; collectives meet at a barrier, in the same order on every rank."""
-
-    def __init__(self, mesh: Sequence[int]):
-        self.mesh = tuple(mesh)
-        self.places = list(itertools.product(*(range(size) for size in mesh)))
-        self.sent: dict[tuple[int, ...], list[_Sent]] = {at: [] for at in self.places}
-        self._barrier = threading.Barrier(len(self.places))
-        self._board: dict[tuple[int, ...], Any] = {}
-
-    def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
-        """Call ``work(context)`` on every rank, in turn unless ``parallel``; re-raise the first error."""
-        contexts = [_ThreadedRanks.Context(self, at) for at in self.places]
-        if not parallel or len(contexts) == 1:
-            return {context.at: work(context) for context in contexts}
-        results: dict[tuple[int, ...], T] = {}
-        errors: list[BaseException] = []
-
-        def guarded(context: _ThreadedRanks.Context) -> None:
-            try:
-                results[context.at] = work(context)
-            except BaseException as error:
-                errors.append(error)
-                # Otherwise the others would wait forever for this rank's next collective.
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=guarded, args=(context,)) for context in contexts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            # A broken barrier only says that some other rank failed.
-            real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-            raise (real or errors)[0]
-        return results
-
-    class Context:
-        def __init__(self, ranks: _ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
-            self.ranks, self.at, self.seed, self.step = ranks, at, seed, step
-            self.device = torch.get_default_device()
-            self.backward = self.alone = False
-
-        def coordinate(self, axes: tuple[int, ...]) -> int:
-            return flat_index(self.ranks.mesh, self.at, axes)
-
-        def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-            with self._posted("all_reduce", value, value, axes) as of_group:
-                values = torch.stack(of_group)
-                return values.amax(0) if op == "max" else values.sum(0)
-
-        def all_to_all(
-            self,
-            value: torch.Tensor,
-            axes: tuple[int, ...],
-            sent: Sequence[int] | None = None,
-            received: Sequence[int] | None = None,
-        ) -> torch.Tensor:
-            size = prod(self.ranks.mesh[axis] for axis in axes)
-            parts = value.detach().split(list(sent) if sent is not None else len(value) // size)
-            kind = "all_to_all" if sent is None else BY_VALUES
-            with self._posted(kind, value, parts, axes) as of_group:
-                return torch.cat([theirs[self.coordinate(axes)] for theirs in of_group])
-
-        def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-            with self._posted(RING_SEND, value, value, axes) as of_group:
-                received = of_group[self.coordinate(axes) - 1].clone()
-            return lambda: received
-
-        @contextlib.contextmanager
-        def _posted(
-            self, kind: str, value: torch.Tensor, given: Any, axes: tuple[int, ...]
-        ) -> Iterator[list[Any]]:
-            """Record a collective, and yield the contributions of the group's ranks, in order."""
-            ranks = self.ranks
-            bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
-            ranks.sent[self.at].append(_Sent(kind, axes, value.numel(), bytes_, self.backward))
-            ranks._board[self.at] = given.detach() if isinstance(given, torch.Tensor) else given
-            ranks._barrier.wait()
-            # All values are posted now. The second wait keeps a fast rank from posting its next value before
-            # the slow ones have read this one.
-            group = [
-                p for p in ranks.places if all(p[a] == self.at[a] for a in range(len(p)) if a not in axes)
-            ]
-            yield [ranks._board[p] for p in group]
-            ranks._barrier.wait()
-
-        def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-            return self.all_reduce(value, axes)
-
-
-_Tensors = dict[str, torch.Tensor]
-_TOLERANCE = {
-    torch.float64: 1e-8,
-    torch.complex128: 1e-8,
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-    torch.bfloat16: 4e-2,
-    torch.float16: 4e-3,
-}
-"""Relative errors of rounding, far above precision and far below a wrong claim's; assumptions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A rule's claim that does not hold.
-
-    Attributes:
-        tensor: the output, or the operand with a wrong gradient; "" for neither.
-        kind: ``value``, ``gradient``, ``shape``, ``collectives`` or ``error``.
-    """
-
-    operator: str
-    target: str
-    choices: tuple[str, ...]
-    mesh: tuple[int, ...]
-    tensor: str
-    kind: str
-    detail: str
-
-    def __str__(self) -> str:
-        split = " x ".join(f"{c}/{n}" for c, n in zip(self.choices, self.mesh, strict=True) if n > 1)
-        claim = f"{self.kind} of {self.tensor or 'the call'}"
-        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {claim}: {self.detail}"
-
-
-class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this module
-    def __init__(self, kind: str, tensor: str, detail: str):
-        super().__init__(detail)
-        self.kind, self.tensor, self.detail = kind, tensor, detail
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The results of one rank, or of the whole operator: outputs and gradients by name."""
-
-    outputs: _Tensors
-    gradients: _Tensors
-
-
-def check_choices(
-    op: Operator,
-    atoms: AtomGraph,
-    choices: tuple[int, ...],
-    mesh: tuple[int, ...],
-    seed: int = 0,
-    scale: float = 1.0,
-) -> Mismatch | None:
-    """Check that splitting ``op`` gives the whole operator's results; return the first failing claim or None.
-
-    Args:
-        scale: the scale of operands and output gradients; operators with thresholds depend on it.
-    """
-    try:
-        _check(op, atoms, choices, mesh, seed, scale)
-    except _Wrong as wrong:
-        dims = atoms.spaces[op.name].dims
-        names = tuple(dims[c].name if c >= 0 else layout_names((c,))[0] for c in choices)
-        return Mismatch(op.name, op.target, names, mesh, wrong.tensor, wrong.kind, wrong.detail)
-    return None
-
-
-def _check(
-    op: Operator,
-    atoms: AtomGraph,
-    choices: tuple[int, ...],
-    mesh: tuple[int, ...],
-    seed: int,
-    scale: float,
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values, whole, gradients = _whole(op, atoms, generator, len(mesh), scale)
-    split = OperatorShard(op, atoms, choices, mesh)
-    reads = {o.tensor: split.layout(o, written=False) for o in split.space.reads}
-    writes = {o.tensor: split.layout(o, written=True) for o in split.space.writes}
-    ranks = list(itertools.product(*(range(size) for size in mesh)))
-
-    def spread(tensors: _Tensors, layouts: dict[str, Layout]) -> dict[_Coordinate, _Tensors]:
-        spread: dict[_Coordinate, _Tensors] = {at: {} for at in ranks}
-        for name, value in tensors.items():
-            for at, piece in _distribute(value, atoms.atoms[name], layouts[name], mesh, generator).items():
-                spread[at][name] = piece
-        return spread
-
-    # Operands have forward placements and gradients of outputs have gradient placements: a claim has both
-    # halves, and each is tested with the pieces that the executor would have.
-    inputs = spread(values, {n: forward_placements(layout) for n, layout in reads.items()})
-    incoming = spread(gradients, {n: gradient_placements(layout) for n, layout in writes.items()})
-    runs = _run_ranks(op, atoms, choices, mesh, inputs, incoming)
-    # The coarsest type among inputs and outputs determines the amount of rounding.
-    tolerance = max([_TOLERANCE.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
-
-    def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
-        pieces = {at: (run.outputs if kind == "value" else run.gradients)[name] for at, run in runs.items()}
-        mismatch = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
-        if mismatch is not None:
-            raise _Wrong(kind if mismatch[0] == "value" else mismatch[0], name, mismatch[1])
-
-    for name, value in whole.outputs.items():
-        if not _is_read(atoms.graph, name):
-            continue  # nothing depends on its placement: it is for the operator's own backward
-        compare("value", name, value, forward_placements(writes[name]))
-    for name, value in whole.gradients.items():
-        compare("gradient", name, value, gradient_placements(reads[name]))
-
-
-# -- running --------------------------------------------------------------------------------------
-
-
-def _whole(
-    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
-) -> tuple[_Tensors, _Run, _Tensors]:
-    graph = atoms.graph
-    split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
-    local = localise(split)
-    random = local.is_kernel and (spec_of(op.target).random or draws_numbers(op))
-    # PyTorch's own call of a random operator would draw other numbers than the pieces, whose kernels draw by
-    # position; everything else is compared with PyTorch's own call.
-    call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
-    values: _Tensors = {}
-    error: Exception | None = None
-    for exact in (True, False):  # some calls exist only in the graph's own precision
-        values = sample_inputs(op, graph, generator, exact=exact)
-        if scale != 1.0:
-            values = {
-                name: value * scale if value.is_floating_point() and name not in graph.constants else value
-                for name, value in values.items()
-            }
-        try:
-            outputs = _outputs(op, bind(call, SingleDevice()), call, values)
-            break
-        except (RuntimeError, ValueError, TypeError) as failed:
-            error = failed
-    else:
-        raise _Wrong("error", "", f"the whole operator fails: {error}")
-    gradients = {
-        name: (scale * torch.randn(value.shape, generator=generator, dtype=_widest(value))).to(value.dtype)
-        for name, value in outputs.items()
-        if _carries_gradient(graph, name)
-    }
-    run = _execute(op, graph, call, values, gradients, SingleDevice())
-    return values, run, gradients
-
-
-def _widest(value: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if value.is_complex() else torch.float64
-
-
-def _carries_gradient(graph: OperatorGraph, name: str) -> bool:
-    return _is_read(graph, name) and graph.tensors[name].requires_grad
-
-
-def _is_read(graph: OperatorGraph, name: str) -> bool:
-    return name in graph.consumers or name in graph.outputs or name in graph.mutations.values()
-
-
-def _outputs(op: Operator, function: Callable[..., Any], call: LocalCall, tensors: _Tensors) -> _Tensors:
-    args, kwargs = call.arguments(tensors.__getitem__)
-    result = function(*args, **kwargs)
-    parts = (
-        [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
-    )
-    return dict(zip(op.outputs, parts, strict=False))
-
-
-def _execute(
-    op: Operator, graph: OperatorGraph, call: LocalCall, values: _Tensors, gradients: _Tensors, context: Any
-) -> _Run:
-    leaves = {n: v.detach().requires_grad_(graph.tensors[n].requires_grad) for n, v in values.items()}
-    outputs = _outputs(op, bind(call, context), call, leaves)
-    missing = set(op.outputs) - set(outputs)
-    if missing:
-        raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
-    wanted = {n: v for n, v in leaves.items() if v.requires_grad}
-    given = [n for n in gradients if outputs[n].requires_grad]
-    operand_gradients: _Tensors = {}
-    if wanted and given:
-        if isinstance(context, _ThreadedRanks.Context):
-            # Everything that this rank's kernels send from now on belongs to backward.
-            context.backward = True
-        for name in given:
-            if gradients[name].shape != outputs[name].shape:
-                shapes = f"{tuple(outputs[name].shape)} instead of {tuple(gradients[name].shape)}"
-                raise _Wrong("shape", name, shapes)
-        results = torch.autograd.grad(
-            [outputs[n] for n in given],
-            list(wanted.values()),
-            [gradients[n] for n in given],
-            allow_unused=True,
-        )
-        operand_gradients = {
-            n: torch.zeros_like(leaf) if g is None else g
-            for (n, leaf), g in zip(wanted.items(), results, strict=True)
-        }
-    elif wanted and gradients:
-        # The outputs do not depend differentiably on any operand: the gradients are zeros, also on the
-        # pieces.
-        operand_gradients = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
-    return _Run({n: v.detach() for n, v in outputs.items()}, operand_gradients)
-
-
-def _run_ranks(
-    op: Operator,
-    atoms: AtomGraph,
-    choices: tuple[int, ...],
-    mesh: tuple[int, ...],
-    inputs: dict[_Coordinate, _Tensors],
-    incoming: dict[_Coordinate, _Tensors],
-) -> dict[_Coordinate, _Run]:
-    calls = {at: localise(OperatorShard(op, atoms, choices, mesh, at)) for at in inputs}
-    ranks = _ThreadedRanks(mesh)
-
-    def work(context: _ThreadedRanks.Context) -> _Run:
-        at = context.at
-        return _execute(op, atoms.graph, calls[at], inputs[at], incoming[at], context)
-
-    try:
-        # Only kernels communicate; other calls need no neighbour and run one after another.
-        runs = ranks.run(work, parallel=any(call.is_kernel for call in calls.values()))
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise _Wrong("error", "", f"{type(error).__name__}: {error}") from error
-    element = max(
-        [atoms.graph.tensors[n].element_bytes for n in op.inputs() if _floating(atoms.graph, n)], default=8
-    )
-    for at, call in calls.items():
-        declared = Counter(_declared(c) for c in call.collectives)
-        # The engine takes sums over micro-batches in time, and nothing is sent for them.
-        sent = Counter(s.described(element) for s in ranks.sent[at] if s.axes != (MICRO_AXIS,))
-        if sent != declared:
-            raise _Wrong("collectives", "", f"sends {dict(sent)}, declares {dict(declared)}")
-    return runs
-
-
-def _declared(collective: InnerCollective) -> tuple[str, tuple[int, ...], int, bool]:
-    size = 0 if collective.kind == BY_VALUES else collective.bytes
-    return collective.kind, collective.axes, size, collective.backward
-
-
-def _floating(graph: OperatorGraph, name: str) -> bool:
-    return graph.tensors[name].dtype in FLOATING
+def fewest_and_most(size: int) -> tuple[int, int]:
+    """Return the fewest and the most equal parts in which a loop is tried."""
+    fewest = next(p for p in range(2, size + 1) if size % p == 0)
+    return fewest, max((p for p in range(2, min(size, MOST_PARTS) + 1) if size % p == 0), default=fewest)

@@ -1,8 +1,8 @@
 """Discovery: find how an operator without a rule splits, by running it.
 
 Small random operands are run whole and cut. A cut is kept if outputs recombine (concatenation, sum, mean or
-equality) and the rule checker (:mod:`tensoropt.sharding.discovery.check`) confirms outputs and gradients on
-several shapes and seeds, in two parts and single elements, and for pairs of loops.
+equality), and outputs and gradients agree on several shapes and seeds, in two parts and single elements, and
+for pairs of loops.
 """
 
 from __future__ import annotations
@@ -19,61 +19,30 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, map_refs
-from tensoropt.ops.calls import LocalCall
-from tensoropt.ops.index_space import NONE, AtomGraph, Builder, IndexSpace, LoopDim, Operand
-from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ops.layouts import PARTIAL
+from tensoropt.ops.index_space import Builder, IndexSpace
 from tensoropt.ops.overloads import FUNCTIONS
-from tensoropt.ops.registry import bind, resolve_function
+from tensoropt.ops.registry import resolve_function
 from tensoropt.ranks.worker_process import call_in_fork
-from tensoropt.sharding.discovery.check import check_choices, sample_inputs
+from tensoropt.sharding.discovery.check import MOST_PARTS, SCALES, fewest_and_most, holds
+from tensoropt.sharding.discovery.probes import (
+    MEAN,
+    SUM,
+    WHOLE,
+    Probe,
+    Split,
+    backward,
+    call,
+    dtype_of,
+    is_pytorchs,
+)
 
 _PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
 """Sizes of probes: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
 _LARGEST_PROBE = 1 << 17
 """The most elements of an operand for running the operator at its own sizes; an assumption."""
-_MOST_PARTS = 64
-"""The most parts in which a loop is tried; an assumption."""
 
 
-@dataclass(frozen=True)
-class _ProbeOperator:
-    """The operator on small tensors, as a graph of its own."""
-
-    op: Operator
-    graph: OperatorGraph
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
-
-    @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self.graph.tensors[n] for n in self.op.outputs)
-
-    def values(self, seed: int) -> dict[str, torch.Tensor]:
-        values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
-        return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
-
-    def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return _call(self.op, values)
-
-
-def _dtype(tensor: Tensor) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    return dtype
-
-
-def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    call = LocalCall(op.target, op.args, op.kwargs, op.name)
-    args, kwargs = call.arguments(values.__getitem__)
-    with torch.no_grad():
-        result = bind(call, None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
-    parts = [result] if isinstance(result, torch.Tensor) else list(result)
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
-def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
+def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[Probe]:
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
     if not tensors:
@@ -93,9 +62,7 @@ def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
             yield _probe(op, graph, tensors, sized)
 
 
-def _probe(
-    op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]
-) -> _ProbeOperator:
+def _probe(op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]) -> Probe:
     small = {
         t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
         for t in tensors
@@ -103,7 +70,7 @@ def _probe(
     # A constant's values have its own shape; at other sizes random ones replace them.
     constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
     draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
-    made = _ProbeOperator(op, draft).run(_ProbeOperator(op, draft).values(0))
+    made = Probe(op, draft).run(Probe(op, draft).values(0))
     assert len(made) == len(op.outputs), f"{op.target} gives {len(made)} tensors"
     results = {
         name: replace(graph.tensors[name], shape=tuple(value.shape))
@@ -112,7 +79,7 @@ def _probe(
     if not sized:
         assert all(results[n].shape == graph.tensors[n].shape for n in op.outputs)
     alone = replace(draft, tensors={**small, **results}, operators=(op,), outputs=tuple(op.outputs))
-    return _ProbeOperator(op, alone)
+    return Probe(op, alone)
 
 
 def _value_matters(tensor: Tensor, value: Any) -> bool:
@@ -123,7 +90,7 @@ _TOLERANCE = 1e-4
 """Tolerance relative to the largest value; an assumption."""
 
 
-def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
+def _adds_up(probe: Probe, scales: Sequence[float]) -> bool:
     values = probe.values(0)
     generator = torch.Generator().manual_seed(0)
     made = probe.run(values)
@@ -136,31 +103,13 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
     try:
         for scale in scales:
             first, second = drawn(scale), drawn(scale)
-            total = _backward(probe, values, [a + b for a, b in zip(first, second, strict=True)])
-            parts = zip(total, _backward(probe, values, first), _backward(probe, values, second), strict=True)
-            if not all(_alike(whole, a + b) for whole, a, b in parts):
+            both = [a + b for a, b in zip(first, second, strict=True)]
+            total, *parts = (backward(probe, values, given)[1] for given in (both, first, second))
+            if not all(_alike(whole, a + b) for whole, a, b in zip(total, *parts, strict=True)):
                 return False
     except Exception:  # the operator's own
         return False
     return True
-
-
-def _backward(
-    probe: _ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    tensors = probe.graph.tensors
-    leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
-    call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)
-    args, kwargs = call.arguments(leaves.__getitem__)
-    result = bind(call, SingleDevice())(*args, **kwargs)
-    results = [result] if isinstance(result, torch.Tensor) else result
-    made = [value for value in results if isinstance(value, torch.Tensor)]
-    pairs = [(m, g) for m, g in zip(made, gradients, strict=True) if m.requires_grad]
-    wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-    if not pairs or not wanted:
-        return []
-    grads = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
 def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -175,11 +124,6 @@ _MOST_TIES = 64
 """The most ways tried to cut a dim together with other operands' dims; an assumption."""
 _TRIAL_S = 60.0
 """The seconds that all runs of an operator in a fork may take; most take a fraction of one."""
-_SCALES = (1.0, 1e-3, 1e3)
-"""Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
-_SUM, _WHOLE, _MEAN = -1, -2, -3
-"""How parts of an output recombine if the loop does not index it: as a sum, as equal copies, as a mean."""
-_KINDS = {_SUM: "sum", _WHOLE: "whole", _MEAN: "mean"}
 _LOST = "lost"
 """The field of a record with the reason why the operator could not be tried."""
 
@@ -190,18 +134,6 @@ class Kept(Protocol):
     def get(self, key: str, kind: str) -> Any: ...
 
     def put(self, key: str, record: Any, kind: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """One loop: the dim that it cuts of each operand, and the dim, SUM, WHOLE or MEAN of each output."""
-
-    reads: tuple[int | None, ...]
-    writes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        cut = ", ".join(f"operand {i} dim {d}" for i, d in enumerate(self.reads) if d is not None)
-        return f"{cut} -> {', '.join(_KINDS.get(w, f'dim {w}') for w in self.writes)}"
 
 
 @dataclass(frozen=True)
@@ -255,7 +187,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     if before is not None and before.lost:
         return before
     discovery = (_tried_apart if _may_crash(op, graph) else _tried)(op, graph, before)
-    if discovery.refused and not _is_pytorchs(op):
+    if discovery.refused and not is_pytorchs(op):
         discovery = replace(discovery, additive=False)  # unknown: a user's own may do anything
     # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
     if kept is not None and discovery != before and (discovery.lost or not discovery.refused):
@@ -268,12 +200,12 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     probes = list(_probes_of(op, graph))
     if not probes:
         return Discovery(refused="it does not run on small random tensors")
-    additive = _is_pytorchs(op) or all(_adds_up(probe, _SCALES) for probe in probes)
+    additive = is_pytorchs(op) or all(_adds_up(probe, SCALES) for probe in probes)
     alike = before is not None and before.additive == additive
-    means = before is not None and any(_MEAN in split.writes for split in before.splits)
+    means = before is not None and any(MEAN in split.writes for split in before.splits)
     if means and _drops_nan(probes[0]):
         before = None
-    if before is not None and alike and all(_holds(p, before.splits, before.linear) for p in probes):
+    if before is not None and alike and all(holds(p, before.splits, before.linear) for p in probes):
         found = before
     else:
         refused = "; ".join({r for r in map(_unsteady, probes) if r})
@@ -305,8 +237,8 @@ def _fake_differs(op: Operator, graph: OperatorGraph, split: Split) -> str:
     shapes = {name: cut(name, dim) for name, dim in zip(names, split.reads, strict=True)}
     wanted = [cut(name, dim) for name, dim in zip(op.outputs, split.writes, strict=True)]
     try:
-        with FakeTensorMode():
-            made = _call(op, {n: torch.empty(shapes[n], dtype=_dtype(graph.tensors[n])) for n in names})
+        with FakeTensorMode(), torch.no_grad():
+            made = call(op, {n: torch.empty(shapes[n], dtype=dtype_of(graph.tensors[n])) for n in names})
     except Exception as error:  # the operator's own
         return f"its fake kernel fails for operands of {_listed(shapes.values())}: {error}"
     gives = [tuple(value.shape) for value in made]
@@ -357,9 +289,9 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
         for position, written in enumerate(split.writes):
             if written >= 0:
                 writes[position][written] = loop
-            elif written == _WHOLE:
+            elif written == WHOLE:
                 whole[position].append(loop)
-            elif written == _MEAN:
+            elif written == MEAN:
                 means[position].append(loop)
     for name, labels in zip(names, reads, strict=True):
         builder.read(Ref(name), labels)
@@ -398,13 +330,9 @@ def _is_defined(op: Operator) -> bool:
     return True
 
 
-def _is_pytorchs(op: Operator) -> bool:
-    return op.target.startswith("aten.")
-
-
 def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
     """Return whether the operator may hang or crash: a user's own, or one with integer addresses (pivots)."""
-    return not _is_pytorchs(op) or any(
+    return not is_pytorchs(op) or any(
         t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
         for t in (graph.tensors[name] for name in op.inputs())
     )
@@ -423,7 +351,7 @@ def _refusal(op: Operator) -> str:
     return ""
 
 
-def _unsteady(probe: _ProbeOperator) -> str:
+def _unsteady(probe: Probe) -> str:
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
@@ -446,7 +374,7 @@ def _unsteady(probe: _ProbeOperator) -> str:
 # -- search ---------------------------------------------------------------------------------------
 
 
-def _is_constant(probe: _ProbeOperator) -> bool:
+def _is_constant(probe: Probe) -> bool:
     try:
         first, other = (probe.run(probe.values(seed)) for seed in (0, 1))
     except Exception:  # the operator's own, on operands that it does not take
@@ -454,9 +382,9 @@ def _is_constant(probe: _ProbeOperator) -> bool:
     return all(_equal(a, b, 0.0) for a, b in zip(first, other, strict=True))
 
 
-def _drops_nan(probe: _ProbeOperator) -> bool:
+def _drops_nan(probe: Probe) -> bool:
     values, drawn = probe.values(0), torch.Generator().manual_seed(0)
-    for value in values.values():
+    for value in filter(torch.is_floating_point, values.values()):
         # Few, and anywhere: a line of nothing but NaN has no mean, and would look as if NaN had passed.
         value.view(-1)[torch.rand(value.numel(), generator=drawn) < 0.2] = torch.nan
     try:
@@ -466,11 +394,9 @@ def _drops_nan(probe: _ProbeOperator) -> bool:
     return not any(bool(part.isnan().any()) for part in made)
 
 
-def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
+def _search(probes: Sequence[Probe]) -> Discovery:
     first = probes[0]
     constant = _is_constant(first)
-    floats = all(t.dtype in FLOATING for t in first.operands)
-    drops_nan = floats and _drops_nan(first)
     loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
@@ -487,12 +413,13 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                 # A constant output also adds up and is equal on all parts, so only its shape counts.
                 if constant and len(cut) < len(split.writes):
                     continue
-                # Parts with unequal numbers of NaN have means of unequal weights.
-                if drops_nan and _MEAN in split.writes:
-                    continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
-                if all(_holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
+                if all(holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
+                    # Parts with unequal numbers of NaN have means of unequal weights. Only means (and
+                    # linear functions) are asked: libraries of linear algebra may end the process on NaN.
+                    if MEAN in split.writes and _drops_nan(first):
+                        continue
                     loops.append(split)
                     written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
@@ -500,14 +427,12 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     # A few samples prove that a partial sum passes a function's own backward only if nothing in it may depend
     # on the size of a value.
     own = first.op.target.startswith(f"{FUNCTIONS}.")
-    linear = not own and not constant and floats and not drops_nan
-    linear = linear and all(_holds(probe, (), True) for probe in probes)
+    linear = not own and not constant and all(t.dtype in FLOATING for t in first.operands)
+    linear = linear and all(holds(probe, (), True) for probe in probes) and not _drops_nan(first)
     return Discovery(tuple(loops), linear)
 
 
-def _candidates(
-    probe: _ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]
-) -> Iterator[Split]:
+def _candidates(probe: Probe, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
     size = probe.operands[operand].shape[dim]
     choices: list[list[int | None]] = []
     for index, other in enumerate(probe.operands):
@@ -527,11 +452,11 @@ def _candidates(
 
 
 def _pieces(
-    probe: _ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
+    probe: Probe, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
     # Equal pieces only: whether a dim may be cut unevenly is not tested.
-    parts = _fewest_and_most(size)[0]
-    if parts > _MOST_PARTS:
+    parts = fewest_and_most(size)[0]
+    if parts > MOST_PARTS:
         return None
     cut = {
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
@@ -562,15 +487,15 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -
     if parts[0].shape != whole.shape:
         return None
     if all(_equal(p, whole) for p in parts):
-        return _WHOLE
+        return WHOLE
     if whole.dtype == torch.bool:
         return None
     # Whole comes before sum: parts that are all zero are both, and equal parts need no collective.
     total = torch.stack(list(parts)).sum(0).to(whole.dtype)
     if _equal(total, whole):
-        return _SUM
+        return SUM
     exact = whole.is_floating_point() or whole.is_complex()
-    return _MEAN if exact and _equal(total / len(parts), whole) else None
+    return MEAN if exact and _equal(total / len(parts), whole) else None
 
 
 def _equal(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
@@ -582,61 +507,3 @@ def _equal(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) 
     # Sums of pieces round in another order; that 8 roundings are enough for half precision is an assumption.
     tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)
     return torch.allclose(actual, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-# -- verification ---------------------------------------------------------------------------------
-
-
-def _holds(
-    probe: _ProbeOperator,
-    splits: Sequence[Split],
-    linear: bool,
-    *,
-    first: int = 0,
-    seeds: Sequence[int] = (1, 2),
-) -> bool:
-    """Return whether loops from ``first`` on are right on this probe, forward and backward."""
-    space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
-    atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
-    graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)
-    tries: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, PARTIAL), (1, 2))] if linear else []
-    for loop in range(first, len(splits)):
-        size = space.dims[loop].size
-        # Axis 0 is the micro-batch axis, which these tries leave alone.
-        tries += [((NONE, loop), (1, parts)) for parts in set(_fewest_and_most(size))]
-        tries += [
-            ((NONE, loop, other), (1, *(_fewest_and_most(space.dims[i].size)[0] for i in (loop, other))))
-            for other in range(loop)
-        ]
-    try:
-        return all(
-            check_choices(probe.op, graph, choices, mesh, seed, scale) is None
-            for choices, mesh in tries
-            for seed in seeds
-            for scale in ((1.0,) if _is_pytorchs(probe.op) else _SCALES)
-        )
-    except Exception:  # the operator's own, on pieces that it cannot handle
-        return False
-
-
-def _fewest_and_most(size: int) -> tuple[int, int]:
-    """Return the fewest and the most equal parts in which a loop is tried."""
-    fewest = next(p for p in range(2, size + 1) if size % p == 0)
-    return fewest, max((p for p in range(2, min(size, _MOST_PARTS) + 1) if size % p == 0), default=fewest)
-
-
-def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:
-    dims = list(space.dims)
-
-    def operand(old: Operand) -> Operand:
-        shape = probe.graph.tensors[old.tensor].shape
-        filled: list[tuple[int, ...]] = []
-        for size, loops in zip(shape, old.dims, strict=True):
-            if not loops and size > 1:
-                dims.append(LoopDim(f"whole{len(dims)}", size, splittable=False))
-                loops = (len(dims) - 1,)
-            filled.append(loops)
-        return replace(old, dims=tuple(filled))
-
-    reads, writes = tuple(map(operand, space.reads)), tuple(map(operand, space.writes))
-    return replace(space, dims=tuple(dims), reads=reads, writes=writes)

@@ -206,7 +206,8 @@ def test_every_preset_can_be_named_and_counts_of_its_devices_find_it() -> None:
         "zoo:gpt2-tiny --cluster dgx-h100",
         "zoo:gpt2-tiny?layers=4&sequence=64 --cluster dgx-h100[2] --batch 8 --dtype bfloat16 --seed 3",
         "hf:meta-llama/Llama-3.2-1B --cluster dgx-h100x2 --batch 8,16 --epsilon 0 --memory 24GiB",
-        "zoo:mlp --cluster cpu:2 --planners zero,megatron --devices 1,2 --no-process-memory",
+        "zoo:mlp --cluster cpu:2 --planners zero,megatron --no-process-memory",
+        "zoo:mlp --cluster cpu:2 --devices 1,2",
     ],
 )
 def test_a_form_is_filled_from_a_question_and_asks_it_again(uploads: Uploads, line: str) -> None:

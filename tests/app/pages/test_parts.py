@@ -11,12 +11,12 @@ from tensoropt.terms import TERMS
 
 
 def test_a_term_says_what_it_means_beside_its_word() -> None:
-    word, tip = term("knee").children
-    assert word == "knee"
+    word, tip = term("mesh").children
+    assert word == "mesh"
     said = tip.to_plotly_json()["props"]
-    assert (tip.children, said["data-said"]) == ("?", TERMS["knee"])
-    assert said["aria-label"] == f"What is knee? {TERMS['knee']}"
-    assert term("knee", "the knee").children[0] == "the knee"
+    assert (tip.children, said["data-said"]) == ("?", TERMS["mesh"])
+    assert said["aria-label"] == f"What is mesh? {TERMS['mesh']}"
+    assert term("mesh", "the mesh").children[0] == "the mesh"
     with pytest.raises(KeyError):
         term("no such word")
 

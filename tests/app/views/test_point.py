@@ -14,9 +14,9 @@ DATA = FrontierData.of(exploration())
 def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     card = point_card(DATA, View(headroom=0.05), 2)
     assert (card.memory, card.time, card.mark) == ("30.0 GiB", "600 ms", "fits")
-    assert card.verdict == "Fits an H100-80GB of 80 GiB (38 %)."
+    assert card.verdict == "Fits one H100-80GB of 80 GiB (38 %)."
     tight = point_card(DATA, View(), 7)
-    assert (tight.mark, tight.verdict) == ("tight", "Just fits an H100-80GB of 80 GiB (100 %).")
+    assert (tight.mark, tight.verdict) == ("tight", "Just fits one H100-80GB of 80 GiB (100 %).")
     over = point_card(DATA, View(headroom=0.1), 7)
     assert over.mark == "over"
     assert over.verdict == ("Does not fit the budget of 72 GiB: needs 8.00 GiB more.")
@@ -42,11 +42,11 @@ def test_what_fits_a_budget_says_its_share_of_it(budget: float, fits: str) -> No
 
 def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
     card = point_card(DATA, View(budget_bytes=200 * GIB), 2)
-    assert card.verdict == "Fits an H100-80GB of 80 GiB (38 %)."
+    assert card.verdict == "Fits one H100-80GB of 80 GiB (38 %)."
     data = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
     card = point_card(data, View(budget_bytes=99 * GIB, headroom=0.05), 0)
     assert card.mark == "over"
-    assert card.verdict == "Does not fit an H100-80GB of 80 GiB: needs 10.0 GiB more."
+    assert card.verdict == "Does not fit one H100-80GB of 80 GiB: needs 10.0 GiB more."
 
 
 def test_idle_devices_are_what_most_of_a_step_is_where_they_are() -> None:

@@ -11,7 +11,7 @@ from tensoropt_app.views.frontier import FrontierData, tariff_of
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.result import amount_in, answer_line, pace, rates_of
 
-from tensoropt.exploration.rates import StepWork, rates
+from tensoropt.exploration.rates import RatesOf, StepWork
 
 
 def told(flops: bool = True, call: object = CALL) -> FrontierData:
@@ -28,7 +28,7 @@ VIEW = View(exploration="x", point=7, price=3.0, amount="1e9 tokens")
 def test_the_answer_has_the_engine_s_figures() -> None:
     steps = amount_in(VIEW).steps(StepWork.of(DATA.exploration))
     for row in range(len(DATA)):
-        one = rates(DATA.exploration, row, tariff=tariff_of(VIEW))
+        one = RatesOf(DATA.exploration, tariff_of(VIEW)).of(row)
         assert rates_of(DATA, VIEW).of(row) == one
         line = answer_line(DATA, VIEW, DATA.answer(VIEW), row)
         assert line.pace == pace(one)

@@ -13,25 +13,27 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tensoropt.costs.device_fit import LEAST, MOST, DeviceFit, device_fit
 from tensoropt.costs.process_memory import TERMS, allocator_blocks
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import described
-from tests.benchmarks.published.memory import SAVED, error, lasting_kinds, requested, words_of
-from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
-from tests.benchmarks.published.requests import (
+from tests.benchmarks.published.memory import (
     ALLOCATED,
     RESERVED,
     RESERVED_EXPANDABLE,
-    RankRequests,
-    Request,
+    error,
+    kept_between,
+    kept_bytes,
+    lasting_kinds,
+    tensors_of,
 )
+from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of
 
 METERS = {
@@ -43,6 +45,7 @@ METERS = {
 }
 """By words of a row what measured its peak."""
 UNSAID_METER = "unsaid"
+SAVED = "saved inside for backward"
 
 
 def meter_of(run: Run) -> str:
@@ -114,10 +117,10 @@ def as_trained(run: Run) -> Run:
 
 def needs(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> Row:
     """What the fullest rank is predicted to take, in bytes: peaks of the allocator, terms."""
-    made, terms, place = requested(found)
-    made = with_fused_kernels(run, made)
+    tensors, terms, place = tensors_of(found)
     own = framework_bytes(run, lasting_kinds(found, place))
-    peak = made.peak_bytes(allocator_blocks(terms)) + own
+    fused = kept_bytes(found, place) - kept_bytes(found, place, partial(less_in_fused_kernels, run))
+    peak = tensors - fused + sum(allocator_blocks(terms)) + own
     return {
         "requested": peak,
         "allocated": ALLOCATED * peak,
@@ -128,21 +131,21 @@ def needs(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> Row:
     }
 
 
-def with_fused_kernels(run: Run, made: RankRequests) -> RankRequests:
-    """The requests without what kernels keep that compute a norm, or a gate and its product, at once: a norm
-    then keeps its input in 16 bits, where PyTorch's under autocast keeps it and its result in float32; of a
-    gate its activation is computed again in backward (Transformer Engine's SwiGLU, compiled ones)."""
+def less_in_fused_kernels(run: Run, stage: Evaluation) -> float:
+    """How much less a micro-batch keeps where kernels compute a norm, or a gate and its product, at once.
+
+    A norm then keeps its input in 16 bits, where PyTorch's under autocast keeps it and its result in float32;
+    of a gate its activation is computed again in backward (Transformer Engine's SwiGLU, compiled ones).
+    """
     said = f"{run.row.get('compile', '')} {run.row.get('notes', '')}"
     norms = run.fused or re.search(r"norm kernel", said, re.IGNORECASE) is not None
-    step = []
-    for request in made.step:
-        tensor, what = (*words_of(request.name), "", "")[:2]
-        if run.fused and what == "activation" and tensor.startswith("silu"):
-            continue
-        if norms and what == SAVED and tensor.startswith("rms_norm"):
-            request = Request(request.name, request.bytes // 4)
-        step.append(request)
-    return replace(made, step=step)
+    less = 0.0
+    for named in kept_between(stage):
+        if run.fused and named.what == "activation" and named.tensor.startswith("silu"):
+            less += named.bytes
+        if norms and named.what == SAVED and named.tensor.startswith("rms_norm"):
+            less += named.bytes * 3 / 4
+    return less
 
 
 def fit_of(needed: Mapping[str, float], device_bytes: float) -> DeviceFit:

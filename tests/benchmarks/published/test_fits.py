@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.simulate.step import NamedBytes
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.__main__ import main
 from tests.benchmarks.published.decoder import parameters_of
-from tests.benchmarks.published.memory import SAVED
-from tests.benchmarks.published.requests import RankRequests, Request
 from tests.benchmarks.published.runs import GIB, Run, completed, load_runs
 from tests.benchmarks.published.test_published import GPT, ROW
 
@@ -101,19 +100,16 @@ def test_what_a_framework_keeps_of_a_parameter(changed, each):
     assert fits.framework_bytes(run(dp_kind="zero3", framework="FSDP"), lasting) == 0
 
 
-def test_kernels_that_do_more_at_once_keep_less():
-    step = [
-        Request(("rms_norm_1", SAVED, "0"), 80),
-        Request(("silu", "activation", "forward made 0"), 70),
-        Request(("silu", "activation", "forward made 0"), 0),
-        Request(("rms_norm_1", SAVED, "0"), 0),
+def test_kernels_that_do_more_at_once_keep_less(monkeypatch):
+    kept = [
+        NamedBytes("", "rms_norm_1", fits.SAVED, "0", "kept", 80),
+        NamedBytes("", "silu", "activation", "forward made 0", "kept", 70),
+        NamedBytes("", "linear", "activation", "forward made 0", "kept", 1000),
     ]
-    made = RankRequests([], [], step)
-    kept = fits.with_fused_kernels(run(framework="NeMo"), made).step
-    assert [size for _, size in kept] == [20, 0]
-    norms = fits.with_fused_kernels(run(notes="RMSNorm kernel"), made).step
-    assert [size for _, size in norms] == [20, 70, 0, 0]
-    assert fits.with_fused_kernels(run(), made) == made
+    monkeypatch.setattr(fits, "kept_between", lambda stage: iter(kept))
+    assert fits.less_in_fused_kernels(run(framework="NeMo"), None) == 130
+    assert fits.less_in_fused_kernels(run(notes="RMSNorm kernel"), None) == 60
+    assert fits.less_in_fused_kernels(run(), None) == 0
 
 
 @pytest.mark.slow

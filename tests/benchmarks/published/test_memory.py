@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import memory
 from tests.benchmarks.published.decoder import Architecture, parameters_of
-from tests.benchmarks.published.memory import GIB, Measured, load_memory, markdown, measure, medians
+from tests.benchmarks.published.memory import (
+    GIB,
+    RESERVED_EXPANDABLE,
+    Measured,
+    load_memory,
+    markdown,
+    measure,
+    medians,
+)
 from tests.benchmarks.published.predict import simulate_run
-from tests.benchmarks.published.requests import RESERVED_EXPANDABLE, WORKSPACE, RankRequests, Request
 from tests.benchmarks.published.runs import load_models
 
 COLUMNS = (
@@ -60,7 +68,11 @@ def kept_by_a_block(run: Measured, of: Architecture) -> float:
     (recipe,) = run.recomputed
     with ProfileStore(":memory:") as store:
         fewer, more = (
-            memory.activation_bytes(run, simulate_run(run, replace(of, layers=n), store, recipe=recipe))
+            memory.kept_bytes(
+                simulate_run(run, replace(of, layers=n), store, recipe=recipe),
+                0,
+                partial(memory.less_where_gathered_again, run),
+            )
             for n in (2, 3)
         )
     return more - fewer
@@ -103,31 +115,6 @@ def test_a_peak_is_what_an_allocator_reserves(tmp_path):
     assert row["refused"] is None
     assert row["predicted_bytes"] > RESERVED_EXPANDABLE * lasting["predicted_bytes"]
     assert row["notes"] == ["products in bfloat16, where the run's are in float8"]
-
-
-def test_the_logits_that_a_loss_is_called_with_are_held_until_it_is_there():
-    wide = ("view_float32", "activation", "0")
-    saved = ("cross_entropy_loss", "saved inside for backward", "0")
-    gradient = ("view_float32", "gradient", "0")
-    step = [
-        *(Request(wide, 8), Request(saved, 8), Request(wide, 0)),
-        *(Request(gradient, 8), Request(WORKSPACE, 8), Request(WORKSPACE, 0), Request(saved, 0)),
-    ]
-    alone, parallel = (
-        memory._with_loss_of_torchtitan(RankRequests([], [], step), parallel=parallel).step
-        for parallel in (False, True)
-    )
-    assert [(name, size) for name, size in alone if name == "logits"] == [("logits", 4), ("logits", 0)]
-    assert alone.index(Request("logits", 4)) < alone.index(Request(wide, 8))
-    assert alone.index(Request("logits", 0)) == alone.index(Request(saved, 8)) + 1
-    for name in ("shifted", "sum"):
-        assert [size for named, size in parallel if named == name] == [8, 0]
-    # Of a pipeline's micro-batch it is the same.
-    named = [Request(((0, 3), name), size) for name, size in step]
-    assert memory._with_loss_of_torchtitan(RankRequests([], [], named), parallel=False).step[0] == (
-        "logits",
-        4,
-    )
 
 
 def test_medians_and_the_page_are_by_what_was_measured():

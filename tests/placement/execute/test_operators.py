@@ -7,7 +7,7 @@ import torch
 
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.execute.operators import Cut, join, split
-from tensoropt.sharding.discovery.check import shard
+from tests.sharding.rule_check import shard
 
 ATOMS = ((4, 3), (10,))
 

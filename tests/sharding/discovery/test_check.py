@@ -14,9 +14,9 @@ from tensoropt.ops import registry
 from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand, alike
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
-from tensoropt.sharding.discovery.check import check_choices
 from tests.models import Call
 from tests.sharding.graph_check import check_graph, check_operator
+from tests.sharding.rule_check import check_choices
 
 
 def graph_of(function, *args, **parameters):

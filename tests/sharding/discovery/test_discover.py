@@ -19,11 +19,11 @@ from tensoropt.ops import registry
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
-from tensoropt.sharding.discovery.check import _distribute, difference
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
 from tests.models import Call
 from tests.sharding.calls import graph_of_call
 from tests.sharding.graph_check import check_graph, missing_splits
+from tests.sharding.rule_check import _distribute, difference
 
 LIBRARY = "tensoropt_discovery_tests"
 _counter = itertools.count()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tensoropt.capture.onnx.importer import Call, converter
-from tensoropt.capture.onnx.values import DataDependentError, OnnxError
+from tensoropt.capture.onnx.values import OnnxError
 
 _MAX_ITERATIONS = 4096
 
@@ -16,7 +16,7 @@ _MAX_ITERATIONS = 4096
 def _if_(call: Call) -> Any:
     condition = call[0]
     if condition.data is None:
-        raise DataDependentError(
+        raise OnnxError(
             "which branch it takes depends on the values of an input; export the model without the condition"
         )
     assert call.run is not None
@@ -40,7 +40,7 @@ def _loop(call: Call) -> Any:
             body, [call.builder.constant(step, torch.int64), call.builder.constant(True), *state]
         )
         if results[0].data is None:
-            raise DataDependentError("when it ends depends on the values of an input")
+            raise OnnxError("when it ends depends on the values of an input")
         running = bool(results[0].data)
         state = results[1 : 1 + len(state)]
         for items, result in zip(collected, results[1 + len(state) :], strict=True):

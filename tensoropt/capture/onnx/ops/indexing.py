@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.capture.onnx.importer import Call, converter, positive
-from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
@@ -137,7 +137,7 @@ def _trilu(call: Call) -> Traced:
 def _non_zero(call: Call) -> Traced:
     value = call[0]
     if value.data is None:
-        raise DataDependentError(
+        raise OnnxError(
             "the number of nonzero elements depends on an input's values, so later shapes are not fixed"
         )
     call.builder.reserve(value.numel * value.ndim * 8)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.capture.onnx.importer import Call, converter, positive
-from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
+from tensoropt.capture.onnx.values import OnnxError, Traced
 from tensoropt.capture.onnx.weights import torch_dtype
 
 _CONSTANTS = ("value_float", "value_floats", "value_int", "value_ints")
@@ -296,5 +296,5 @@ def _split_to_sequence(call: Call) -> Any:
 def _concat_from_sequence(call: Call) -> Traced:
     axis, new = call.attribute("axis"), call.attribute("new_axis", 0)
     if not call[0]:
-        raise DataDependentError("it joins an empty sequence")
+        raise OnnxError("it joins an empty sequence")
     return torch.stack(call[0], axis) if new else torch.cat(call[0], axis)

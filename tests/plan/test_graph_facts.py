@@ -1,15 +1,20 @@
-"""What operators and parameters weigh, without timing anything."""
+"""What names and rates read of a graph, without timing anything."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import tensoropt
 from tensoropt.cluster import DeviceKind, reached_by
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.ops.calls import CostClass
-from tensoropt.plan.shares import Weights, weights_of
+from tensoropt.plan.graph_facts import GraphFacts, Weights
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 
@@ -17,7 +22,7 @@ READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 def test_products_weigh_their_flop_and_everything_else_its_bytes() -> None:
     found = tensoropt.load(READY_MADE)
     graph, device = found.recorded.graph, found.cluster["kinds"][0]
-    weights = weights_of(graph, found.cluster)
+    weights = GraphFacts.of(graph, found.cluster).weights
     assert set(weights.seconds) == {op.name for op in graph.operators}
     linear, gelu, view = (
         next(op for op in graph.operators if op.target.startswith(f"aten.{what}"))
@@ -35,6 +40,26 @@ def test_products_weigh_their_flop_and_everything_else_its_bytes() -> None:
 
 
 def test_without_a_graph_everything_weighs_the_same() -> None:
-    weights = weights_of(None, {})
-    assert weights == Weights()
+    weights = Weights()
     assert (weights.of_operators(("a", "b")), weights.of_parameter("w")) == (1.0, 1.0)
+
+
+def test_a_saved_exploration_needs_no_pytorch_for_names_and_rates(tmp_path: Path) -> None:
+    old = tensoropt.load(READY_MADE)
+    # Its points count tensors alone: what a process needs beside them is estimated, with PyTorch.
+    points = tuple(point.changed(terms={"context": 1.0}) for point in old.points)
+    old = replace(old, points=points, others=())
+    old.save(tmp_path)
+    asked = (
+        "import sys; from tensoropt.cli.parser import main; "
+        f"main(['choose', {str(tmp_path)!r}, '--memory', '60GiB', '--json']); "
+        "assert 'torch' not in sys.modules, 'PyTorch was loaded'"
+    )
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    told = json.loads(said)
+    row = told["answer"]["point"] - 1
+    assert (told["name"], told["rates"]["tokens_per_s"]) == (
+        old.names[row],
+        RatesOf(old).of(row).tokens_per_s,
+    )
+    assert tensoropt.load(tmp_path).graph_facts == old.graph_facts

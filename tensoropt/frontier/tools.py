@@ -26,7 +26,7 @@ class Frontier:
     float64, finite.
 
     ``origin`` (n, 2) int32: after :func:`reduce` (0, row), after :func:`product` (left index, right index),
-    after :func:`union` (which frontier, index).
+    after :func:`merge` (which frontier, index).
     """
 
     memory: Floats
@@ -85,20 +85,6 @@ def product(left: Frontier, right: Frontier) -> Frontier:
     return reduce(memory, time, origin)
 
 
-def union(frontiers: Sequence[Frontier]) -> Frontier:
-    """Return the frontier of all points; of equal points the earliest frontier's."""
-    if not frontiers:
-        return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
-    sizes = [len(f) for f in frontiers]
-    frontier_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
-    return reduce(
-        np.concatenate([f.memory for f in frontiers]),
-        np.concatenate([f.time for f in frontiers]),
-        np.stack([frontier_of, index], axis=1),
-    )
-
-
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
     """Mark points that are faster than all leaner points of their entry; input sorted by entry, memory."""
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
@@ -127,7 +113,8 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which, index)``."""
+    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which, index)``; of equal
+    points the earliest frontier's."""
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]
@@ -138,6 +125,10 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
         np.concatenate([np.asarray(f.time, dtype=np.float64) for f in frontiers]),
         np.stack([frontier_of, index], axis=1),
     )
+
+
+union = merge
+"""The paper's name of :func:`merge` (section 4.1)."""
 
 
 def knee(points: Points) -> int:

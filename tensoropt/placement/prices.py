@@ -282,7 +282,6 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
         kept_bytes=column("kept_bytes"),
         forward_peak_bytes=column("forward_peak_bytes"),
         backward_peak_bytes=column("backward_peak_bytes"),
-        handed_peak_bytes=column("handed_peak_bytes"),
         tensors=_tensors(prices, graph, works),
         results=_results(prices, graph),
         devices=prices.devices,
@@ -295,8 +294,8 @@ def _row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Wo
     if work is not None:
         row = _work_row(prices, graph, op, work)
     else:
-        names = "forward_peak_bytes", "backward_peak_bytes", "handed_peak_bytes"
-        row = {"kept_bytes": 0, **dict(zip(names, _copy_peaks(prices, op), strict=True))}
+        forward_peak, backward_peak = _copy_peaks(prices, op)
+        row = {"kept_bytes": 0, "forward_peak_bytes": forward_peak, "backward_peak_bytes": backward_peak}
     return row | _stored_row(prices, op)
 
 
@@ -343,15 +342,8 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
     lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
     made = {v: larger.get(v.tensor, graph.bytes(v)) for v in op.writes if v.tensor not in lying}
     grows = [v for v in op.writes if graph.tensors[v.tensor].requires_grad]
-    handed = {names[n] for n in facts.hands_on}
-    extents = {names[n]: size for n, size in facts.gradient_extents.items()}
-    # Of the gradients that it makes, only those in a storage of their own are counted in addition.
-    comes = sum(
-        extents.get(v.tensor, graph.bytes(v))
-        for v in op.reads
-        if graph.tensors[v.tensor].requires_grad and v.tensor not in handed
-    )
-    forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, work)
+    comes = sum(graph.bytes(v) for v in op.reads if graph.tensors[v.tensor].requires_grad)
+    forward_peak, backward_peak, returning = _peaks(prices, op, work)
     # The facts count what an operator makes and its gradients as its own; here tensors between operators are
     # counted by themselves.
     own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
@@ -365,30 +357,28 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
             # By then it has released its kept tensors and the gradients it was given.
             returning - own_kept - incoming_bytes,
         ),
-        # The gradients it was given are counted with the operators that they outlast.
-        "handed_peak_bytes": max(handed_peak - comes, returning - own_kept),
     }
 
 
-def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int, int]:
-    """Return the peak bytes of forward, backward, backward without incoming gradients, and later casts."""
+def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
+    """Return the peak bytes of forward, backward, and later casts."""
     facts, names = work.facts, work.work.names
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
     narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
     if not narrow:
-        return facts.forward_peak_bytes, facts.backward_peak_bytes, facts.handed_peak_bytes, 0
+        return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
-    backward, handed = facts.backward_peak_bytes, facts.handed_peak_bytes
-    for reads, made, alive, own, *_ in facts.backward_runs:
+    backward = facts.backward_peak_bytes
+    for reads, made, alive, *_ in facts.backward_runs:
         cast_bytes = sum(narrow.get(names[name], 0) for name in (*reads, *made))
-        backward, handed = max(backward, alive + cast_bytes), max(handed, own + cast_bytes)
+        backward = max(backward, alive + cast_bytes)
     waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
     returning = 0
     for name in list(waiting):
         cast = wide[name].elements * wide[name].stored_element_bytes
         returning = max(returning, sum(waiting.values()) + cast)
         del waiting[name]
-    return forward, backward, handed, returning
+    return forward, backward, returning
 
 
 def _moving(
@@ -409,23 +399,23 @@ def _moving(
     return forward, backward if back else NO_WORK
 
 
-def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int]:
-    """Return the additional peaks of handing out a parameter: forward, backward, backward with gradients."""
+def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
+    """Return the additional peaks of handing out a parameter: forward, backward."""
     if op.kind != OperatorKind.VARIABLE:
-        return 0, 0, 0
+        return 0, 0
     (name,) = op.parameters
     tensor = prices.tensors[name]
     cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
     whole, cast = tensor.elements * tensor.element_bytes, tensor.master_dtype is not None
     forward = whole if cuts and cast else 0
     if not (prices.training and tensor.requires_grad):
-        return forward, 0, 0
+        return forward, 0
     stored = tensor.elements * tensor.stored_element_bytes if cast else 0
     if not cuts:
-        return forward, stored, stored
+        return forward, stored
     # The pieces are gone when they are joined, before the joined one is cast.
     pieces = whole * len({(v.code, v.count) for v in op.writes})
-    return forward, max(whole, whole + stored - pieces), len(cuts) * whole + stored
+    return forward, max(whole, whole + stored - pieces)
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
@@ -459,7 +449,6 @@ def _tensors(
         for value in dict.fromkeys((*op.reads, *op.writes)):
             if value.tensor in kept and prices.training:
                 keepers.setdefault(value, []).append(number)
-    shares = _shares(graph, works, makers) if prices.training else {}
     storages = _storages(graph, works, makers)
     return tuple(
         PlacedTensor(
@@ -471,7 +460,6 @@ def _tensors(
             gradient=graph.tensors[value.tensor].requires_grad,
             stored=_is_stored(prices, graph.operators[producer], value),
             **cast(Any, storages.get(value, {})),
-            **cast(Any, shares.get(value, {})),
         )
         for value, producer in makers.items()
     )
@@ -503,33 +491,6 @@ def _storages(
         for result, size in facts.extents.items():
             storages.setdefault(own[names[result]], {})["extent"] = size
     return storages
-
-
-def _shares(
-    graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
-) -> dict[Value, dict[str, dict[int, int]]]:
-    numbers = {value: number for number, value in enumerate(makers)}
-    shares: dict[Value, dict[str, dict[int, int]]] = {}
-
-    def shares_of(value: Value) -> dict[str, dict[int, int]]:
-        return shares.setdefault(value, {"gradients_in": {}, "gradient_extents": {}})
-
-    for reader, op in enumerate(graph.operators):
-        work = works.get(op.name)
-        if work is None:
-            # Every term of a sum has the gradient of the sum; what is cut or concatenated is copied.
-            if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
-                for value in op.reads:
-                    shares_of(value)["gradients_in"][reader] = numbers[op.writes[0]]
-            continue
-        own = {value.tensor: value for value in (*op.reads, *op.writes)}
-        names = work.work.names
-        for read, target in work.facts.hands_on.items():
-            shares_of(own[names[read]])["gradients_in"][reader] = numbers[own[names[target]]]
-        for read, size in work.facts.gradient_extents.items():
-            if names[read] in own:
-                shares_of(own[names[read]])["gradient_extents"][reader] = size
-    return shares
 
 
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:

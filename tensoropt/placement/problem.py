@@ -27,8 +27,6 @@ class PlacedTensor:
         lies_in: on its producer's device, the tensor in whose storage it lies; None if in its own.
         extent: bytes of its storage there if they differ: of a larger storage, or 0 for a view of stored
             data.
-        gradients_in: reader -> the tensor in whose gradient its share lies (a sum hands its gradient on).
-        gradient_extents: reader -> bytes of its share's storage, if they differ; 0 for no share.
     """
 
     name: str
@@ -40,8 +38,6 @@ class PlacedTensor:
     stored: bool = False
     lies_in: int | None = None
     extent: int | None = None
-    gradients_in: Mapping[int, int] = field(default_factory=dict, hash=False)
-    gradient_extents: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 class MessageEnds(NamedTuple):
@@ -148,7 +144,6 @@ class PlacementProblem:
         kept_bytes: (n,) saved inside from forward to backward, without the tensors of ``kept_by``.
         forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs, in addition to saved tensors,
             tensors read and made, and their gradients; negative if backward frees some of these first.
-        handed_peak_bytes: (n,) the same for backward if an incoming gradient outlives it; None if equal.
         tensors: the tensors between operators.
         update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once; None for 0.
         together: sets of operators that must share a device.
@@ -175,7 +170,6 @@ class PlacementProblem:
     devices: DeviceSet
     training: bool = True
     update_peak_bytes: Floats | None = None
-    handed_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()
@@ -303,8 +297,7 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
     def once(values: Floats) -> Floats:
         return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
 
-    size, peaks, handed = problem.size, problem.update_peak_bytes, problem.handed_peak_bytes
-    host_s = problem.host_s
+    size, peaks, host_s = problem.size, problem.update_peak_bytes, problem.host_s
     copies = range(count)
     return replace(
         problem,
@@ -323,7 +316,6 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
         ),
         update_peak_bytes=None if peaks is None else once(peaks),
         host_s=None if host_s is None else once(host_s),
-        handed_peak_bytes=None if handed is None else each(handed),
         # An operator lies where its parameters do, in every micro-batch.
         together=tuple(
             tuple(i * size + o for i in copies for o in operators) for operators in problem.together
@@ -340,8 +332,6 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
         readers=tuple(r + operators for r in tensor.readers),
         kept_by=tuple(o + operators for o in tensor.kept_by),
         lies_in=None if tensor.lies_in is None else tensor.lies_in + tensors,
-        gradients_in={r + operators: t + tensors for r, t in tensor.gradients_in.items()},
-        gradient_extents={r + operators: size for r, size in tensor.gradient_extents.items()},
     )
 
 

@@ -81,47 +81,6 @@ class _GradientStorage:
     users: list[int] = field(default_factory=list)
 
 
-class _Addition(NamedTuple):
-    """Gradients from other devices, added right before the backward of the tensor's producer.
-
-    Attributes:
-        messages_bytes: those of the received gradients.
-        share: the local gradient, if it was not summed yet.
-        made: the sum.
-    """
-
-    messages_bytes: float
-    share: _GradientStorage | None
-    made: _GradientStorage
-
-
-class _GradientMemory(NamedTuple):
-    """The memory of gradients.
-
-    Attributes:
-        sums: (tensor, device) -> the storage of its complete gradient there.
-        given: for each backward, the bytes of its gradients.
-        summed: for each backward, (existing share, new share, sum).
-        additions: for each backward, those right before it.
-    """
-
-    storages: list[_GradientStorage]
-    sums: dict[tuple[int, int], _GradientStorage]
-    given: Counter[int]
-    summed: dict[int, list[tuple[_GradientStorage, ...]]]
-    additions: dict[int, list[_Addition]]
-
-    def adding_bytes(self, backward: int, rank: Sequence[int]) -> float:
-        most, alive = 0.0, 0.0
-        for messages_bytes, share, made in reversed(self.additions[backward]):
-            alive += messages_bytes
-            if share is not None and all(rank[user] < rank[backward] for user in share.users):
-                alive += share.bytes
-            most = max(most, alive)
-            alive -= made.bytes
-        return most - self.given[backward]
-
-
 @dataclass(frozen=True)
 class SimulatedPlacement:
     """One simulated training step of a placement.
@@ -379,6 +338,17 @@ class _StepMemory:
         for number, device in self.arrival:
             self.copies[number].append(device)
         self.alive: list[_Holding] = []
+        self.gradients: list[_GradientStorage] = []
+        self.sums: dict[tuple[int, int], float] = {}
+        """(tensor, device) -> the bytes of its complete gradient there."""
+        self.given = Counter[int]()
+        """For each backward, the bytes of its gradients."""
+        self.summed = Counter[int]()
+        """For each backward, the bytes of sums with the gradients that it makes."""
+        self.additions: dict[int, list[tuple[float, _GradientStorage | None, _GradientStorage]]]
+        self.additions = defaultdict(list)
+        """For each backward, the gradients from other devices that are added right before it: bytes of the
+        messages, the local gradient if it was not summed yet, the sum."""
 
     def transfers(self) -> tuple[TensorTransfer, ...]:
         """Return the messages of the first micro-batch in the order in which they start."""
@@ -500,90 +470,67 @@ class _StepMemory:
         return room
 
     def _hold_gradients(self, room: Mapping[int, int]) -> None:
-        problem, place, rank = self.problem, self.placement, self.rank
-        memory = self._gradient_memory(room)
-        for made in memory.storages:
+        problem, place = self.problem, self.placement
+        self._make_gradients(room)
+        for made in self.gradients:
             producer, sized = problem.tensors[made.tensor].producer, (made.bytes, made.first, made.users)
             self._hold(made.device, _TRANSIENT, *sized, producer, made.tensor, "gradient")
-        peaks, handed = problem.backward_peak_bytes.tolist(), problem.handed_peak_bytes
-        for operator, device in enumerate(place.device):
-            backward, peak = self.backward[operator], peaks[operator]
-            incoming = [memory.sums[n, device] for n in problem.made[operator] if (n, device) in memory.sums]
-            outlasts = any(rank[user] > rank[backward] for gradient in incoming for user in gradient.users)
-            if outlasts and handed is not None:
-                peak = float(handed[operator])
-            if backward in memory.summed:
+        for operator, peak in enumerate(problem.backward_peak_bytes.tolist()):
+            device, backward = place.device[operator], self.backward[operator]
+            if backward in self.summed:
                 # Sums are made when it is over, and what it kept and was given is gone.
-                used = [storage for added in memory.summed[backward] for storage in added]
-                gone = [] if outlasts else [g for g in incoming if not any(g is storage for storage in used)]
-                most = -float(problem.kept_bytes[operator]) - sum(g.bytes for g in gone)
-                peak = max(peak - sum(made.bytes for *_, made in memory.summed[backward]), most)
-            if backward in memory.additions:
-                peak = max(peak, memory.adding_bytes(backward, rank))
+                given = sum(self.sums[n, device] for n in problem.made[operator] if (n, device) in self.sums)
+                peak = max(peak - self.summed[backward], -problem.kept_bytes[operator] - given)
+            if backward in self.additions:
+                peak = max(peak, self._adding_bytes(backward))
             self._hold(device, _TRANSIENT, peak, backward, (), operator, -1, "workspace of backward")
 
-    def _gradient_memory(self, room: Mapping[int, int]) -> _GradientMemory:
-        """Return the memory of all gradients.
+    def _adding_bytes(self, backward: int) -> float:
+        most, alive, rank = 0.0, 0.0, self.rank
+        for messages_bytes, share, made in reversed(self.additions[backward]):
+            alive += messages_bytes
+            if share is not None and all(rank[user] < rank[backward] for user in share.users):
+                alive += share.bytes
+            most = max(most, alive)
+            alive -= made.bytes
+        return most - self.given[backward]
+
+    def _new_gradient(self, tensor: int, device: int, size: float, first: int) -> _GradientStorage:
+        self.gradients.append(_GradientStorage(tensor, device, size, first))
+        return self.gradients[-1]
+
+    def _make_gradients(self, room: Mapping[int, int]) -> None:
+        """Find the memory of all gradients.
 
         As in ``Tape.add``, a first share is kept as it is, and a second makes a new sum; shares of other
         devices are added last, right before the backward that needs them.
         """
         problem, place, rank = self.problem, self.placement, self.rank
-        storages: list[_GradientStorage] = []
-        sums: dict[tuple[int, int], _GradientStorage] = {}
-        given = Counter[int]()
-        summed: dict[int, list[tuple[_GradientStorage, ...]]] = defaultdict(list)
-        additions: dict[int, list[_Addition]] = defaultdict(list)
         # The task that a device runs before each of its backwards.
         before: dict[int, int] = {}
         for forwards, order in zip(place.forward, place.backward_orders, strict=True):
             tasks = [*(self.forward[o] for o in forwards[-1:]), *(self.backward[o] for o in order)]
             before |= zip(tasks[1:], tasks, strict=False)
-        shares: dict[tuple[int, int], _GradientStorage | None] = {}
 
-        def new(tensor: int, device: int, size: float, first: int) -> _GradientStorage:
-            storages.append(_GradientStorage(tensor, device, size, first))
-            return storages[-1]
-
-        def share(number: int, reader: int) -> _GradientStorage | None:
-            """Return the storage of a reader's share of a tensor's gradient; None if it has none."""
-            if (number, reader) not in shares:
-                shares[number, reader] = made_by(number, reader)
-            return shares[number, reader]
-
-        def made_by(number: int, reader: int) -> _GradientStorage | None:
-            tensor, device = problem.tensors[number], place.device[reader]
-            size = tensor.gradient_extents.get(reader, tensor.bytes)
-            if not size:
-                return None
-            target = tensor.gradients_in.get(reader)
-            if target is not None:
-                of_reader = problem.tensors[target].producer == reader
-                lies_in = sums.get((target, device)) if of_reader else share(target, reader)
-                if lies_in is not None:
-                    return lies_in
-            given[self.backward[reader]] += size
-            return new(number, device, size, self.backward[reader])
-
-        # A reader's results come after its operands, so that their gradients are known first.
-        for number, tensor in sorted(enumerate(problem.tensors), key=lambda item: -item[1].producer):
+        for number, tensor in enumerate(problem.tensors):
             if not tensor.gradient:
                 continue
             for device in (*self.copies[number], place.device[tensor.producer]):
                 made_there = place.device[tensor.producer] == device
                 end = self.backward[tensor.producer] if made_there else self.returned[number, device]
+                readers = (self.backward[r] for r in tensor.readers if place.device[r] == device)
                 made = [
-                    (self.backward[r], lies_in)
-                    for r in tensor.readers
-                    if place.device[r] == device and (lies_in := share(number, r)) is not None
+                    (task, self._new_gradient(number, device, tensor.bytes, task))
+                    for task in sorted(readers, key=rank.__getitem__)
                 ]
-                made.sort(key=lambda item: rank[item[0]])
+                self.given.update({task: tensor.bytes for task, _ in made})
                 shares_there = len(made)
                 if made_there:
                     arrived = sorted(
                         (self.returned[number, d] for d in self.copies[number]), key=rank.__getitem__
                     )
-                    made += [(end, new(number, device, tensor.bytes, room[task])) for task in arrived]
+                    size = tensor.bytes
+                    made += [(end, self._new_gradient(number, device, size, room[task])) for task in arrived]
                 if not made:
                     continue
                 gradient = made[0][1]
@@ -594,17 +541,16 @@ class _StepMemory:
                     ]
                     gradient.users.append(added[1])
                     first_share = made[0][1] if shares_there == 1 else None
-                    gradient = new(number, device, tensor.bytes, made[1][0])
+                    gradient = self._new_gradient(number, device, tensor.bytes, made[1][0])
                     if shares_there > 1:
-                        summed[made[1][0]].append((made[0][1], made[1][1], gradient))
+                        self.summed[made[1][0]] += tensor.bytes
                     if len(made) > shares_there:
                         messages_bytes = tensor.bytes * (len(made) - shares_there)
-                        additions[end].append(_Addition(messages_bytes, first_share, gradient))
+                        self.additions[end].append((messages_bytes, first_share, gradient))
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.users.append(task)
                     for _, storage in made[shares_there:]:
                         if storage.first == end:  # it comes, is added and is gone before anything else
                             storage.bytes = 0
                 gradient.users.append(end)
-                sums[number, device] = gradient
-        return _GradientMemory(storages, sums, given, summed, additions)
+                self.sums[number, device] = tensor.bytes

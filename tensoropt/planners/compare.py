@@ -131,11 +131,7 @@ def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float,
 def _with_gap(row: Compared, points: Sequence[Point]) -> Compared:
     if row.memory_bytes is None or row.time_s is None:
         return row
-    gap = row.time_s / _best_within(points, row.memory_bytes).time_s - 1.0
-    return replace(row, gap=0.0 if gap < SAME else gap)
-
-
-def _best_within(points: Sequence[Point], memory_bytes: float) -> Point:
-    end = bisect_right([p.memory_bytes for p in points], memory_bytes * (1 + SAME))
+    end = bisect_right([p.memory_bytes for p in points], row.memory_bytes * (1 + SAME))
     assert end, "a row's own point is among those known"
-    return points[end - 1]
+    gap = row.time_s / points[end - 1].time_s - 1.0
+    return replace(row, gap=0.0 if gap < SAME else gap)

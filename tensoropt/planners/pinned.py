@@ -1,10 +1,10 @@
-"""Simulate a launcher's configuration: parallel degrees, ZeRO stage, micro-batches and recomputation.
+"""Simulate a launcher's job: its parallel degrees, ZeRO stage, micro-batches and recomputation.
 
-Choices that such a configuration leaves open are made for the shortest step, as for every published scheme
+Choices that such a job leaves open are made for the shortest step, as for every published scheme
 (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the pinned configurations alone, so
 that a model of a hundred layers takes seconds.
 
-A configuration with a pipeline is simulated as one pipelined strategy.
+A job with a pipeline is simulated as one pipelined strategy.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError, suggest
 from tensoropt.evaluation.evaluate import Evaluation, Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
+from tensoropt.launchers.job import NOTHING, LaunchedJob
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
@@ -46,7 +47,7 @@ from tensoropt.sharding.configurations import (
     enumerate_configurations,
 )
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.recipes import FULL, NOTHING, RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.sequence import QUERIES, sequence_strategies
 from tensoropt.sharding.storage import Reduce, Storage
@@ -58,131 +59,32 @@ _MOST_POINTS = 64
 """Frontier points kept while the choices left open are searched for the shortest step; an assumption."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedConfiguration:
-    """The parallelism settings of a launcher's job.
+def _shards(job: LaunchedJob) -> int:
+    """Return the number of shards into which data parallelism cuts parameters, gradients or state; the
+    context-parallel ranks cut each of them further."""
+    data = job.data or 1
+    return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or data)
 
-    Attributes:
-        data: data-parallel degree, over all nodes.
-        tensor: tensor-parallel degree, Megatron's; innermost.
-        context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
-        ring: keys and values go around the context-parallel ranks; otherwise they are gathered.
-        stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
-        shard_group: the number of neighbouring data-parallel ranks, each with its context-parallel ranks,
-            that share one set of ZeRO's shards; None for all of them.
-        root_once: whether stage 3 gathers parameters outside the repeated blocks once per step, as PyTorch's
-            FSDP leaves those of its root module unsharded from forward to the end of backward.
-        sequence_parallel: whether activations between tensor-parallel products may be split along the
-            sequence.
-        micro_batches: micro-batches per step.
-        recompute: whether repeated blocks are recomputed in backward, or the recipe for a part of each
-            (:data:`tensoropt.sharding.recipes.RECIPES`): in every ``every``-th block (torchtitan), or in
-            the ``first`` blocks of each stage (Megatron-LM).
-        gathered_inputs: whether backward gathers the inputs of products again instead of keeping them, as
-            Megatron's sequence parallelism does.
-        places: the pipeline's degree: groups of devices, outermost; 1 for no pipeline.
-        stages_per_place: pipeline stages on each of these groups.
-        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
-        experts: the expert-parallel degree, over data-parallel ranks: 1 for none, else the ranks of one
-            shard group, or all of ``data``.
 
-    Raises:
-        UnsuitableError: a degree below 1, an unknown stage, a group that does not divide ``data``, or an
-            unsupported expert-parallel degree.
-    """
+def _recomputes(job: LaunchedJob, block: int, blocks: int) -> bool:
+    """Return whether block number ``block`` of ``blocks`` is recomputed."""
+    if job.first is not None:
+        return block % max(-(-blocks // (job.places * job.stages_per_place)), 1) < job.first
+    return (block + 1) % job.every == 0
 
-    data: int = 1
-    tensor: int = 1
-    context: int = 1
-    ring: bool = False
-    stage: int = _WHOLE_STAGE
-    shard_group: int | None = None
-    root_once: bool = False
-    sequence_parallel: bool = False
-    micro_batches: int = 1
-    recompute: bool | str = False
-    every: int = 1
-    first: int | None = None
-    gathered_inputs: bool = False
-    places: int = 1
-    stages_per_place: int = 1
-    schedule: str = "1f1b"
-    experts: int = 1
 
-    def __post_init__(self) -> None:
-        degrees = (
-            "data",
-            "tensor",
-            "context",
-            "micro_batches",
-            "places",
-            "stages_per_place",
-            "experts",
-            "every",
-        )
-        for name in degrees:
-            if getattr(self, name) < 1:
-                raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
-        if self.stage not in (_WHOLE_STAGE, *STAGES):
-            raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
-        if self.recipe not in (known := (*RECIPES, NOTHING)):
-            raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(self.recipe, known)}")
-        if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
-            raise UnsuitableError(
-                f"shard groups of {self.shard_group} ranks do not divide {self.data} data-parallel ranks; "
-                "give a divisor"
-            )
-        if self.experts not in (1, self.expert_ranks):
-            raise UnsuitableError(
-                f"an expert-parallel degree of {self.experts} is not supported for {self.data} data-parallel "
-                f"ranks in groups of {self.expert_ranks}; give 1 or {self.expert_ranks}"
-            )
-
-    @property
-    def expert_ranks(self) -> int:
-        """The number of ranks over which experts may be split."""
-        return self.shards if self.shards > 1 else self.data
-
-    @property
-    def recipe(self) -> str:
-        """The recipe by which blocks are recomputed; ``none`` if they are not."""
-        if isinstance(self.recompute, str):
-            return self.recompute
-        return FULL if self.recompute else NOTHING
-
-    def recomputes(self, block: int, blocks: int) -> bool:
-        """Return whether block number ``block`` of ``blocks`` is recomputed."""
-        if self.first is not None:
-            stages = self.places * self.stages_per_place
-            return block % max(-(-blocks // stages), 1) < self.first
-        return (block + 1) % self.every == 0
-
-    @property
-    def devices(self) -> int:
-        """The number of devices that the configuration takes."""
-        return self.data * self.context * self.tensor * self.places
-
-    @property
-    def shards(self) -> int:
-        """The number of shards into which data parallelism cuts parameters, gradients or state; the
-        context-parallel ranks cut each of them further."""
-        return 1 if self.stage == _WHOLE_STAGE else (self.shard_group or self.data)
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of one pipeline place: replicas outside, then the ranks of a shard group, then context
-        parallelism, tensor parallelism innermost (Megatron-LM's order of ranks)."""
-        sizes = {"replica": self.data // self.shards, "shard": self.shards}
-        if self.stage == _WHOLE_STAGE:
-            sizes = {"replica": self.data}
-        sizes |= {"context": self.context, "tensor": self.tensor}
-        axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
-        return Mesh(shape=tuple(axes.values()), names=tuple(axes))
+def mesh_of(job: LaunchedJob) -> Mesh:
+    """Return the mesh of one pipeline place: replicas outside, then the ranks of a shard group, then context
+    parallelism, tensor parallelism innermost (Megatron-LM's order of ranks)."""
+    data, shards = job.data or 1, _shards(job)
+    sizes = {"replica": data // shards, "shard": shards, "context": job.context, "tensor": job.tensor}
+    axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
+    return Mesh(shape=tuple(axes.values()), names=tuple(axes))
 
 
 @dataclass(frozen=True)
 class PinnedPoint:
-    """A pinned configuration with its simulated figures.
+    """A pinned job with its simulated figures.
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
@@ -201,25 +103,26 @@ class PinnedPoint:
     notes: tuple[str, ...] = ()
 
 
-def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:
-    """Return the fastest strategy of a pinned configuration, simulated.
+def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> PinnedPoint:
+    """Return the fastest strategy of a job, simulated.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        costs: the costs of a cluster with as many devices as the configuration takes.
+        costs: the costs of the job's cluster.
 
     Raises:
+        JobError: the job's degrees need another device count, or its micro-batches do not divide the batch.
         UnsuitableError: the model cannot be split so; the message names the size that does not divide, or the
             unsupported part.
     """
-    _check_pinned(problem, costs, pinned)
-    assert pinned.places == 1, "simulate_pinned_pipeline is for those with stages"
-    cluster, mesh = costs.cluster, _with_copies(pinned.mesh, problem.graph)
-    pinning = _Pinning(problem, pinned, mesh)
-    limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
-    regions = find_regions(problem.graph) if pinned.recipe != NOTHING else ()
+    job, micro_batches = _checked(problem, costs, job)
+    assert job.places == 1, "simulate_pinned_pipeline is for those with stages"
+    cluster, mesh = costs.cluster, _with_copies(mesh_of(job), problem.graph)
+    pinning = _Pinning(problem, job, micro_batches, mesh)
+    limits = {(mesh.label, micro_batches): pinning.restriction()}
+    regions = find_regions(problem.graph) if job.recompute != NOTHING else ()
     ((_, tables, _),) = build_tables(
-        problem.graph, problem.micro, costs, [mesh], [pinned.micro_batches], regions, limits
+        problem.graph, problem.micro, costs, [mesh], [micro_batches], regions, limits
     )
     names = space_of(problem, mesh, tables, ())
     try:
@@ -234,27 +137,35 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     return PinnedPoint(point, evaluation, tables, chosen[0], mesh, tuple(pinning.notes))
 
 
-def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
-    cluster = costs.cluster
-    if cluster.device_count != pinned.devices:
-        context = f" x context {pinned.context}" if pinned.context > 1 else ""
-        pipeline = f" x pipeline {pinned.places}" if pinned.places > 1 else ""
+def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[LaunchedJob, int]:
+    """Return the job on the cluster's devices, and its micro-batches per step."""
+    job = job.on(costs.cluster.device_count)
+    micro_batches = job.micro_batches_of(problem.batch)
+    if job.stage not in (_WHOLE_STAGE, *STAGES):
+        raise UnsuitableError(f"ZeRO has no stage {job.stage}; give 0 (whole), 1, 2 or 3")
+    shards = _shards(job)
+    experts = shards if shards > 1 else job.data
+    if job.experts not in (1, experts):
         raise UnsuitableError(
-            f"data {pinned.data}{context} x tensor {pinned.tensor}{pipeline} takes {pinned.devices} devices "
-            f"and {cluster.name} has {cluster.device_count}; give a cluster of that size"
+            f"an expert-parallel degree of {job.experts} is not supported for {job.data} data-parallel "
+            f"ranks in groups of {experts}; give 1 or {experts}"
         )
-    if pinned.micro_batches > 1 and problem.refusal:
-        raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
-    if pinned.recipe == NOTHING:
-        return
+    if micro_batches > 1 and problem.refusal:
+        raise UnsuitableError(f"{micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
+    if job.recompute == NOTHING:
+        return job, micro_batches
+    if job.recompute not in RECIPES:
+        known = (*RECIPES, NOTHING)
+        raise UnsuitableError(f"there is no recipe '{job.recompute}'; {suggest(job.recompute, known)}")
     if not (regions := find_regions(problem.graph)):
-        raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
+        raise UnsuitableError("this model has no repeated blocks to recompute; leave recomputation out")
     for region in regions:
-        if groups_run_once(problem.graph, region, pinned.recipe) is None:
+        if groups_run_once(problem.graph, region, job.recompute) is None:
             raise UnsuitableError(
-                f"the recipe '{pinned.recipe}' recomputes nothing in {region.name}; pin one of "
+                f"the recipe '{job.recompute}' recomputes nothing in {region.name}; pin one of "
                 f"{', '.join(recipes_of(problem.graph, region))}"
             )
+    return job, micro_batches
 
 
 _COPIES = "copies"
@@ -298,32 +209,32 @@ def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
 
 
 class _Pinning:
-    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh):
-        self.problem, self.pinned = problem, pinned
+    def __init__(self, problem: Problem, job: LaunchedJob, micro_batches: int, mesh: Mesh):
+        self.problem, self.job = problem, job
         self.graph, self.mesh = problem.graph, mesh
-        self.sizes = (pinned.micro_batches, *real_shape(self.mesh))
+        self.sizes = (micro_batches, *real_shape(self.mesh))
         self.names = tuple(
             name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
         )
         # Micro-batches are axis 0 of layouts.
-        shards = ("shard", "context") if pinned.stage != _WHOLE_STAGE else ()
+        shards = ("shard", "context") if job.stage != _WHOLE_STAGE else ()
         self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
-        self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
+        self.stage = job.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
         """For each group of recomputed blocks, whether it runs only once."""
-        regions = find_regions(problem.graph) if pinned.recipe != NOTHING else ()
+        regions = find_regions(problem.graph) if job.recompute != NOTHING else ()
         for number, region in enumerate(regions):
-            once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
-            if not pinned.recomputes(number, len(regions)):
+            once = groups_run_once(problem.graph, region, job.recompute) or frozenset()
+            if not _recomputes(job, number, len(regions)):
                 once = frozenset(region.groups)
             self.once.update((name, name in once) for name in region.groups)
         self.inside_blocks = frozenset(
             name
-            for region in (find_regions(problem.graph) if pinned.root_once else ())
+            for region in (find_regions(problem.graph) if job.root_once else ())
             for name in region.groups
         )
         self.notes: list[str] = []
-        if self.stage == 1 and pinned.micro_batches == 1:
+        if self.stage == 1 and micro_batches == 1:
             # Stage 1 needs several micro-batches (costs.parameters.unsharded_options).
             self.stage = 2
             self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
@@ -347,7 +258,7 @@ class _Pinning:
                     f"{self.mesh.label} ({', '.join(self.names)}) with {self.sizes[0]} micro-batches; pin "
                     "degrees that divide its sizes"
                 )
-        gathered = dict.fromkeys((group.name for group in self.graph.groups), self.pinned.gathered_inputs)
+        gathered = dict.fromkeys((group.name for group in self.graph.groups), self.job.gathered_inputs)
         return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
@@ -376,11 +287,11 @@ class _Pinning:
         Raises:
             UnsuitableError: no attention of the model can be split along the sequence.
         """
-        ring = self.pinned.ring
+        ring = self.job.ring
         labels = {name: s.label for name, s in sequence_strategies(self.graph, ring=ring).items()}
         if not any(label.loop in (QUERIES, RING) for label in labels.values()):
             raise UnsuitableError(
-                f"context {self.pinned.context} splits the queries of attention, and this model has no "
+                f"context {self.job.context} splits the queries of attention, and this model has no "
                 "scaled_dot_product_attention whose queries follow the inputs' second dim; pin context=1"
             )
         if ring and not any(label.loop == RING for label in labels.values()):
@@ -397,7 +308,7 @@ class _Pinning:
 
     def _of_data(self, group: Group, batch: str, axis: str) -> str:
         of_experts = "shard" if "shard" in self.names else "replica"
-        if self.pinned.experts > 1 and axis == of_experts and group.anchor.target == EXPERTS:
+        if self.job.experts > 1 and axis == of_experts and group.anchor.target == EXPERTS:
             return batch.replace("rows", DISPATCH, 1)
         return batch
 
@@ -409,7 +320,7 @@ class _Pinning:
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
-        if not self.pinned.sequence_parallel:
+        if not self.job.sequence_parallel:
             return megatron
         # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, activations are split
         # along the sequence, and the partial sums of row splits are reduce-scattered instead of all-reduced.
@@ -431,7 +342,7 @@ class _Pinning:
         return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
     def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
-        stage = 2 if self.pinned.root_once and of_root and self.stage == 3 else self.stage
+        stage = 2 if self.job.root_once and of_root and self.stage == 3 else self.stage
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         unsharded = ("tensor", _COPIES)
         axes = list(enumerate(self.names, 1))
@@ -455,7 +366,7 @@ _EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
 
 @dataclass(frozen=True)
 class PinnedPipelinePoint:
-    """A pinned pipeline with its simulated figures.
+    """A pinned job with stages, and its simulated figures.
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
@@ -474,10 +385,9 @@ def simulate_pinned_pipeline(
     problem: Problem,
     settings: Settings,
     costs: CostSource,
-    pinned: PinnedConfiguration,
+    job: LaunchedJob,
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy of a pinned configuration, simulated, with equally many blocks in
-    each stage.
+    """Return the fastest pipelined strategy of a job, simulated, with equally many blocks in each stage.
 
     Tensors that cross cuts are split along the batch and, on the context axis, along the sequence; on the
     tensor axis they are replicated, or split along the sequence if ``sequence_parallel``. As in Megatron-LM,
@@ -486,18 +396,19 @@ def simulate_pinned_pipeline(
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: must let blocks be recomputed (``auto``) if the configuration recomputes them.
-        costs: the costs of a cluster with as many devices as the configuration takes.
+        settings: must let blocks be recomputed (``auto``) if the job recomputes them.
+        costs: the costs of the job's cluster.
 
     Raises:
+        JobError: the job's degrees need another device count, or its micro-batches do not divide the batch.
         UnsuitableError: the model cannot be cut or split so; the message names the size that does not divide,
             or the unsupported part.
     """
-    _check_pinned(problem, costs, pinned)
-    place, cutter = _with_copies(pinned.mesh, problem.graph), Cutter(problem.graph)
-    pinning = _Pinning(problem, pinned, place)
+    job, micro_batches = _checked(problem, costs, job)
+    place, cutter = _with_copies(mesh_of(job), problem.graph), Cutter(problem.graph)
+    pinning = _Pinning(problem, job, micro_batches, place)
     mesh = Mesh(
-        shape=(pinned.places, *(size for size in place.shape if size > 1)),
+        shape=(job.places, *(size for size in place.shape if size > 1)),
         names=(STAGE_AXIS, *pinning.names),
     )
 
@@ -508,7 +419,7 @@ def simulate_pinned_pipeline(
         cutter,
         remade,
         mesh,
-        pinned.micro_batches,
+        micro_batches,
         restriction,
         _EFFORT,
         lambda tables: tables.restricted(pinning.allowed),
@@ -516,17 +427,17 @@ def simulate_pinned_pipeline(
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
-    inside = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    inside = ("second",) if job.sequence_parallel else ("whole", "second")
     ways = {"context": ("second",), "tensor": inside, _COPIES: inside}
     try:
         composer = Composer(
             frontiers,
-            pinned.schedule,
+            job.schedule,
             Crossings(
                 everywhere_alike=True, of_axes=tuple(ways.get(name, ("batch",)) for name in pinning.names)
             ),
             _fastest,
-            per_place=pinned.stages_per_place,
+            per_place=job.stages_per_place,
         )
         cuts = dealt_cuts(cutter, composer.stages)
         positions = [[0], *([cut] for cut in cuts), [len(problem.graph.groups)]]

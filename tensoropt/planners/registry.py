@@ -214,6 +214,7 @@ ENTRIES = {
             "pesto",
             "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",
             solves=True,
+            one_batch=_AS_PUBLISHED,
         ),
         _PlacedEntry(
             "pesto_extended",
@@ -225,6 +226,7 @@ ENTRIES = {
             "netsplit",
             "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)",
             solves=True,
+            one_batch=_AS_PUBLISHED,
         ),
         _PlacedEntry(
             "netsplit_shared",

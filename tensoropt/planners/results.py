@@ -100,9 +100,9 @@ def best_pipelines(
                 space=task.staging.space_of(mesh, evaluation.strategy.micro_batches),
                 planner=planner,
             ),
-            notes,
+            (),
         )
-        for evaluation, mesh, notes in kept
+        for evaluation, mesh in kept
     ]
     if not simulated:
         raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")

@@ -256,12 +256,8 @@ class Hull:
     time: Floats
     picks: tuple[Indices, ...]
 
-    def bound(self, memory: float) -> float:
-        """Return a lower bound on the time of strategies within ``memory``; inf below the least memory."""
-        return float(self.bounds(np.array([memory]))[0])
-
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) :meth:`bound` for many budgets."""
+        """Return (n,) lower bounds on the time within each budget; inf below the least memory."""
         with np.errstate(invalid="ignore", divide="ignore"):
             # The ends are exact and need no slack; the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])

@@ -20,7 +20,6 @@ from tensoropt.plan.plan_names import YOUR_JOB
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import CostRecorder, Recorded
 from tensoropt.plan.space import Space
-from tensoropt.planners.launched import pinned_of
 from tensoropt.planners.pinned import simulate_pinned, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
@@ -64,10 +63,9 @@ class JobPrices:
             UnsuitableError: the model cannot be split so.
         """
         problem, costs, cluster = self.problem, self.costs, self.costs.cluster
-        pinned = pinned_of(job, cluster.device_count, problem.batch)
         space_number, planner = len(self.exploration.spaces), YOUR_JOB + job.launcher
-        if pinned.places == 1:
-            found = simulate_pinned(problem, costs, pinned)
+        if job.places == 1:
+            found = simulate_pinned(problem, costs, job)
             space = space_of(problem, found.mesh, found.tables, ())
             point, notes = found.point.changed(space=space_number, planner=planner), found.notes
 
@@ -75,9 +73,10 @@ class JobPrices:
                 recorder.add_tables(found.tables, found.choice)
 
         else:
-            staged = simulate_pinned_pipeline(problem, self.settings, costs, pinned)
+            staged = simulate_pinned_pipeline(problem, self.settings, costs, job)
             keys, sequence = problem.parameter_keys, problem.sequence
-            space = pipelined_space(staged.mesh, pinned.micro_batches, keys, (), sequence)
+            micro_batches = staged.evaluation.strategy.micro_batches
+            space = pipelined_space(staged.mesh, micro_batches, keys, (), sequence)
             point, notes = staged.point.changed(space=space_number, planner=planner), staged.notes
             plan = replace(self.exploration, spaces=(*self.exploration.spaces, space)).plan(point)
 

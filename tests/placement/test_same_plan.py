@@ -20,12 +20,13 @@ from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.evaluation.problem import Problem, model_flops, prepare, unsplit
+from tensoropt.launchers import LaunchedJob
 from tensoropt.pipeline import strategy
 from tensoropt.pipeline.evaluate import evaluate_pipeline_on
 from tensoropt.placement import Placement, SimulatedPlacement, simulate_placement
 from tensoropt.placement.graph import OperatorKind
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
+from tensoropt.planners.pinned import simulate_pinned
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
 from tensoropt.question.settings import Settings
@@ -107,7 +108,7 @@ def test_on_one_device_all_kinds_are_one(name: str, cluster: str) -> None:
     problem, costs = problem_of(name), costs_on(load_cluster(cluster))
     graph = PlacedPrices(problem.graph, costs.cluster, costs).price()
     placed = simulate_placement(graph.problem, Placement.in_order([0] * graph.problem.size, 1))
-    metrics = simulate_pinned(problem, costs, PinnedConfiguration()).evaluation.metrics
+    metrics = simulate_pinned(problem, costs, LaunchedJob(launcher="megatron")).evaluation.metrics
     assert placed.time_s == pytest.approx(float(metrics.time_s[0]), rel=1e-3)
     assert placed.memory_bytes == pytest.approx(float(metrics.memory[0].sum()), rel=MEMORY)
     assert placed.communication_s(0) == metrics.communication_s[0] == 0.0
@@ -120,7 +121,9 @@ def test_data_parallelism_placed_is_data_parallelism_sharded(name: str, cluster:
     problem, costs = problem_of(name), costs_on(load_cluster(CLUSTERS[cluster]))
     placed = data_parallel(problem, costs)
     # Parameters are stored once, and gathered once in a step.
-    metrics = simulate_pinned(problem, costs, PinnedConfiguration(data=2, stage=2)).evaluation.metrics
+    metrics = simulate_pinned(
+        problem, costs, LaunchedJob(launcher="megatron", data=2, stage=2)
+    ).evaluation.metrics
     assert placed.time_s == pytest.approx(float(metrics.time_s[0]), rel=TIME)
     assert placed.memory_bytes == pytest.approx(float(metrics.memory[0].sum()), rel=MEMORY)
     assert min(placed.time_s, float(metrics.time_s[0])) >= least_s(problem, costs)

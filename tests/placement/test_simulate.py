@@ -98,8 +98,8 @@ def residual(**changes) -> PlacementProblem:
     """a -> b, and their sum s -> e, 10 bytes each on one device; backward goes e, s, b, a at 12, 14, 16, 18
     s."""
     tensors = (
-        PlacedTensor(name="a", bytes=10, producer=0, readers=(1, 2), gradients_in={2: 2}),
-        PlacedTensor(name="b", bytes=10, producer=1, readers=(2,), gradients_in={2: 2}),
+        PlacedTensor(name="a", bytes=10, producer=0, readers=(1, 2)),
+        PlacedTensor(name="b", bytes=10, producer=1, readers=(2,)),
         PlacedTensor(name="s", bytes=10, producer=2, readers=(3,)),
     )
     zeros = np.zeros(4)
@@ -120,36 +120,16 @@ def alive(problem: PlacementProblem, devices: tuple[int, ...] = (0, 0, 0, 0)) ->
     return found
 
 
-def test_a_sum_hands_its_gradient_to_its_operands() -> None:
-    """s makes no gradients of its own. b's share of a's gradient is the second: it is there with the first,
-    in the gradient of s, and with their sum, which is new."""
-    assert alive(residual()) == {"d": 10, "c": 10, "b": 30, "a": 10}
-    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
-    # b's share is new, but b's gradient is gone when the sum is made.
-    assert alive(residual(tensors=own)) == {"d": 10, "c": 30, "b": 30, "a": 10}
-
-
-def test_a_share_may_lie_in_a_larger_storage_or_not_exist() -> None:
-    a, b, s = residual().tensors
-    larger = replace(b, gradients_in={}, gradient_extents={2: 25})
-    assert alive(residual(tensors=(a, larger, s)))["c"] == 10 + 25
-    none = replace(a, gradients_in={}, gradient_extents={2: 0})
-    assert alive(residual(tensors=(none, b, s))) == {"d": 10, "c": 10, "b": 20, "a": 10}
-
-
-def test_what_a_backward_needs_beside_gradients_that_outlast_it() -> None:
-    peaks = {"backward_peak_bytes": np.array([0, 0, 1.0, 0]), "handed_peak_bytes": np.array([0, 0, 7.0, 0])}
-    assert alive(residual(**peaks))["c"] == 10 + 7
-    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
-    assert alive(residual(tensors=own, **peaks))["c"] == 30 + 1
+def test_a_gradient_is_there_from_its_first_share_on() -> None:
+    """c makes shares of a's and b's gradients beside the one that it was given. b's share of a's is the
+    second: it is there with the first and their sum, but b's gradient is gone by then."""
+    assert alive(residual()) == {"d": 10, "c": 30, "b": 30, "a": 10}
 
 
 def test_a_backward_may_release_what_it_was_given_before_it_makes_more() -> None:
     """c has its own gradient's 10 bytes and a's and b's never all at once."""
-    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
-    peaks = {"backward_peak_bytes": np.array([0, 0, -10.0, 0])}
-    assert alive(residual(tensors=own, **peaks))["c"] == 30 - 10
-    problem = residual(tensors=own, **peaks)
+    problem = residual(backward_peak_bytes=np.array([0, 0, -10.0, 0]))
+    assert alive(problem)["c"] == 30 - 10
     simulated = simulate_placement(problem, Placement.in_order((0, 0, 0, 0), 2))
     # The owners add up to the same curve, what is released early among them.
     for device in (0, 1):
@@ -199,14 +179,13 @@ def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_t
     devices: tuple[int, ...], given: float, most: float
 ) -> None:
     """Of a, which b and c read."""
-    tensors = tuple(replace(tensor, gradients_in={}) for tensor in residual().tensors)
     per_byte = np.where(np.eye(3, dtype=bool), 0.0, 0.1)
     links = DeviceSet(
         capacity_bytes=np.full(3, 1e3), latency_s=np.zeros((3, 3)), seconds_per_byte=per_byte, lanes={}
     )
     seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
     peaks = np.array([given, 0, 0, 0])
-    problem = residual(tensors=tensors, devices=links, backward_peak_bytes=peaks, **seconds)
+    problem = residual(devices=links, backward_peak_bytes=peaks, **seconds)
     simulated = simulate_placement(problem, Placement.in_order(devices, 3))
     last = next(e for e in simulated.events if e.words == "backward a")
     running = [kinds for at, kinds in simulated.memory(0) if at <= last.start_s]

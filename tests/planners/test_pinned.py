@@ -17,11 +17,13 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.cost_graph import edge_keys
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare
+from tensoropt.launchers.job import FULL, NOTHING, JobError, LaunchedJob
 from tensoropt.ops.calls import BY_VALUES
 from tensoropt.ops.layouts import PARTIAL_GRAD
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.pinned import PinnedConfiguration, PinnedPoint, simulate_pinned
+from tensoropt.planners.pinned import PinnedPoint, mesh_of, simulate_pinned
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
@@ -36,10 +38,15 @@ def model(name: str = "gpt-mini", batch: int = BATCH):
     return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
 
 
+def job_of(**chosen) -> LaunchedJob:
+    return LaunchedJob(launcher="megatron", **chosen)
+
+
 def simulated(problem, **chosen) -> PinnedPoint:
-    configuration = PinnedConfiguration(**chosen)
-    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
-    return simulate_pinned(problem, costs, configuration)
+    job = job_of(**chosen)
+    devices = job.data * job.context * job.tensor
+    costs = CostSource(load_cluster(f"dgx-a100[{devices}]"), ProfileStore(":memory:"), SETTINGS)
+    return simulate_pinned(problem, costs, job)
 
 
 @cache
@@ -130,7 +137,7 @@ def test_stage_one_reduces_gradients_once():
 
 
 def test_recomputing_runs_each_blocks_forward_twice():
-    plain, again = pinned(data=2, stage=3), pinned(data=2, stage=3, recompute=True)
+    plain, again = pinned(data=2, stage=3), pinned(data=2, stage=3, recompute=FULL)
     twice = [c for c in computed(again) if c.forwards == 2]
     assert {c.forwards for c in computed(plain)} == {1}
     assert len(twice) >= 3 * LAYERS
@@ -141,7 +148,7 @@ def test_recomputing_runs_each_blocks_forward_twice():
 
 @pytest.mark.parametrize("recipe", ["attention core", "products", "products/2", "norms and activations"])
 def test_a_recipe_lies_between_all_and_nothing(recipe):
-    plain, part, full = (pinned(data=2, recompute=recompute) for recompute in (False, recipe, True))
+    plain, part, full = (pinned(data=2, recompute=recompute) for recompute in (NOTHING, recipe, FULL))
     assert plain.point.compute_s < part.point.compute_s < full.point.compute_s
     kept = [found.point.additive_memory_bytes for found in (full, part, plain)]
     assert kept == sorted(set(kept))
@@ -149,7 +156,7 @@ def test_a_recipe_lies_between_all_and_nothing(recipe):
 
 @pytest.mark.parametrize("chosen", [{"every": 2}, {"first": 1}])
 def test_some_blocks_are_recomputed(chosen):
-    some, full = (pinned(data=2, recompute=True, **more) for more in (chosen, {}))
+    some, full = (pinned(data=2, recompute=FULL, **more) for more in (chosen, {}))
     twice = [sum(c.forwards == 2 for c in computed(found)) for found in (some, full)]
     assert twice[1] == LAYERS * twice[0] > 0
     plain = pinned(data=2)
@@ -157,8 +164,8 @@ def test_some_blocks_are_recomputed(chosen):
 
 
 def test_shards_over_a_part_of_the_replicas():
-    part, every = pinned(data=4, stage=3, shard_group=2), pinned(data=4, stage=3)
-    assert PinnedConfiguration(data=4, stage=3, shard_group=2).mesh.names == ("replica", "shard")
+    part, every = pinned(data=4, stage=3, replicas=2), pinned(data=4, stage=3)
+    assert mesh_of(job_of(data=4, stage=3, replicas=2)).names == ("replica", "shard")
     assert part.point.memory_bytes > every.point.memory_bytes
     assert sent(part, "all_reduce") > sent(every, "all_reduce")
 
@@ -228,8 +235,8 @@ def test_shards_span_the_context_too():
     apart = pinned(data=2, context=2, stage=0, micro_batches=2)
     sharded = pinned(data=2, context=2, stage=1, micro_batches=2)
     alone = pinned(context=4, stage=1, micro_batches=2)
-    assert PinnedConfiguration(data=2, context=2, stage=1).mesh.names == ("shard", "context")
-    assert PinnedConfiguration(context=4, stage=1).mesh.names == ("context",)
+    assert mesh_of(job_of(data=2, context=2, stage=1)).names == ("shard", "context")
+    assert mesh_of(job_of(context=4, stage=1)).names == ("context",)
     # Parameters are gathered on both axes; keys and values on that of the context.
     axes = {axes for kind, axes, *_ in sharded.point.collectives if kind == "all_gather"}
     assert axes == {(0, 1), (1,)}
@@ -260,17 +267,15 @@ def test_experts_over_data_parallel_ranks_send_rows_instead_of_gradients():
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"data": 0}, "below 1"),
-        ({"context": 0}, "below 1"),
         ({"stage": 4}, "no stage 4"),
         ({"recompute": "product"}, "did you mean 'products'"),
-        ({"data": 4, "stage": 3, "shard_group": 3}, "do not divide"),
+        ({"data": 4, "stage": 3, "replicas": 3}, "do not divide"),
         ({"data": 4, "experts": 2}, "expert-parallel degree of 2 is not supported.*give 1 or 4"),
     ],
 )
 def test_what_means_nothing_is_refused(chosen, words):
-    with pytest.raises(UnsuitableError, match=words):
-        PinnedConfiguration(**chosen)
+    with pytest.raises(TensorOptError, match=words):
+        pinned(**chosen)
 
 
 def test_what_does_not_divide_is_refused_with_the_mesh():
@@ -280,5 +285,5 @@ def test_what_does_not_divide_is_refused_with_the_mesh():
 
 def test_another_number_of_devices_is_refused():
     costs = CostSource(load_cluster("dgx-a100[2]"), ProfileStore(":memory:"), SETTINGS)
-    with pytest.raises(UnsuitableError, match="takes 4 devices"):
-        simulate_pinned(model(), costs, PinnedConfiguration(data=4))
+    with pytest.raises(JobError, match="data 4, which is not 2 devices"):
+        simulate_pinned(model(), costs, job_of(data=4))

@@ -12,9 +12,10 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.problem import prepare
+from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
 from tensoropt.plan.point_records import record_of
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.pinned import PinnedConfiguration, PinnedPipelinePoint, simulate_pinned_pipeline
+from tensoropt.planners.pinned import PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 
@@ -30,10 +31,11 @@ def model(name: str = "gpt-mini"):
 
 @cache
 def pinned(name: str = "gpt-mini", **chosen) -> PinnedPipelinePoint:
-    configuration = PinnedConfiguration(**chosen)
-    settings = replace(SETTINGS, recompute="auto") if configuration.recompute else SETTINGS
-    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), settings)
-    return simulate_pinned_pipeline(model(name), settings, costs, configuration)
+    job = LaunchedJob(launcher="megatron", **chosen)
+    settings = SETTINGS if job.recompute == NOTHING else replace(SETTINGS, recompute="auto")
+    devices = job.data * job.context * job.tensor * job.places
+    costs = CostSource(load_cluster(f"dgx-a100[{devices}]"), ProfileStore(":memory:"), settings)
+    return simulate_pinned_pipeline(model(name), settings, costs, job)
 
 
 def test_stages_schedule_and_micro_batches_are_those_asked_for():
@@ -113,6 +115,6 @@ def test_cuts_that_the_model_does_not_have_are_refused():
 
 def test_another_number_of_devices_is_refused():
     costs = CostSource(load_cluster("dgx-a100[2]"), ProfileStore(":memory:"), SETTINGS)
-    configuration = PinnedConfiguration(places=2, data=2, micro_batches=4)
-    with pytest.raises(UnsuitableError, match="x pipeline 2 takes 4 devices"):
-        simulate_pinned_pipeline(model(), SETTINGS, costs, configuration)
+    job = LaunchedJob(launcher="megatron", places=2, data=2, micro_batches=4)
+    with pytest.raises(JobError, match="data 2 x pipeline 2, which is not 2 devices"):
+        simulate_pinned_pipeline(model(), SETTINGS, costs, job)

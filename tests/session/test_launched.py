@@ -10,7 +10,7 @@ import tensoropt
 from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.launchers import JobError, LaunchedJob
-from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
+from tensoropt.planners.pinned import simulate_pinned
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail
 from tensoropt.session.launched import job_prices, with_jobs
@@ -43,9 +43,7 @@ def beside(exploration, store):
 def test_a_job_is_priced_as_it_is_pinned(exploration, store):
     with job_prices(exploration, store) as prices:
         priced = prices.of(SHARDED)
-        pinned = simulate_pinned(
-            prices.problem, prices.costs, PinnedConfiguration(data=4, stage=3, recompute=True)
-        )
+        pinned = simulate_pinned(prices.problem, prices.costs, SHARDED)
     assert priced.point.memory_bytes == pinned.point.memory_bytes
     assert priced.point.time_s == pinned.point.time_s
 

@@ -33,13 +33,10 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         stages = mesh.shape[0]
         where = task.positions(stages)
         layers = list(balanced(task.flops, where, max(min(_LAYERS, len(where) + 1), stages)))
-        positions = [[0], *(layers for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
         crossings = Crossings(everywhere_alike=True)
-        composed = task.compose(
-            mesh, micro_batches, _kept, positions, crossings=crossings, composing=_of_equation_2
+        yield from task.compose(
+            mesh, micro_batches, _kept, [layers] * (stages - 1), crossings=crossings, composing=_of_equation_2
         )
-        for evaluation in composed:
-            yield PipelinedAnswer(evaluation, mesh)
 
 
 def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:

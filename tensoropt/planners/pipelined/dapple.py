@@ -17,7 +17,5 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
     """Yield pipelines of every degree, for every amount of memory."""
     for mesh, micro_batches in task.suiting(flat):
-        inner = task.positions(mesh.shape[0])
-        positions = [[0], *(inner for _ in range(mesh.shape[0] - 1)), [len(task.problem.graph.groups)]]
-        for evaluation in task.compose(mesh, micro_batches, following_the_batch(), positions):
-            yield PipelinedAnswer(evaluation, mesh)
+        positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
+        yield from task.compose(mesh, micro_batches, following_the_batch(), positions)

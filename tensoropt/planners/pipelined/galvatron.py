@@ -40,19 +40,16 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         layers = np.zeros(len(graph.groups))
         layers[[0, *where]] = 1.0
         cuts = balanced(layers, where, stages)
-        positions = [[0], *([cut] for cut in cuts), [len(graph.groups)]]
-        if len(positions) != stages + 1:
+        if len(cuts) != stages - 1:
             continue
-        composed = task.compose(
+        yield from task.compose(
             mesh,
             micro_batches,
             allowed,
-            positions,
+            [[cut] for cut in cuts],
             crossings=Crossings(("batch", "whole"), ("batch",), everywhere_alike=True),
             composing=_binned,
         )
-        for strategy in composed:
-            yield PipelinedAnswer(strategy, mesh)
 
 
 def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:

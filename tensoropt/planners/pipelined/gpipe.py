@@ -28,7 +28,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         cuts = balanced(task.flops, task.positions(stages), stages)
         if not cuts:
             raise UnsuitableError(f"the model has too few positions to be cut into {stages} stages")
-        positions = [[0], *([cut] for cut in cuts), [len(task.problem.graph.groups)]]
-        allowed = following_the_batch(recomputing=True)
-        for evaluation in task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe"):
-            yield PipelinedAnswer(evaluation, mesh)
+        allowed, positions = following_the_batch(recomputing=True), [[cut] for cut in cuts]
+        yield from task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe")

@@ -23,14 +23,10 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
     """Yield a pipeline of every degree, with the remaining devices as replicas of stages."""
     for mesh, micro_batches in task.suiting(flat):
-        stages = mesh.shape[0]
-        inner = task.positions(stages)
-        positions = [[0], *(inner for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
-        composed = task.compose(
+        positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
+        yield from task.compose(
             mesh, micro_batches, following_the_batch(), positions, composing=_slowest_stage_fastest
         )
-        for evaluation in composed:
-            yield PipelinedAnswer(evaluation, mesh)
 
 
 def _slowest_stage_fastest(

@@ -12,7 +12,7 @@ With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from tensoropt.planners.sharded.common.restricted import (
     following_the_batch,
     restricted_selections,
 )
-from tensoropt.planners.tables import Scheme, TableSpace
+from tensoropt.planners.tables import Scheme
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
@@ -74,19 +74,13 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
-    return at_least_one(
-        task,
-        _of_all_stages(task),
-        NO_BATCH,
+    selections = (
+        replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
+        for stage in STAGES
+        for selection in restricted_selections(
+            task,
+            following_the_batch(task, _stage_scheme(stage)),
+            lambda space: len(space.names.mesh.shape) <= 1,
+        )
     )
-
-
-def _of_all_stages(task: PlanningTask) -> Iterator[Selection]:
-    for stage in STAGES:
-        allowed = following_the_batch(task, _stage_scheme(stage))
-        for selection in restricted_selections(task, allowed, _is_flat):
-            yield replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
-
-
-def _is_flat(space: TableSpace) -> bool:
-    return len(space.names.mesh.shape) <= 1
+    return at_least_one(task, selections, NO_BATCH)

@@ -14,7 +14,8 @@ from typing import Any
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
+from tensoropt.launchers.job import LaunchedJob
+from tensoropt.planners.pinned import simulate_pinned
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.benchmarks.papers.planned import Row, captured, played, priced
@@ -75,7 +76,7 @@ def data_parallel(model: str, cluster: str, batch: int, options: Options) -> Row
         costs = CostSource(where, store, Settings(process_memory=False), None)
         try:
             point = simulate_pinned(
-                captured(model, batch, options), costs, PinnedConfiguration(data=where.device_count)
+                captured(model, batch, options), costs, LaunchedJob(launcher="", data=where.device_count)
             ).point
         except TensorOptError as error:
             return {"refused": str(error)}

@@ -19,7 +19,7 @@ from tensoropt.cluster.catalog import host_seconds
 from tensoropt.costs.compute import RooflineCompute, moved_bytes
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass
-from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
+from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint, mesh_of
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.step_parts import _waited_lanes
 from tensoropt.simulate.clock import TimedStep
@@ -126,7 +126,7 @@ def _waited(timed: TimedStep, names: Sequence[str]) -> Counter[str]:
 
 def step_parts(run: Run, found: PinnedPoint | PinnedPipelinePoint, weight: float) -> StepParts:
     """The parts of a simulated step; they add up to it."""
-    point, mesh, device = found.point, pinned_of(run).mesh, cluster_of(run).device
+    point, mesh, device = found.point, mesh_of(pinned_of(run)), cluster_of(run).device
     names = [name for name, size in zip(mesh.names, mesh.shape, strict=True) if size > 1]
     stages, sends_s = [], 0.0
     if isinstance(found, PinnedPoint):

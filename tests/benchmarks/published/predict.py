@@ -122,7 +122,7 @@ def simulate_run(
     settings = Settings(
         dtype="bfloat16",
         optimizer="adam_fused",
-        micro_batches=(pinned.micro_batches,),
+        micro_batches=(pinned.micro_batches or 1,),
         measure="never",
         overlap=overlap,
         recompute="never" if recipe is None else "auto",

@@ -14,7 +14,7 @@ import yaml
 from tensoropt.cluster import Cluster
 from tensoropt.cluster.catalog import cluster_preset, device_kind, list_clusters, list_devices
 from tensoropt.cluster.files import cluster_from
-from tensoropt.planners.pinned import PinnedConfiguration
+from tensoropt.launchers.job import NOTHING, LaunchedJob
 from tensoropt.sharding.recipes import FULL
 from tests.benchmarks.published.decoder import Architecture, Variant
 
@@ -251,7 +251,7 @@ def architecture_of(run: Run, models: Mapping[str, Any]) -> Architecture:
         raise RefusedRunError(f"its model {run.model} lacks {missing}") from None
 
 
-def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
+def pinned_of(run: Run, *, recipe: str | None = None) -> LaunchedJob:
     """What the run pins.
 
     Args:
@@ -285,17 +285,18 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
     stage = STAGES[kind] if data * context > 1 else 0
     group = int(float(run.shard_group)) if kind == "hsdp" and run.shard_group else None
     schedule, per_place = run.schedule
-    return PinnedConfiguration(
+    return LaunchedJob(
+        launcher="",
         data=data,
         tensor=run.number("tp"),
         context=context,
         stage=stage,
-        shard_group=group,
+        replicas=data // group if group else 1,
         root_once=run.row.get("root") == "gathered once",
         sequence_parallel=run.seq_parallel.startswith("yes"),
         gathered_inputs=bool(run.row.get("gathers")),
         micro_batches=pieces,
-        recompute=recipe or False,
+        recompute=recipe or NOTHING,
         places=run.number("pp"),
         schedule=schedule,
         stages_per_place=per_place,

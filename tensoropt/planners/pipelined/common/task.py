@@ -42,11 +42,10 @@ _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 
 
 class PipelinedAnswer(NamedTuple):
-    """A simulated pipeline that a method chose, with notes about it."""
+    """A simulated pipeline that a method chose."""
 
     evaluation: PipelineEvaluation
     mesh: Mesh
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,11 +148,11 @@ class PipelineTask:
         schedule: str = "1f1b",
         crossings: Crossings | None = None,
         composing: Composing | None = None,
-    ) -> Iterator[PipelineEvaluation]:
+    ) -> Iterator[PipelinedAnswer]:
         """Yield pipelines on one mesh, composed of the permitted choices in the stages' tables.
 
         Args:
-            positions: the positions where each stage may begin; then where the last one ends.
+            positions: the positions where each stage after the first may begin.
             composing: the function that composes stages; by default for memory and the step's time.
         """
 
@@ -182,4 +181,5 @@ class PipelineTask:
             )
         except PlanError as refusal:
             raise UnsuitableError(str(refusal)) from None
-        return composer.pipelines(positions)
+        for evaluation in composer.pipelines([[0], *positions, [len(self.problem.graph.groups)]]):
+            yield PipelinedAnswer(evaluation, mesh)

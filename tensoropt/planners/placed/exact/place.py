@@ -38,9 +38,6 @@ from tensoropt.units import format_bytes, format_seconds
 _FIRST = 0.5
 """The share of the remaining effort that one run may spend; the rest is for runs with less room. An
 assumption."""
-_SHARE = 0.25
-"""The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
-together they should not take several times as long. An assumption."""
 _GROUPS_PER_DEVICE = 2
 """NetSplit's at most 2n groups. n is read as the number of devices; twice the operators would be no limit."""
 
@@ -110,8 +107,6 @@ class ExactPlanner:
                 f"{problem.size} operators can only be contracted to {blocks} blocks; {self.name} takes at "
                 f"most {self.most_operators}; use netsplit or dpos"
             )
-        if problem.micro_batches > 1:
-            settings = replace(settings, seconds=_SHARE * settings.seconds)
         return _Runs(self, settings, contraction, problem).answer(seed)
 
 
@@ -195,10 +190,7 @@ class _Runs:
         return min((s for s in simulated if s.fits()), key=lambda s: s.time_s, default=None)
 
     def _solve(self, seed: int, start: SimulatedPlacement | None) -> SimulatedPlacement | None:
-        most_s, hint = self.blocks.micro_batches * _serial_s(self.blocks), None
-        if start is not None:
-            hint = simulate_placement(replace(self.blocks, micro_batches=1), start.placement)
-            most_s = max(start.time_s, hint.time_s)
+        hint, most_s = start, _serial_s(self.blocks) if start is None else start.time_s
         while True:
             outcome = solve(
                 PlacementProgram(self.blocks, self.rules, self.grid, most_s, self.capacity.tolist()),

@@ -11,9 +11,6 @@ lane of a link, does one thing at a time, a device's backward comes after its fo
 step after that. Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends
 them, (6-2)–(6-7).
 
-With several micro-batches the program schedules only one; a step is no shorter than that, nor than the work
-of all of them on any device or lane. How they fill and drain the devices is left to the simulator.
-
 Times are whole ticks, rounded down, so that a proven bound holds for the real problem; see :class:`.Grid`.
 """
 
@@ -21,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +45,8 @@ ROUNDING = 1e-3
 class Grid:
     """A grid of whole ticks for seconds.
 
-    A step is a chain of at most ``4 n m + 1`` tasks (every operator forward and backward, a message before
-    each of them, for m micro-batches, and an optimizer step), each shortened by less than a tick.
+    A step is a chain of at most ``4 n + 1`` tasks (every operator forward and backward, a message before
+    each of them, and an optimizer step), each shortened by less than a tick.
     """
 
     tick_s: float
@@ -58,7 +55,7 @@ class Grid:
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
         """Return the coarsest grid that shortens no step by more than :data:`ROUNDING`, given a lower bound
         on a step."""
-        return cls(ROUNDING * bound_s / (4 * problem.size * problem.micro_batches + 1))
+        return cls(ROUNDING * bound_s / (4 * problem.size + 1))
 
     def ticks(self, seconds: float) -> int:
         """Return the ticks of ``seconds``, rounded down; 0 for impossible times, which no solution
@@ -106,7 +103,6 @@ class PlacementProgram:
         self.rules = rules
         self.backward = problem.training and rules.backward
         self.busy: dict[Any, list[Any]] = defaultdict(list)
-        self.sending: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         self._place()
         self._run()
         self._send()
@@ -192,16 +188,13 @@ class PlacementProgram:
             units = {self.unit[o] for o in (tensor.producer, *tensor.readers)}
             if not tensor.readers:
                 continue
-            self._precede(tensor.producer, tensor.readers, tensor.gradient)
+            for reader in tensor.readers:
+                self.model.add(self.start[False][reader] >= self.end[False][tensor.producer])
+                if tensor.gradient and self.backward:
+                    self.model.add(self.start[True][tensor.producer] >= self.end[True][reader])
             if len(units) > 1:
                 for device in self.devices:
                     self._send_to(number, device)
-
-    def _precede(self, producer: int, readers: Iterable[int], gradient: bool) -> None:
-        for reader in readers:
-            self.model.add(self.start[False][reader] >= self.end[False][producer])
-            if gradient and self.backward:
-                self.model.add(self.start[True][producer] >= self.end[True][reader])
 
     def _send_to(self, number: int, device: int) -> None:
         problem, model = self.problem, self.model
@@ -234,7 +227,6 @@ class PlacementProgram:
         ticks = self.grid.ticks(devices.transfer_s(size, source, target))
         for lane in devices.lanes_of(source, target):
             self._occupy(lane, start, ticks, end, sent)
-            self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
         """Add the memory constraints: each device's stored and kept bytes fit, each tensor counted once.
@@ -273,8 +265,6 @@ class PlacementProgram:
                 model.add_no_overlap(queue)
             for d in self.devices:
                 self._work(d, last)
-            if problem.micro_batches > 1:
-                self._work_of_lanes()
         model.minimize(self.total)
 
     def _work(self, device: int, last: list[Any]) -> None:
@@ -287,13 +277,6 @@ class PlacementProgram:
         work = sum((grid.ticks(f) + grid.ticks(b)) * self.on[o][device] for o, (f, b) in enumerate(seconds))
         # Implied by the intervals as well, and a bound that the relaxation sees.
         self.model.add(self.last[device] >= work)
-        if problem.micro_batches > 1:
-            self.model.add(self.total >= problem.micro_batches * work + update)
-
-    def _work_of_lanes(self) -> None:
-        for sent in self.sending.values():
-            work = sum(ticks * literal for ticks, literal in sent)
-            self.model.add(self.total >= self.problem.micro_batches * work)
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
         """Return the devices and their operators ordered by start; ties in the order of the operators,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,13 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
-    """Return (n,) the bytes that each operator stores, and keeps for all micro-batches, without tensors."""
-    return problem.stored_bytes + problem.training * problem.micro_batches * problem.kept_bytes
+    """Return (n,) the bytes that each operator stores and keeps, without tensors."""
+    return problem.stored_bytes + problem.training * problem.kept_bytes
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Return the tensors alive between forward and backward, each with the bytes of all micro-batches
-    together.
-    """
-    count = problem.micro_batches
-    kept = (tensor for tensor in problem.tensors if problem.training and tensor.kept_by)
-    return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
+    """Return the tensors alive between forward and backward."""
+    return [tensor for tensor in problem.tensors if problem.training and tensor.kept_by]
 
 
 def _all_once_bytes(problem: PlacementProblem) -> float:

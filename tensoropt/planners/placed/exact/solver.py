@@ -78,7 +78,7 @@ def solve(
     """Solve a program within its limits.
 
     Args:
-        hint: a schedule of one micro-batch to start from.
+        hint: a schedule to start from.
     """
     cp = program.cp
     if hint is not None:

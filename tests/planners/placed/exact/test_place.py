@@ -25,16 +25,14 @@ from tensoropt.planners.placed.exact.place import Solving, contracted
 from tensoropt.planners.placed.exact.program import Grid, PlacementProgram
 from tensoropt.planners.placed.exact.rules import (
     Rules,
-    _all_once_bytes,
     lasting_units,
     most_units,
     unit_bytes,
 )
 from tensoropt.planners.placed.exact.solver import solve
-from tensoropt.planners.placed.local_search import LocalSearch
 from tests.planners.placed.exhaustive import best_play
 from tests.planners.placed.hand import problem_of
-from tests.planners.placed.placements import places, random_problem
+from tests.planners.placed.placements import random_problem
 
 ROUNDED = 1 + 2e-3
 NetSplit = partial(replace, netsplit.DEFAULTS)
@@ -80,21 +78,11 @@ def alone(problem: PlacementProblem) -> Placement:
     return Placement.in_order([0] * problem.size, problem.devices.count)
 
 
-@pytest.mark.parametrize(
-    ("seed", "micro_batches"),
-    [
-        *((seed, 1) for seed in (1, 3, 4)),
-        *(pytest.param(seed, 1, marks=pytest.mark.slow) for seed in (0, 2, 5, 6, 7, 8, 9)),
-        *(pytest.param(seed, 3, marks=pytest.mark.slow) for seed in (0, 2, 4, 8)),
-    ],
-)
-def test_the_optimum_is_that_of_exhaustive_search(seed, micro_batches):
-    """Of several micro-batches the program knows one and the work of all: its bound holds, and local search
-    has the optimum. With seed 2 nothing is left in the end, where OR-tools ended the process while it had a
-    hint."""
-    problem = replace(small(seed), micro_batches=micro_batches)
+@some(1, 3, 4, rest=(0, 2, 5, 6, 7, 8, 9))
+def test_the_optimum_is_that_of_exhaustive_search(seed):
+    """With seed 2 nothing is left in the end, where OR-tools ended the process while it had a hint."""
+    problem = small(seed)
     answer = netsplit.place(problem, None, 0, NetSplit(seconds=200))
-    answer = answer if micro_batches == 1 else places(problem, None, 0, LocalSearch(seconds=0.01))[-1]
     best = best_play(problem)
     assert simulate_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
     assert lower_bound_s(problem) <= best.time_s * (1 + 1e-9)
@@ -102,16 +90,14 @@ def test_the_optimum_is_that_of_exhaustive_search(seed, micro_batches):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_memory_of_all_micro_batches_keeps_the_rule(seed):
-    """What is stored, and kept of all of them, is never more than the simulated peak."""
-    problem, count = replace(small(seed), micro_batches=3), small(seed).devices.count
+def test_memory_that_fits_keeps_the_rule(seed):
+    """What is stored and kept is never more than the simulated peak."""
+    problem, count = small(seed), small(seed).devices.count
     device = [o % count for o in range(problem.size)]
     simulated = simulate_placement(problem, Placement.in_order(device, count))
     peaks = np.array(simulated.peak_bytes)
     held = lasting_units(problem, simulated.placement.device) * unit_bytes(problem)
     assert (held <= peaks * (1 + 1e-9)).all()
-    one = replace(problem, micro_batches=1)
-    assert _all_once_bytes(problem) > _all_once_bytes(one) or not problem.training
 
 
 def test_bounds_hold_where_memory_is_tight():

@@ -12,7 +12,6 @@ from numba import njit
 
 from tensoropt.costs.effects import (
     COMPLETE,
-    FORWARD_END,
     USED,
     Effect,
     Effects,
@@ -26,7 +25,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
-from tensoropt.simulate.aliases import GradientAliases, NewBuffers, ViewAlias, ViewAliases
+from tensoropt.simulate.aliases import ViewAlias, ViewAliases
 from tensoropt.simulate.candidates import BLOCKING, Candidates, Overlap
 from tensoropt.simulate.readings import (
     Column,
@@ -150,14 +149,12 @@ class _Chosen:
 
     Attributes:
         columns: what its effects depend on besides its kind, one number per strategy.
-        ends: the positions that free storages of a tensor's gradients.
     """
 
     where: _Where
     columns: Sequence[Indices]
     make: Callable[[int], Effects]
     position: Resolver
-    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,9 +177,6 @@ class Stack:
         """Return (owners,) positions in the step schedule; -1 for none."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
-        if when.what == "end" and when != FORWARD_END:
-            ends = [o.ends[when.number] if when.number < len(o.ends) else -1 for o in self.owners]
-            return np.array(ends, dtype=np.int64) + after
         if when not in self.positions_of:
             self.positions_of[when] = np.array([o.position(when) for o in self.owners], dtype=np.int64)
         return self.positions_of[when] + after
@@ -239,18 +233,13 @@ class Batch:
         self._of_groups: GroupEffects = memo.once("group effects", lambda: GroupEffects(prices))
         moves = self._of_groups.moves
         self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(moves))
-        self.readings = Readings(candidates, choices, options, moves.product, self._memo)
+        self.readings = Readings(candidates, choices, options, moves.product_s, self._memo)
         self.count = self.readings.count
-        # The strategies among those that the readings are of.
-        self._rows: Indices = np.arange(self.count)
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
-        context = candidates, self.schedule, moves, self.readings
-        # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
-        # gets its gradient.
-        self._views, self._gradients = ViewAliases(*context), GradientAliases(*context)
-        self._new_buffers = NewBuffers(*context)
+        # Created before the owners: the lifetime of a tensor's storage depends on who reads its views.
+        self._views = ViewAliases(candidates, self.schedule, moves, self.readings)
         by_kind: dict[Hashable, list[_Chosen]] = {}
         self._order: list[_Where] = []
         for kind, chosen in self._chosen():
@@ -283,7 +272,6 @@ class Batch:
         part = copy(self)
         for name in ("owners", "_owner_of"):  # those of all strategies
             part.__dict__.pop(name, None)
-        part._rows = self._rows[rows]
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
         )
@@ -303,10 +291,6 @@ class Batch:
         """All groups, then all tensors, then all parameters."""
         return tuple(self._owner_of[where] for where in self._order)
 
-    def outlasting(self, group: Group) -> Indices:
-        """Return 1 for each strategy in which the gradient of a result outlives the group's backward."""
-        return self._gradients.outlasting(group)[self._rows]
-
     def owner(self, kind: str, name: str) -> Owner:
         return self._owner_of[kind, name]
 
@@ -315,7 +299,7 @@ class Batch:
         # The last user's gradient comes first in backward and waits; those of all earlier users are added to
         # it.
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
-        chosen, outlasting = self._choices[group.name], self.outlasting(group)
+        chosen = self._choices[group.name]
 
         turns = [(name, tied.turns[group.name]) for name in group.shared if (tied := self.tied[name])]
 
@@ -323,9 +307,9 @@ class Batch:
             stored = {name: self.stored[name].at(row) for name in names}
             choice = self._choice(group, int(chosen[row]), stored)
             choice = choice._replace(turns={name: column.at(row) for name, column in turns})
-            return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
+            return self._of_groups.group(choice, joins=joins)
 
-        columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
+        columns = [chosen, *(self.stored[name].which for name in names)]
         columns += [column.which for _, column in turns]
         # Without the group's name, so that equal layers share one kind. Less is sent ahead for the blocks at
         # either end.
@@ -350,8 +334,7 @@ class Batch:
     def _plan(self, group: Group, name: str) -> _TensorPlan:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
         places = (*(Reader(part.name, name) for part in readers), *self._views.places(views))
-        # The ends of gradient storages are not part of forward's orders.
-        resolve = self.schedule.of_tensor(group.name, name, places, ())
+        resolve = self.schedule.of_tensor(group.name, name, places)
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
         inside = tuple(self.readings.inside(group.name, part.name) for part in readers)
         of_views = tuple(
@@ -384,10 +367,7 @@ class Batch:
         group, name = plan.group, plan.name
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(reader.name, name) for reader in plan.readers]
-        ends, gradients = self._gradients.storages(group, name)
         gathered = self.readings.gathered_again(name)
-        first, taken = len(ends), self._new_buffers.taken(name)
-        ends = (*ends, *taken.ends)
 
         def make(row: int) -> Effects:
             return self._of_tensors.tensor(
@@ -396,23 +376,20 @@ class Batch:
                 hub.at(row) if hub else None,
                 tuple(reader.at(row) for reader in read),
                 plan.inside,
-                gradients.at(row),
                 tuple(self._views.users(plan.views, row, plan.orders)),
                 plan.orders[: len(plan.readers)],
-                taken.until(row, first),
                 gathered_again=gathered is not None and bool(gathered[row]),
             )
 
         columns = [
             written.which,
-            taken.which + 1,
             *(reader.which for reader in read),
             *((hub.which,) if hub else ()),
             *((gathered,) if gathered is not None else ()),
+            *self._views.columns(plan.views),
         ]
-        columns += [*self._views.columns(plan.views), gradients.which]
-        position = self.schedule.of_tensor(group.name, name, plan.places, ends)
-        return _Chosen(("tensor", name), columns, make, position, ends)
+        position = self.schedule.of_tensor(group.name, name, plan.places)
+        return _Chosen(("tensor", name), columns, make, position)
 
     def _parameter(self, name: str) -> tuple[Hashable, _Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]

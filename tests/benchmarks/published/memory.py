@@ -30,14 +30,14 @@ from tensoropt.costs.process_memory import allocator_blocks
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.evaluate import PipelineEvaluation
-from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.memory import alive_at
 from tensoropt.pipeline.strategy import Action, place_actions
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import lower
 from tests.benchmarks.machine import described
 from tests.benchmarks.published.decoder import Architecture
-from tests.benchmarks.published.place_requests import place_requests
+from tests.benchmarks.published.place_requests import place_requests, record
 from tests.benchmarks.published.predict import Row, extended, open_store, simulate_run
 from tests.benchmarks.published.requests import RESERVED_EXPANDABLE, RankRequests, Request, step_requests
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
@@ -125,8 +125,8 @@ def activation_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> floa
         for n in of.strategy.stages_at(0)
     }
     ledger = _Kept(shares)
-    for _ in memory_of_actions(*_of_place(of, 0), of.capability, ledger):
-        pass
+    place = _of_place(of, 0)
+    record(ledger, alive_at(*place, of.capability), place[-1])
     return ledger.most
 
 

@@ -15,10 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.families.stages import ARRIVE
-from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.memory import KEPT, MESSAGE, NEEDED, TRAILING, Alive, alive_at
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.simulate.step import Instruction, lower
@@ -47,11 +48,41 @@ def place_requests(
     numbers = strategy.stages_at(place)
     of_stages = {n: _StageRequests(stages[n], given=strategy.shares_arriving(n)) for n in numbers}
     made = _PlaceRequests(of_stages, strategy.forward_only)
-    for _ in memory_of_actions(strategy, stages, place, actions, capability, made):
-        pass
+    record(made, alive_at(strategy, stages, place, actions, capability), actions)
     stored = [stored_blocks(stages[n].batch, 0) for n in numbers]
     lasting, state = ([*chain(*blocks)] for blocks in zip(*stored, strict=True))
     return RankRequests(lasting, state, made.step, made.end)
+
+
+class Recorder(Protocol):
+    """Records what a place has alive, action by action."""
+
+    def keep(self, action: Action, change: float) -> None: ...
+
+    def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None: ...
+
+    def finish(self, needed: Mapping[int, float]) -> None: ...
+
+
+def record(recorder: Recorder, alive: Sequence[Alive], actions: Sequence[Action]) -> None:
+    """Hand a recorder what begins and ends with each action."""
+    begun, over = (Counter[int](), Counter[int]())
+    totals = {what: [0.0] * (len(actions) + 1) for what in (NEEDED, MESSAGE, TRAILING)}
+    ends: dict[int, float] = {}
+    for one in alive:
+        if one.action is None:
+            ends[one.stage] = one.bytes
+        elif one.what == KEPT:
+            begun[one.first] += round(one.bytes)
+            over[one.end] += round(one.bytes)
+        else:
+            for point in range(one.first, one.end):
+                totals[one.what][point] += one.bytes
+    for number, action in enumerate(actions):
+        recorder.keep(action, -over[number])
+        recorder.add(action, *(totals[what][number] for what in (NEEDED, MESSAGE, TRAILING)))
+        recorder.keep(action, begun[number + 1])
+    recorder.finish(ends)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def check_requests(found: PipelineEvaluation) -> None:
         stored = sum(requests.lasting) + sum(requests.state)
         assert stored == found.memory[place, :3].sum()
         # The peaks of the actions are alive, one after another.
-        curve = [kinds.sum() for _, kinds in memory_of_actions(strategy, found.stages, place, actions)]
+        curve = memory_of_actions(strategy, found.stages, place, actions).sum(axis=1).tolist()
         alive = [stored + now for now in itertools.accumulate(signed_bytes(requests.step))]
         at = 0
         for of_action in curve[:-1]:

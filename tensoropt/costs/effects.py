@@ -79,7 +79,7 @@ LAST_NEXT, LAST_LEFT = When("last", "next"), When("last", "left")
 REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unshard")
 # Moments of a tensor.
 MADE, HUB, OUTPUT = (When("forward", what) for what in ("made", "hub", "output"))
-FORWARD_END = When("forward", "end")
+FORWARD_END, BACKWARD_END = When("forward", "end"), When("backward", "over")
 MADE_AGAIN, HUB_AGAIN = When("again", "made"), When("again", "hub")
 OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output", "hub", "made"))
 # Moments of a tensor's reader; see reader.

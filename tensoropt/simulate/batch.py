@@ -11,7 +11,9 @@ import numpy as np
 from numba import njit
 
 from tensoropt.costs.effects import (
+    BACKWARD_END,
     COMPLETE,
+    FORWARD_END,
     USED,
     Effect,
     Effects,
@@ -190,6 +192,7 @@ class _TensorPlan:
         places: its readers and those of its views, by number.
         orders: place -> its position in forward.
         inside: reader -> whether it is in the producer's region.
+        replaced: where a buffer's new value replaces the old one; -1 as forward ends.
         kind: tensors of one kind have equal effects for equal readings.
     """
 
@@ -200,6 +203,7 @@ class _TensorPlan:
     places: tuple[Reader, ...]
     orders: tuple[int, ...]
     inside: tuple[bool, ...]
+    replaced: int
     kind: Hashable
 
 
@@ -346,8 +350,37 @@ class Batch:
             for view in views
             for part in view.with_inner()
         )
-        kind = ("tensor", self._look(group, name), inside, orders, of_views)
-        return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
+        replaced = self._replaced(name)
+        kind = ("tensor", self._look(group, name), inside, orders, of_views, replaced >= 0)
+        return _TensorPlan(group, name, readers, views, places, orders, inside, replaced, kind)
+
+    def _replaced(self, name: str) -> int:
+        """Return where a buffer's new value replaces the old one, behind all that may need it in some
+        strategy; -1 as forward ends.
+        """
+        graph, at = self.graph.atoms.graph, -1
+        for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):
+            if self.mesh[0] > 1:  # all micro-batches read the old value
+                return self.schedule.last - 1
+            for group in (group for group in self.graph.groups if buffer in group.free):
+                short, found = group.short_names[buffer], self.candidates.facts(group)
+                views = {view for of in found for view, free in of.lies_in_free.items() if free == short}
+                users = [group] if any(short in of.free_kept for of in found) else []
+                for result in (each for each in group.writes if group.short_names[each] in views):
+                    users += [
+                        each for each in self.schedule.readers.get(result, ()) if self._keeps(each, result)
+                    ]
+                at = max([at, *(self.schedule.computed("backward", user.name) + 1 for user in users)])
+        return at
+
+    def _keeps(self, reader: Group, name: str) -> bool:
+        """Return whether a reader may keep a tensor for backward as it is made, not a copy in its layout."""
+        of, maker = self.candidates, self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        made = [configuration.layout(name) for configuration in of.configurations(maker)]
+        found = of.hubs(name) if name in self.graph.hubs else made
+        read = [configuration.layout(name) for configuration in of.configurations(reader)]
+        kept = any(reader.short_names[name] in facts.reads_kept for facts in of.facts(reader))
+        return kept and not set(found).isdisjoint(read)
 
     def _look(self, group: Group, name: str) -> Hashable:
         tensor = self.graph.atoms.graph.tensors[name]
@@ -378,6 +411,7 @@ class Batch:
                 plan.inside,
                 tuple(self._views.users(plan.views, row, plan.orders)),
                 plan.orders[: len(plan.readers)],
+                BACKWARD_END if plan.replaced >= 0 else FORWARD_END,
                 gathered_again=gathered is not None and bool(gathered[row]),
             )
 
@@ -388,7 +422,7 @@ class Batch:
             *((gathered,) if gathered is not None else ()),
             *self._views.columns(plan.views),
         ]
-        position = self.schedule.of_tensor(group.name, name, plan.places)
+        position = self.schedule.of_tensor(group.name, name, plan.places, plan.replaced)
         return _Chosen(("tensor", name), columns, make, position)
 
     def _parameter(self, name: str) -> tuple[Hashable, _Chosen]:

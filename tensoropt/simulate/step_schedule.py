@@ -183,8 +183,13 @@ class StepSchedule:
 
         return resolve
 
-    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader]) -> Resolver:
-        """Return the resolver of a tensor's effects; ``readers`` are its own, then those of its views."""
+    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1) -> Resolver:
+        """Return the resolver of a tensor's effects.
+
+        Args:
+            readers: its own, then those of its views.
+            replaced: the position at which a buffer's new value replaces the old one in backward.
+        """
 
         def resolve(when: When) -> int:
             match when.what:
@@ -192,6 +197,8 @@ class StepSchedule:
                     return self.computed(when.phase, producer)
                 case "end":
                     return self.forward_end
+                case "over":
+                    return replaced
                 case "read":
                     return self._read(when.phase, readers[when.number])
                 case "used":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
+    BACKWARD_END,
     FORWARD_END,
     GRADIENT,
     HUB,
@@ -14,6 +15,7 @@ from tensoropt.costs.effects import (
     HUB_BACK,
     MADE,
     MADE_AGAIN,
+    OUTPUT,
     READ,
     READ_AGAIN,
     READ_ANEW,
@@ -36,6 +38,7 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
+from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
 """The tensor's own group, in place of a reader's number."""
@@ -114,6 +117,7 @@ class TensorEffects:
         inside: Sequence[bool] = (),
         view_users: Sequence[StorageUser] = (),
         orders: Sequence[int] = (),
+        replaced: When = FORWARD_END,
         *,
         gathered_again: bool = False,
     ) -> Effects:
@@ -123,6 +127,7 @@ class TensorEffects:
         Args:
             inside: for each reader, whether it is in the producer's region.
             orders: for each reader, its position in forward.
+            replaced: when a buffer's new value replaces the old one.
             gathered_again: its copy, in the hub or at the only reader, is made again in backward.
         """
         source = write.layout if hub is None else hub
@@ -134,11 +139,14 @@ class TensorEffects:
             seen = read.kept, read.again, remade, moved, orders[number]
             users.append(StorageUser(number, *seen, anew=gathered_again and hub is None))
         keepers = self._gathering(users, in_hub=hub is not None) if gathered_again else []
-        first = (name, write, source, reads, users, view_users, _FIRST)
+        whole = self._made_whole(name, source, replaced)
+        until = OUTPUT if whole else replaced
+        first = (name, write, source, reads, users, view_users, _FIRST, until)
         effects = self._passed(*first, gathered_again=gathered_again)
         out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
+            effects += whole
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
         if keepers:
@@ -181,6 +189,7 @@ class TensorEffects:
         users: Sequence[StorageUser],
         view_users: Sequence[StorageUser],
         at: _Pass,
+        replaced: When = FORWARD_END,
         *,
         gathered_again: bool = False,
     ) -> list[Effect]:
@@ -221,10 +230,21 @@ class TensorEffects:
             if views and not keeps:
                 effects += self._alive(size, at.made, views, at)
             hub_bytes = self.moves.bytes(name, source)
-            effects += self._alive(hub_bytes, at.hub, present, at, stays=stays)
+            effects += self._alive(hub_bytes, at.hub, present, at, stays=stays, until=replaced)
         elif not keeps:
-            effects += self._alive(size, at.made, [*present, *views], at, stays=stays)
+            effects += self._alive(size, at.made, [*present, *views], at, stays=stays, until=replaced)
         return effects
+
+    def _made_whole(self, name: str, source: Layout, replaced: When) -> list[Effect]:
+        """Return the effects of a buffer's new value, which is whole on every rank once forward is over."""
+        whole, graph = output_layout(source), self.graph.atoms.graph
+        steps = self.moves.steps(name, source, whole)[0]
+        if not (self.training and steps and name in graph.mutations.values()):
+            return []
+        alive = allocations(Allocation(_ACTIVATION, "whole", self.moves.bytes(name, whole)))
+        workspace = self.moves.resharding_bytes(steps, name)
+        made = Effect(OUTPUT, after=True, begins=alive)
+        return [Effect(OUTPUT, workspace_bytes=workspace), made, Effect(replaced, ends=alive)]
 
     def _copy(
         self,
@@ -252,15 +272,18 @@ class TensorEffects:
         at: _Pass,
         *,
         stays: bool = False,
+        until: When = FORWARD_END,
     ) -> list[Effect]:
         """Return the memory of a storage: alive until its last user, or saved from the first that needs it.
 
         Args:
-            stays: nothing frees it before forward ends.
+            stays: nothing frees it before ``until``.
         """
         storage = Allocation(_ACTIVATION, f"{begin.phase} {begin.what} {begin.number}", size)
         alive = allocations(storage)
         effects = [Effect(begin, after=True, begins=alive)]
+        if until is BACKWARD_END:
+            return [*effects, Effect(until, ends=alive)]
         stays = stays or any(user.stays for user in users)
         # Of those that one part of a group needs, who has a copy is done with the original first.
         users = sorted(
@@ -274,7 +297,7 @@ class TensorEffects:
             effects.append(Effect(reader(keeper.number, at.used), begins=kept, ends=alive))
             effects.append(Effect(reader(keeper.number, USED_BACK), after=True, ends=kept))
         elif stays:
-            effects.append(Effect(FORWARD_END, ends=alive))
+            effects.append(Effect(until, after=until is OUTPUT, ends=alive))
         elif users:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)

@@ -108,7 +108,7 @@ def alive_at(
         own_split, left = split.get(stage), 0.0
         if kind == "I":
             # The first stage returns nothing, so all of its backward comes with the parameters' gradients.
-            needed = left = returned[stage]
+            needed = left = float(returned[stage])
             if own_split:
                 needed = max(own_split.inputs_bytes - shared[stage], between + needed)
                 left = own_split.left_bytes

@@ -8,6 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -411,6 +412,8 @@ class MeasuredCompute:
     Args:
         rest: prices workloads that were not timed; None if all were.
         source: that of the optimizer's figure; by default ``rest``'s.
+        factors: by class, seconds in real steps over those when timed alone; by default 1.
+        peaks: peak FLOP/s by dtype, which nothing exceeds; float32's for others, if any.
     """
 
     def __init__(
@@ -420,8 +423,10 @@ class MeasuredCompute:
         rest: RooflineCompute | None = None,
         *,
         source: str | None = None,
+        factors: Mapping[str, float] = MappingProxyType({}),
+        peaks: Mapping[str, float] = MappingProxyType({}),
     ):
-        self.records = records
+        self.records, self.factors, self.peaks = records, factors, peaks
         self.optimizer_s_per_element = optimizer_s_per_element
         self.rest = rest
         self.source = source or (MEASURED if rest is None else rest.source)
@@ -437,6 +442,20 @@ class MeasuredCompute:
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """Return the (forward, backward) seconds; infinite if it ran out of memory."""
+        forward_s, backward_s = self._alone(work, facts)
+        return (
+            self._in_step(work, forward_s, facts.forward_flops),
+            self._in_step(work, backward_s, facts.backward_flops),
+        )
+
+    def _in_step(self, work: Workload, seconds: float, flops: float) -> float:
+        if self.factors:
+            seconds *= self.factors.get(class_of(work), 1.0)
+        return (
+            max(seconds, flops / self.peaks.get(work.dtype, self.peaks["float32"])) if self.peaks else seconds
+        )
+
+    def _alone(self, work: Workload, facts: Facts) -> tuple[float, float]:
         record = self._record(work)
         if record is None:
             if self.rest is not None:
@@ -455,9 +474,12 @@ class MeasuredCompute:
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        share = weight_gradient_share(facts)
         if self._record(work) is None and self.rest is not None:
-            return self.rest.weight_gradient_s(work, facts)
-        return self.seconds(work, facts)[1] * weight_gradient_share(facts)
+            seconds = self.rest.weight_gradient_s(work, facts)
+        else:
+            seconds = self._alone(work, facts)[1] * share
+        return self._in_step(work, seconds, facts.backward_flops * share if self.peaks else 0.0)
 
 
 class SlowestCompute:

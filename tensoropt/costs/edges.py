@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from tensoropt.costs.cost_graph import EdgeTable, VariableTable, edge_keys
-from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
+from tensoropt.costs.effects import Keeps, Reading, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
@@ -175,21 +175,19 @@ class EdgeBuilder:
         reduces = name in self.products and name not in self.graph.hubs
         products = self._product_seconds(name) if reduces else itertools.repeat(None)
         return [
-            Reading(c.layout(name), short in facts[i].reads_kept, again, product=product)
+            Reading(c.layout(name), short in facts[i].reads_kept, again, product_s=product_s)
             for again in self._passes(group)
-            for (i, c), product in zip(enumerate(self.configurations[group.name]), products, strict=False)
+            for (i, c), product_s in zip(enumerate(self.configurations[group.name]), products, strict=False)
         ]
 
-    def _product_seconds(self, name: str) -> list[WeightProduct | None]:
+    def _product_seconds(self, name: str) -> list[float | None]:
         group = self.graph.group_of[self.products[name].operator]
-        template = self.templates[group.name]
-        found = (
-            self.moves.product(group, name, *of) for of in zip(template.works, template.facts, strict=True)
-        )
-        return [None if product is None else WeightProduct(product.seconds) for product in found]
+        of = self.templates[group.name]
+        return [self.moves.product_s(group, name, *each) for each in zip(of.works, of.facts, strict=True)]
 
-    def _hub_products(self, name: str, hub: VariableTable) -> list[WeightProduct | None]:
-        """Return, per placement of a hub, the shortest product that overlaps with its gradient's reduction.
+    def _hub_products(self, name: str, hub: VariableTable) -> list[float | None]:
+        """Return, per placement of a hub, the seconds of the shortest product that overlaps with its
+        gradient's reduction.
 
         Over configurations of the first reader that read the hub unmoved; None if one of them does not
         reduce. If the reader moves the hub, it reduces itself, which only the simulator sees.
@@ -199,7 +197,7 @@ class EdgeBuilder:
         group = self.graph.group_of[self.products[name].operator]
         inside, seconds = self._inside(name, group), self._product_seconds(name)
         reads = list(zip(self._reads(group, name), itertools.cycle(seconds), strict=False))
-        found: list[WeightProduct | None] = []
+        found: list[float | None] = []
         for end in _hub_ends(hub):
             takes = [
                 (takes_over_hub(((), ()), again=read.again, inside=inside), product)
@@ -304,9 +302,8 @@ class EdgeBuilder:
         ``again``.
         """
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
-        products = [end.product for end in targets]
-        products_s = [0.0 if product is None else product.seconds for product in products]
-        forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products) else None)
+        products_s = [end.product_s or 0.0 for end in targets]
+        forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products_s) else None)
         times = self.moves.mesh[0]
         # One after another, as additive() adds up effects: the order of the sums is part of the result.
         there_s = forward_s * times
@@ -389,8 +386,8 @@ class EdgeBuilder:
             return self._with_option(cells, left * self.prices.in_flight, twice_s, may, within)
 
         hubs = [
-            replace(end, product=product)
-            for end, product in zip(_hub_ends(hub), self._hub_products(name, hub), strict=True)
+            replace(end, product_s=product_s)
+            for end, product_s in zip(_hub_ends(hub), self._hub_products(name, hub), strict=True)
         ]
         ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, hubs))
         return self._table(name, ends, within._replace(inside=inside), costs)

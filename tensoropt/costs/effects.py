@@ -40,7 +40,7 @@ class When(NamedTuple):
 
     Attributes:
         what: its kind; :mod:`tensoropt.simulate.step_schedule` finds its position.
-        number: of a part of forward, a reader, or the end of a gradient's storage.
+        number: of a part of forward, or a reader.
     """
 
     phase: Phase
@@ -76,8 +76,7 @@ LAST_NEXT, LAST_LEFT = When("last", "next"), When("last", "left")
 REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unshard")
 # Moments of a tensor.
 MADE, HUB, OUTPUT = (When("forward", what) for what in ("made", "hub", "output"))
-FORWARD_END = When("forward", "end")
-BACKWARD_END = When("backward", "over")
+FORWARD_END, BACKWARD_END = When("forward", "end"), When("backward", "over")
 MADE_AGAIN, HUB_AGAIN = When("again", "made"), When("again", "hub")
 OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output", "hub", "made"))
 # Moments of a tensor's reader; see reader.
@@ -103,11 +102,6 @@ def part_of(part: int, *, again: bool = False) -> When:
 def reader(number: int, when: When) -> When:
     """Return the moment ``when`` of reader ``number`` of a tensor."""
     return when._replace(number=number)
-
-
-def storage_end(number: int) -> When:
-    """Return the moment that frees a gradient storage: end ``number`` of the tensor."""
-    return When("backward", "end", number)
 
 
 class GradientShare(NamedTuple):
@@ -272,18 +266,6 @@ def additive(effects: Effects, prices: Prices) -> Cost:
     return Cost(memory, compute, communication)
 
 
-class WeightProduct(NamedTuple):
-    """The product that computes a linear operator's weight gradient.
-
-    Attributes:
-        spare_bytes: by how much the group's backward peak exceeds its live memory.
-    """
-
-    seconds: float
-    bytes: int = 0
-    spare_bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A group's view of a tensor.
@@ -294,8 +276,8 @@ class Reading:
         again: the group is recomputed.
         lies_in: for a writer: the tensor (short name) in whose storage it lies.
         extent: bytes of the storage if they differ; for a reader, of its gradient's.
-        product: for a linear reader: the weight gradient's product, which may overlap with reducing the
-            tensor's gradient.
+        product_s: for a linear reader: seconds of the weight gradient's product, which may overlap with
+            reducing the tensor's gradient.
         given: for a writer: another pipeline stage made it, and it lives until forward ends.
     """
 
@@ -304,7 +286,7 @@ class Reading:
     again: bool = False
     lies_in: str = ""
     extent: int | None = None
-    product: WeightProduct | None = None
+    product_s: float | None = None
     given: bool = False
 
 
@@ -512,20 +494,14 @@ class MoveEffects:
         reduced_s = sum(send.seconds for send in sends) if is_one_reduction(steps, self.mesh) else 0.0
         return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
 
-    def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
-        """Return the product that may overlap with reducing the gradient of a tensor that a group reads."""
+    def product_s(self, group: Group, name: str, work: Workload, facts: Facts) -> float | None:
+        """Return the seconds of the product that may overlap with reducing the gradient of a tensor that a
+        group reads; None if there is none.
+        """
         key = group.name, name
         if key not in self._products:
             self._products[key] = reader_product(self.graph.atoms.graph, group, name)
-        linear = self._products[key]
-        if linear is None:
-            return None
-        weight = group.short_names[linear.weight]
-        size = next(spec.bytes for short, spec, _ in work.inputs if short == weight)
-        # Facts recorded before the runs were recorded lack them.
-        most = max((run.peak_bytes for run in facts.backward_runs if weight in run.reads), default=None)
-        spare = 0 if most is None else max(facts.backward_peak_bytes - most, 0)
-        return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
+        return None if self._products[key] is None else self.prices.compute.weight_gradient_s(work, facts)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
         """Return the effects of a result of the model, made whole on every rank, and of its gradient."""

@@ -125,12 +125,10 @@ class GroupEffects:
         stored_use, stored = self.parameters.stored_use, choice.stored
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
-    def group(self, choice: Choice, *, handed: bool = False, joins: Sequence[bool] = ()) -> Effects:
+    def group(self, choice: Choice, *, joins: Sequence[bool] = ()) -> Effects:
         """Return all effects of a group in one micro-batch, phase by phase.
 
-        Args:
-            handed: gradients of its results outlive its backward and are counted elsewhere.
-            joins: per tied parameter, whether gradients of later groups wait for this one's.
+        ``joins``: per tied parameter, whether gradients of later groups wait for this one's.
         """
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
@@ -165,7 +163,7 @@ class GroupEffects:
             found.append(Effect(GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
         # Backward, and what it frees.
-        most = self._most_back(choice, anew, [use for use in uses if use.waits], handed=handed)
+        most = self._most_back(choice, anew, [use for use in uses if use.waits])
         found.append(Effect(COMPUTE_BACK, workspace_bytes=max(most - needed * again, 0)))
         found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(*_saved(parts), *stays)))
 
@@ -332,9 +330,7 @@ class GroupEffects:
             parts[-1] = _ForwardPart(kept if self.training else 0, most)
         return parts
 
-    def _most_back(
-        self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse], *, handed: bool
-    ) -> int:
+    def _most_back(self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse]) -> int:
         """Return the peak of backward, in addition to saved tensors.
 
         Args:
@@ -343,8 +339,6 @@ class GroupEffects:
         """
         facts, again = choice.facts, choice.again
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
-        if handed:
-            back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
         short = choice.configuration.group.short_names
         gathered, returning = ({short[use.name]: use.bytes for use in uses} for uses in (anew, waiting))
         needed = sum(gathered.values())
@@ -358,11 +352,10 @@ class GroupEffects:
             needing = facts.backward_runs[number:] if again else (run,)
             read = sum(gathered.get(name, 0) for name in {name for r in needing for name in r.reads})
             later = sum(returning.get(name, 0) for name in run.made)
-            most = max(most, (run.own_peak_bytes if handed else run.peak_bytes) + read + later)
+            most = max(most, run.peak_bytes + read + later)
             # What a node reads is gathered one after the other; the buffers are released before it computes.
             buffer = max((buffers.get(name, 0) for name in run.reads if name not in before), default=0)
-            begin = run.own_begin_bytes if handed else run.begin_bytes
-            most = max(most, begin + read + later + buffer)
+            most = max(most, run.begin_bytes + read + later + buffer)
             before = run.reads
         return most
 

@@ -224,48 +224,34 @@ class ParameterEffects:
     def _gathered_ahead(self, use: StoredUse) -> list[Effect]:
         name, neighbours, own = use.name, use.use.neighbours, use.use.own
         assert neighbours is not None
-        flat, copied = self._flat(name, use.forward)
-        narrow = self.moves.bytes(name, use.stored) if use.casts else 0
-        arrives = use.gathered("arriving")._replace(bytes=flat)
-        whole = use.gathered("whole") if copied else arrives
+        copied, whole = self._copied(use.forward), use.gathered("whole")
         moved = self.moves.stepped(GATHER, name, use.forward)
         # Pieces that lie inside others are joined in a separate buffer.
-        joined = replace(moved, sends=(), workspace_bytes=flat * copied)
-        if copied:
-            joined = replace(joined, begins=allocations(whole), ends=allocations(arrives))
+        joined = replace(moved, sends=(), workspace_bytes=whole.bytes * copied)
         sent = self._with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, use.stored)
-        cast = use.gathered("cast shard")._replace(bytes=narrow)
+        sent = replace(sent, begins=allocations(whole))
 
-        def gathered(before: When, begin: When, at: When) -> list[Effect]:
-            # A cast shard is gone when the block begins; if the block begins at once, it is workspace.
-            waits = cast if narrow and not before.at_once else None
-            issued = replace(
-                sent,
-                when=before,
-                begins=allocations(arrives, waits),
-                workspace_bytes=narrow * before.at_once,
-            )
-            ended = [] if waits is None else [Effect(begin, ends=(waits,))]
-            return [issued, *ended, replace(joined, when=at)]
+        def gathered(before: When, at: When) -> list[Effect]:
+            return [replace(sent, when=before), replace(joined, when=at)]
 
         back_before = BACK_BEFORE if neighbours.behind else BACK_BEGIN
         found: list[Effect] = []
         if own.gathers:
-            found += gathered(BEGIN_BEFORE if neighbours.before else BEGIN, BEGIN, GATHER)
+            found += gathered(BEGIN_BEFORE if neighbours.before else BEGIN, GATHER)
         if own.frees:
             found.append(Effect(part_of(use.use.last_part), after=True, ends=allocations(whole)))
         if not self.moves.training:
             return found
         if use.use.again:
             if own.gathers:
-                found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN)
+                found += gathered(back_before, GATHER_AGAIN)
             # The second forward leaves in place what backward needs a second time.
             if own.frees_again:
                 found.append(
                     Effect(part_of(use.use.last_part, again=True), after=True, ends=allocations(whole))
                 )
         elif own.gathers_back:
-            found += gathered(back_before, BACK_BEGIN, GATHER_BACK)
+            found += gathered(back_before, GATHER_BACK)
         if own.frees_back:
             found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(whole)))
         return found
@@ -296,22 +282,18 @@ class ParameterEffects:
         if not own.scatters:
             return [waits]
         shard = self.moves.bytes(name, use.stored)
-        flat, copied = self._flat(name, use.backward)
-        # Pieces that are copies replace the gradient.
-        sending = use.gradient("pieces", flat) if copied else waiting
-        arriving = use.gradient("shard", shard)
+        copied, arriving = self._copied(use.backward), use.gradient("shard", shard)
         moved = self.moves.stepped(BACK_NEXT, name, use.backward)
         sent = replace(
             self._together(BACK_NEXT, name, moved.sends),
-            begins=allocations(arriving, sending if copied else None),
-            ends=allocations(waiting if copied else None),
+            begins=allocations(arriving),
             local_s=moved.local_s,
             host_s=moved.host_s,
-            # They are made before there is a shard.
+            # Pieces that are copies replace the gradient, and are made before there is a shard.
             workspace_bytes=max(size - shard, 0) * copied,
         )
         # After the first block, backward passes no further block: it is over where the gradient is scattered.
-        ended = allocations(sending, arriving)
+        ended = allocations(waiting, arriving)
         left = Effect(
             BACK_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard, source=source
         )
@@ -378,10 +360,9 @@ class ParameterEffects:
             return Effects(())
         gather, reduce = way.once(moves.graph.atoms.atom_sizes(name), moves.mesh, learns=moves.learns(name))
         neighbours, size = use.use.neighbours if use.copy_ahead else None, moves.bytes(name, way.source)
-        flat, copied = self._flat(name, gather) if neighbours is not None else (size, False)
         found = self._copied_once(use, gather, neighbours)
-        # It stays as it arrives, including padding, if its pieces are contiguous.
-        size = size if copied else flat
+        if neighbours is not None and not self._copied(gather):  # it stays as it arrives, with padding
+            size = gather[0].payload(moves.mesh) * moves.tensors[name].element_bytes
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
         # With one micro-batch nothing waits: a gradient that is reduced last is reduced when backward is
@@ -404,21 +385,9 @@ class ParameterEffects:
         gather = self._with_cast(gather, name, way.shard)
         if neighbours is None:
             return [gather]
-        flat, copied = self._flat(name, steps)
-        # What waits is initially as it arrives, with padding.
-        padding, joining = (flat - size, flat) if copied else (0, 0)
-        before = FIRST_BEFORE if neighbours.before else FIRST_BEGIN
-        sent = self._together(before, name, gather.sends)
-        # What is there when the block begins is gone at once; if it begins at once, it is workspace.
-        waits = allocations(
-            use.gathered("cast shard of the copy")._replace(bytes=narrow * (not before.at_once)),
-            use.gathered("padding of the copy")._replace(bytes=padding * (not before.at_once)),
-        )
-        return [
-            replace(gather, sends=(), workspace_bytes=0),
-            replace(sent, begins=waits, workspace_bytes=narrow * before.at_once),
-            Effect(FIRST_BEGIN, ends=waits, workspace_bytes=joining),
-        ]
+        sent = self._together(FIRST_BEFORE if neighbours.before else FIRST_BEGIN, name, gather.sends)
+        joining = Effect(FIRST_BEGIN, workspace_bytes=size * self._copied(steps))
+        return [replace(gather, sends=(), workspace_bytes=0), sent, joining]
 
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
@@ -432,20 +401,20 @@ class ParameterEffects:
         reduce = self._with_cast(self._with_cast(reduce, name, way.source), name, way.shard)
         if neighbours is None:
             return [reduce]
-        shard, (flat, copied) = moves.bytes(name, way.shard), self._flat(name, steps)
-        # The pieces that are sent are copies of what waits; if it is cast, they replace the cast copy.
-        pieces, cast = use.gradient("last pieces", flat * copied), use.gradient("cast sum", narrow)
+        shard, copied = moves.bytes(name, way.shard), self._copied(steps)
+        # What is sent is what waits, a copy of its pieces, or a cast copy.
+        copy = use.gradient("sent copy", narrow or moves.bytes(name, way.source) * copied)
         arriving = use.gradient("last shard", shard)
-        sent = self._together(LAST_NEXT, name, reduce.sends, stays=not (narrow or copied))
-        replaced = allocations(cast) if pieces.bytes else ()
-        ended = allocations(arriving, pieces, None if replaced else cast)
+        sent = self._together(LAST_NEXT, name, reduce.sends, stays=not copy.bytes)
         return [
             replace(reduce, sends=(), workspace_bytes=0),
-            *([Effect(PARAMETERS, begins=(cast,))] if narrow else []),
-            replace(
-                sent, begins=allocations(arriving, pieces), ends=replaced, workspace_bytes=narrow * copied
+            replace(sent, begins=allocations(arriving, copy), workspace_bytes=narrow * copied),
+            Effect(
+                LAST_LEFT,
+                after=not neighbours.before,
+                ends=allocations(arriving, copy),
+                workspace_bytes=shard,
             ),
-            Effect(LAST_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard),
         ]
 
     # -- parts ------------------------------------------------------------------------------------
@@ -462,11 +431,8 @@ class ParameterEffects:
         beside = tuple(SharedCollective(send, self.moves.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
-    def _flat(self, name: str, steps: Sequence[ReshardingStep]) -> tuple[int, bool]:
-        """Return (bytes in a coalesced collective with padding, whether its pieces are copied)."""
+    def _copied(self, steps: Sequence[ReshardingStep]) -> bool:
+        """Return whether the pieces of a coalesced collective are copied."""
         (step,) = steps
-        sent, whole = step.payload(self.moves.mesh), max(prod(step.before), prod(step.after))
-        inside = lies_inside(step.before, step.atom)
-        # The padding of gathered pieces lies behind them, unless they lie inside others.
-        copied = inside or (step.kind == "reduce_scatter" and sent != whole)
-        return sent * self.moves.tensors[name].element_bytes, copied
+        padded = step.payload(self.moves.mesh) != max(prod(step.before), prod(step.after))
+        return lies_inside(step.before, step.atom) or (step.kind == "reduce_scatter" and padded)

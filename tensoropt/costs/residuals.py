@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from tensoropt.costs.compute import class_of
-from tensoropt.costs.prices import ComputeCosts
-from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.workload import Workload
 
 NETWORK, REST = "collectives", "all else"
 """The kinds of work beside classes of operators; all else is edges, copies, additions and the optimizer."""
@@ -25,12 +21,6 @@ class Residuals:
 
     def of(self, kind: str) -> float:
         return self.factors.get(kind, 1.0)
-
-    def __bool__(self) -> bool:
-        return bool(self.factors)
-
-    def compute(self, costs: ComputeCosts) -> ComputeCosts:
-        return _InStep(costs, self) if self else costs
 
     def overheads(self, overheads: Overheads) -> Overheads:
         factor = self.of(REST)
@@ -49,36 +39,6 @@ class Residuals:
             return fits
         slower = {key: tuple(fit.slowed(factor) for fit in group) for key, group in fits.collectives.items()}
         return replace(fits, collectives=slower)
-
-
-@dataclass(frozen=True)
-class _InStep:
-    """Costs of workloads with their classes' factors."""
-
-    costs: ComputeCosts
-    residuals: Residuals
-
-    @property
-    def source(self) -> str:
-        return self.costs.source
-
-    @property
-    def optimizer_s_per_element(self) -> float:
-        return self.costs.optimizer_s_per_element * self.residuals.of(REST)
-
-    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        factor = self.residuals.of(class_of(work))
-        forward_s, backward_s = self.costs.seconds(work, facts)
-        return forward_s * factor, backward_s * factor
-
-    def host_seconds(self, work: Workload) -> tuple[float, float]:
-        return self.costs.host_seconds(work)
-
-    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        return self.costs.weight_gradient_s(work, facts) * self.residuals.of(class_of(work))
-
-    def source_of(self, work: Workload) -> str:
-        return self.costs.source_of(work)
 
 
 NO_RESIDUALS = Residuals()

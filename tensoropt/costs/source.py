@@ -17,10 +17,9 @@ from tensoropt.costs.compute import (
     failed_otherwise,
 )
 from tensoropt.costs.edges import TableArrays
-from tensoropt.costs.peak_bound import PeakBoundCompute
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
-from tensoropt.costs.residuals import Residuals, load_residuals
+from tensoropt.costs.residuals import NO_RESIDUALS, REST, Residuals, load_residuals
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import (
     CostTables,
@@ -135,26 +134,37 @@ class CostSource(CostContext):
         # slowest kind's.
         if self.pool is not None or len(kinds) == 1:
             return self.compute_on(self.cluster.device)
-        return SlowestCompute([self._one_by_one(kind) for kind in kinds])
+        return SlowestCompute([self._compute_on(kind, NO_RESIDUALS) for kind in kinds])
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts:
-        costs = self.in_step.compute(self._one_by_one(kind))
-        return PeakBoundCompute(costs, {**kind.flops, **self.timings.peaks}) if kind.type == "cpu" else costs
+        return self._compute_on(kind, self.in_step)
 
-    def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
-        records = self.timings.records
+    def _compute_on(self, kind: DeviceKind, residuals: Residuals) -> MeasuredCompute:
+        records, source = self.timings.records, None
+        rest: RooflineCompute | None
+        per_element = None if self.pool is None else self.timings.optimizer_s_per_element()
         if self.pool is None:
             rest = self._roofline(kind)
             # Records of one kind, that of cluster.device, were looked up; they say nothing about the others.
             records = records if kind == self.cluster.device else {}
-            return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
-        per_element = self.timings.optimizer_s_per_element()
-        if per_element is None:
+        elif per_element is None:
             rest = RooflineCompute(kind, self.settings.optimizer, kernels=self.kernels)
-            return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
-        # Without failures everything has a record, and a missing one must be an error, not a silent estimate.
-        instead = self._roofline(kind) if any(map(failed_otherwise, records.values())) else None
-        return MeasuredCompute(records, per_element, instead, source=MEASURED)
+        else:
+            # Without failures everything has a record, and a missing one must be an error, not a silent
+            # estimate.
+            source = MEASURED
+            rest = self._roofline(kind) if any(map(failed_otherwise, records.values())) else None
+        if per_element is None:
+            assert rest is not None
+            per_element = rest.optimizer_s_per_element
+        return MeasuredCompute(
+            records,
+            per_element * residuals.of(REST),
+            rest,
+            source=source,
+            factors=residuals.factors,
+            peaks={**kind.flops, **self.timings.peaks} if kind.type == "cpu" else {},
+        )
 
     def _roofline(self, kind: DeviceKind) -> RooflineCompute:
         return RooflineCompute(

@@ -117,7 +117,7 @@ class PipelineEvaluation:
         """Return the memory curve of a rank of the fullest place: (start of action, (5,) bytes by kind)."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
         curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
-        return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
+        return list(zip(starts, curve, strict=True))
 
     def sent_by(self, rank: int) -> Counter[Collective]:
         """Return the collectives that one rank issues in a step."""

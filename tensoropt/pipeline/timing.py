@@ -62,12 +62,6 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
     )
 
 
-def new_buffer_bytes(strategy: Strategy) -> int:
-    """Return the bytes of the new values of a stage's buffers, whole on every rank."""
-    graph = strategy.graph.atoms.graph
-    return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
-
-
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
     """Return the bytes of a parameter's gradient on a rank of the stage, by default the fullest."""
     where = None if inner is None else coordinate(strategy, inner)

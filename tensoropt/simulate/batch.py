@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from tensoropt.costs.effects import (
+    BACKWARD_END,
     COMPLETE,
     FORWARD_END,
     USED,
@@ -26,7 +27,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
-from tensoropt.simulate.aliases import GradientAliases, NewBuffers, ViewAlias, ViewAliases
+from tensoropt.simulate.aliases import ViewAlias, ViewAliases
 from tensoropt.simulate.candidates import BLOCKING, Candidates, Overlap
 from tensoropt.simulate.readings import (
     Column,
@@ -150,14 +151,12 @@ class _Chosen:
 
     Attributes:
         columns: what its effects depend on besides its kind, one number per strategy.
-        ends: the positions that free storages of a tensor's gradients.
     """
 
     where: _Where
     columns: Sequence[Indices]
     make: Callable[[int], Effects]
     position: Resolver
-    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,9 +179,6 @@ class Stack:
         """Return (owners,) positions in the step schedule; -1 for none."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
-        if when.what == "end" and when != FORWARD_END:
-            ends = [o.ends[when.number] if when.number < len(o.ends) else -1 for o in self.owners]
-            return np.array(ends, dtype=np.int64) + after
         if when not in self.positions_of:
             self.positions_of[when] = np.array([o.position(when) for o in self.owners], dtype=np.int64)
         return self.positions_of[when] + after
@@ -196,6 +192,7 @@ class _TensorPlan:
         places: its readers and those of its views, by number.
         orders: place -> its position in forward.
         inside: reader -> whether it is in the producer's region.
+        replaced: where a buffer's new value replaces the old one; -1 as forward ends.
         kind: tensors of one kind have equal effects for equal readings.
     """
 
@@ -206,6 +203,7 @@ class _TensorPlan:
     places: tuple[Reader, ...]
     orders: tuple[int, ...]
     inside: tuple[bool, ...]
+    replaced: int
     kind: Hashable
 
 
@@ -239,18 +237,13 @@ class Batch:
         self._of_groups: GroupEffects = memo.once("group effects", lambda: GroupEffects(prices))
         moves = self._of_groups.moves
         self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(moves))
-        self.readings = Readings(candidates, choices, options, moves.product, self._memo)
+        self.readings = Readings(candidates, choices, options, moves.product_s, self._memo)
         self.count = self.readings.count
-        # The strategies among those that the readings are of.
-        self._rows: Indices = np.arange(self.count)
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
-        context = candidates, self.schedule, moves, self.readings
-        # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
-        # gets its gradient.
-        self._views, self._gradients = ViewAliases(*context), GradientAliases(*context)
-        self._new_buffers = NewBuffers(*context)
+        # Created before the owners: the lifetime of a tensor's storage depends on who reads its views.
+        self._views = ViewAliases(candidates, self.schedule, moves, self.readings)
         by_kind: dict[Hashable, list[_Chosen]] = {}
         self._order: list[_Where] = []
         for kind, chosen in self._chosen():
@@ -283,7 +276,6 @@ class Batch:
         part = copy(self)
         for name in ("owners", "_owner_of"):  # those of all strategies
             part.__dict__.pop(name, None)
-        part._rows = self._rows[rows]
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
         )
@@ -303,10 +295,6 @@ class Batch:
         """All groups, then all tensors, then all parameters."""
         return tuple(self._owner_of[where] for where in self._order)
 
-    def outlasting(self, group: Group) -> Indices:
-        """Return 1 for each strategy in which the gradient of a result outlives the group's backward."""
-        return self._gradients.outlasting(group)[self._rows]
-
     def owner(self, kind: str, name: str) -> Owner:
         return self._owner_of[kind, name]
 
@@ -315,7 +303,7 @@ class Batch:
         # The last user's gradient comes first in backward and waits; those of all earlier users are added to
         # it.
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
-        chosen, outlasting = self._choices[group.name], self.outlasting(group)
+        chosen = self._choices[group.name]
 
         turns = [(name, tied.turns[group.name]) for name in group.shared if (tied := self.tied[name])]
 
@@ -323,9 +311,9 @@ class Batch:
             stored = {name: self.stored[name].at(row) for name in names}
             choice = self._choice(group, int(chosen[row]), stored)
             choice = choice._replace(turns={name: column.at(row) for name, column in turns})
-            return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
+            return self._of_groups.group(choice, joins=joins)
 
-        columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
+        columns = [chosen, *(self.stored[name].which for name in names)]
         columns += [column.which for _, column in turns]
         # Without the group's name, so that equal layers share one kind. Less is sent ahead for the blocks at
         # either end.
@@ -350,8 +338,7 @@ class Batch:
     def _plan(self, group: Group, name: str) -> _TensorPlan:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
         places = (*(Reader(part.name, name) for part in readers), *self._views.places(views))
-        # The ends of gradient storages are not part of forward's orders.
-        resolve = self.schedule.of_tensor(group.name, name, places, ())
+        resolve = self.schedule.of_tensor(group.name, name, places)
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
         inside = tuple(self.readings.inside(group.name, part.name) for part in readers)
         of_views = tuple(
@@ -363,8 +350,37 @@ class Batch:
             for view in views
             for part in view.with_inner()
         )
-        kind = ("tensor", self._look(group, name), inside, orders, of_views)
-        return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
+        replaced = self._replaced(name)
+        kind = ("tensor", self._look(group, name), inside, orders, of_views, replaced >= 0)
+        return _TensorPlan(group, name, readers, views, places, orders, inside, replaced, kind)
+
+    def _replaced(self, name: str) -> int:
+        """Return where a buffer's new value replaces the old one, behind all that may need it in some
+        strategy; -1 as forward ends.
+        """
+        graph, at = self.graph.atoms.graph, -1
+        for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):
+            if self.mesh[0] > 1:  # all micro-batches read the old value
+                return self.schedule.last - 1
+            for group in (group for group in self.graph.groups if buffer in group.free):
+                short, found = group.short_names[buffer], self.candidates.facts(group)
+                views = {view for of in found for view, free in of.lies_in_free.items() if free == short}
+                users = [group] if any(short in of.free_kept for of in found) else []
+                for result in (each for each in group.writes if group.short_names[each] in views):
+                    users += [
+                        each for each in self.schedule.readers.get(result, ()) if self._keeps(each, result)
+                    ]
+                at = max([at, *(self.schedule.computed("backward", user.name) + 1 for user in users)])
+        return at
+
+    def _keeps(self, reader: Group, name: str) -> bool:
+        """Return whether a reader may keep a tensor for backward as it is made, not a copy in its layout."""
+        of, maker = self.candidates, self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        made = [configuration.layout(name) for configuration in of.configurations(maker)]
+        found = of.hubs(name) if name in self.graph.hubs else made
+        read = [configuration.layout(name) for configuration in of.configurations(reader)]
+        kept = any(reader.short_names[name] in facts.reads_kept for facts in of.facts(reader))
+        return kept and not set(found).isdisjoint(read)
 
     def _look(self, group: Group, name: str) -> Hashable:
         tensor = self.graph.atoms.graph.tensors[name]
@@ -384,10 +400,7 @@ class Batch:
         group, name = plan.group, plan.name
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(reader.name, name) for reader in plan.readers]
-        ends, gradients = self._gradients.storages(group, name)
         gathered = self.readings.gathered_again(name)
-        first, taken = len(ends), self._new_buffers.taken(name)
-        ends = (*ends, *taken.ends)
 
         def make(row: int) -> Effects:
             return self._of_tensors.tensor(
@@ -396,23 +409,21 @@ class Batch:
                 hub.at(row) if hub else None,
                 tuple(reader.at(row) for reader in read),
                 plan.inside,
-                gradients.at(row),
                 tuple(self._views.users(plan.views, row, plan.orders)),
                 plan.orders[: len(plan.readers)],
-                taken.until(row, first),
+                BACKWARD_END if plan.replaced >= 0 else FORWARD_END,
                 gathered_again=gathered is not None and bool(gathered[row]),
             )
 
         columns = [
             written.which,
-            taken.which + 1,
             *(reader.which for reader in read),
             *((hub.which,) if hub else ()),
             *((gathered,) if gathered is not None else ()),
+            *self._views.columns(plan.views),
         ]
-        columns += [*self._views.columns(plan.views), gradients.which]
-        position = self.schedule.of_tensor(group.name, name, plan.places, ends)
-        return _Chosen(("tensor", name), columns, make, position, ends)
+        position = self.schedule.of_tensor(group.name, name, plan.places, plan.replaced)
+        return _Chosen(("tensor", name), columns, make, position)
 
     def _parameter(self, name: str) -> tuple[Hashable, _Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]

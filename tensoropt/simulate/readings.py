@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.effects import Effects, GradientShare, Reading, WeightProduct, When
+from tensoropt.costs.effects import Effects, GradientShare, Reading, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.families.stages import ARRIVE
@@ -181,8 +181,6 @@ class Memo:
         self.readings: _Numbering[Reading] = _Numbering()
         self.layouts: _Numbering[Layout] = _Numbering()
         self.turns: _Numbering[Turn] = _Numbering()
-        # GradientStorage, which is defined in a module that imports this one.
-        self.gradients: _Numbering[Any] = _Numbering()
         self.kinds: dict[Hashable, Kind] = {}
         self._found: dict[Hashable, Any] = {}
 
@@ -232,7 +230,7 @@ class Readings:
 
     Args:
         choices, options: variable, group or gatherable tensor -> every strategy's index.
-        product: returns the product that may overlap with reducing a read tensor's gradient.
+        product_s: returns the seconds of the product that may overlap with reducing a read tensor's gradient.
         memo: shared, so that equal readings have equal numbers in all batches.
     """
 
@@ -241,11 +239,11 @@ class Readings:
         candidates: Candidates,
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
-        product: Callable[[Group, str, Workload, Facts], WeightProduct | None] = lambda *_: None,
+        product_s: Callable[[Group, str, Workload, Facts], float | None] = lambda *_: None,
         memo: Memo | None = None,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
-        self.product = product
+        self.product_s = product_s
         self.memo = Memo() if memo is None else memo
         self.graph = candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
@@ -293,25 +291,11 @@ class Readings:
                     short in f.reads_kept,
                     recomputed,
                     extent=f.gradient_extents.get(short),
-                    product=self.product(group, name, work, f),
+                    product_s=self.product_s(group, name, work, f),
                 )
                 for (c, f, recomputed), work in zip(looks, candidates.works(group), strict=True)
             ]
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
-
-    def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Return, per strategy, whether backward needs a buffer, or whether ``view`` is a view of it."""
-        group, candidates = self.graph.group_of[group_name], self.candidates
-        short, result = group.short_names[buffer], group.short_names[view] if view else ""
-
-        def needing() -> np.ndarray:
-            looks = zip(candidates.facts(group), candidates.again(group), strict=True)
-            if view:
-                return np.array([facts.lies_in_free.get(result) == short for facts, _ in looks], dtype=bool)
-            return np.array([short in facts.free_kept or rerun for facts, rerun in looks], dtype=bool)
-
-        key = ("keeps", candidates.signature(group), short, result)
-        return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
         group, memo = self.graph.group_of[group_name], self.memo

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
-from tensoropt.costs.effects import FORWARD_END, Phase, When
+from tensoropt.costs.effects import Phase, When
 from tensoropt.costs.group_effects import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
 from tensoropt.sharding.groups import Group, GroupGraph
@@ -183,12 +183,12 @@ class StepSchedule:
 
         return resolve
 
-    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], ends: Sequence[int]) -> Resolver:
+    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1) -> Resolver:
         """Return the resolver of a tensor's effects.
 
         Args:
             readers: its own, then those of its views.
-            ends: the positions that free storages of gradients.
+            replaced: the position at which a buffer's new value replaces the old one in backward.
         """
 
         def resolve(when: When) -> int:
@@ -196,9 +196,9 @@ class StepSchedule:
                 case "made":
                     return self.computed(when.phase, producer)
                 case "end":
-                    return self.forward_end if when == FORWARD_END else ends[when.number]
+                    return self.forward_end
                 case "over":
-                    return self.last - 1
+                    return replaced
                 case "read":
                     return self._read(when.phase, readers[when.number])
                 case "used":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
+    BACKWARD_END,
     FORWARD_END,
     GRADIENT,
     HUB,
@@ -30,17 +30,14 @@ from tensoropt.costs.effects import (
     Keeps,
     MoveEffects,
     Reading,
-    WeightProduct,
     When,
     allocations,
     kept_for,
     reader,
-    storage_end,
 )
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
-from tensoropt.sharding.reshard.steps import ReshardingStep
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
@@ -93,30 +90,7 @@ _FIRST = _Pass(False, MADE, HUB, READ, USED)
 _SECOND = _Pass(True, MADE_AGAIN, HUB_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
-class GradientStorage(NamedTuple):
-    """The storages of a tensor's gradients (:mod:`tensoropt.simulate.aliases`).
-
-    Attributes:
-        elsewhere: for each reader, whether its gradient's storage is counted elsewhere or in ``common``.
-        common: (reader whose gradient shares a storage with others, number of its end).
-        end: number of the end of the tensor's own gradient if its group passes it on; -1 if not.
-        outlasts: it outlives its group's backward.
-    """
-
-    elsewhere: tuple[bool, ...] = ()
-    common: tuple[tuple[int, int], ...] = ()
-    end: int = -1
-    outlasts: bool = False
-
-
-_ITS_OWN = GradientStorage()
-
-
 _ACTIVATION, _GRADIENT = "activation", "gradient"
-
-
-def _released(when: When, storage: Allocation) -> Effect:
-    return Effect(when, after=when.phase == "backward" and when.what == "end", ends=allocations(storage))
 
 
 def _gradient(key: str, size: int) -> Allocation:
@@ -141,10 +115,9 @@ class TensorEffects:
         hub: Layout | None,
         reads: Sequence[Reading],
         inside: Sequence[bool] = (),
-        gradients: GradientStorage = _ITS_OWN,
         view_users: Sequence[StorageUser] = (),
         orders: Sequence[int] = (),
-        needed: When | None = None,
+        replaced: When = FORWARD_END,
         *,
         gathered_again: bool = False,
     ) -> Effects:
@@ -154,7 +127,7 @@ class TensorEffects:
         Args:
             inside: for each reader, whether it is in the producer's region.
             orders: for each reader, its position in forward.
-            needed: when a buffer's new value replaces the old one; None if counted elsewhere.
+            replaced: when a buffer's new value replaces the old one.
             gathered_again: its copy, in the hub or at the only reader, is made again in backward.
         """
         source = write.layout if hub is None else hub
@@ -166,19 +139,21 @@ class TensorEffects:
             seen = read.kept, read.again, remade, moved, orders[number]
             users.append(StorageUser(number, *seen, anew=gathered_again and hub is None))
         keepers = self._gathering(users, in_hub=hub is not None) if gathered_again else []
-        first = (name, write, source, reads, users, view_users, _FIRST, needed)
+        whole = self._made_whole(name, source, replaced)
+        until = OUTPUT if whole else replaced
+        first = (name, write, source, reads, users, view_users, _FIRST, until)
         effects = self._passed(*first, gathered_again=gathered_again)
         out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
-            effects += self._made_whole(name, source, needed)
+            effects += whole
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
         if keepers:
             copied = (write.layout, source) if hub is not None else (source, reads[keepers[0].number].layout)
             effects += self._gathered_again(name, *copied, keepers)
         if self.moves.learns(name):
-            effects += self._backward(name, write, source, reads, inside, gradients)
+            effects += self._backward(name, write, source, reads, inside)
             if back is not None:
                 effects.append(back)
         return Effects(tuple(effects))
@@ -214,7 +189,7 @@ class TensorEffects:
         users: Sequence[StorageUser],
         view_users: Sequence[StorageUser],
         at: _Pass,
-        needed: When | None = None,
+        replaced: When = FORWARD_END,
         *,
         gathered_again: bool = False,
     ) -> list[Effect]:
@@ -244,9 +219,6 @@ class TensorEffects:
         # given.
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.moves.steps(name, write.layout, source)[0]
-        # If it is made whole when everything is computed, the whole tensor replaces the buffer.
-        later = not at.again and self._whole_later(name, source)
-        until = None if at.again or later else needed
         if moves:
             if gathered_again and not at.again:
                 # What is gathered again is kept as it was made, and the hub lasts for forward only.
@@ -258,25 +230,21 @@ class TensorEffects:
             if views and not keeps:
                 effects += self._alive(size, at.made, views, at)
             hub_bytes = self.moves.bytes(name, source)
-            effects += self._alive(hub_bytes, at.hub, present, at, stays=stays, until=until)
+            effects += self._alive(hub_bytes, at.hub, present, at, stays=stays, until=replaced)
         elif not keeps:
-            users = [*present, *views]
-            effects += self._alive(size, at.made, users, at, stays=stays, until=until, later=later)
+            effects += self._alive(size, at.made, [*present, *views], at, stays=stays, until=replaced)
         return effects
 
-    def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        if not self._whole_later(name, source):
+    def _made_whole(self, name: str, source: Layout, replaced: When) -> list[Effect]:
+        """Return the effects of a buffer's new value, which is whole on every rank once forward is over."""
+        whole, graph = output_layout(source), self.graph.atoms.graph
+        steps = self.moves.steps(name, source, whole)[0]
+        if not (self.training and steps and name in graph.mutations.values()):
             return []
-        whole = output_layout(source)
-        size, steps = self.moves.bytes(name, whole), self.moves.steps(name, source, whole)[0]
-        begin = Effect(OUTPUT, workspace_bytes=self.moves.resharding_bytes(steps, name))
-        storage = Allocation(_ACTIVATION, "whole", size)
-        made = Effect(OUTPUT, after=True, begins=allocations(storage))
-        return [begin, made, _released(needed or FORWARD_END, storage)]
-
-    def _whole_later(self, name: str, source: Layout) -> bool:
-        mutated = self.training and name in self.graph.atoms.graph.mutations.values()
-        return mutated and bool(self.moves.steps(name, source, output_layout(source))[0])
+        alive = allocations(Allocation(_ACTIVATION, "whole", self.moves.bytes(name, whole)))
+        workspace = self.moves.resharding_bytes(steps, name)
+        made = Effect(OUTPUT, after=True, begins=alive)
+        return [Effect(OUTPUT, workspace_bytes=workspace), made, Effect(replaced, ends=alive)]
 
     def _copy(
         self,
@@ -304,21 +272,18 @@ class TensorEffects:
         at: _Pass,
         *,
         stays: bool = False,
-        until: When | None = None,
-        later: bool = False,
+        until: When = FORWARD_END,
     ) -> list[Effect]:
         """Return the memory of a storage: alive until its last user, or saved from the first that needs it.
 
         Args:
-            stays: nothing frees it before forward ends.
-            until: the moment when it replaces a buffer.
-            later: a buffer's new value is made from it at the end.
+            stays: nothing frees it before ``until``.
         """
         storage = Allocation(_ACTIVATION, f"{begin.phase} {begin.what} {begin.number}", size)
         alive = allocations(storage)
         effects = [Effect(begin, after=True, begins=alive)]
-        if until is not None:
-            return [*effects, _released(until, storage)]
+        if until is BACKWARD_END:
+            return [*effects, Effect(until, ends=alive)]
         stays = stays or any(user.stays for user in users)
         # Of those that one part of a group needs, who has a copy is done with the original first.
         users = sorted(
@@ -331,10 +296,8 @@ class TensorEffects:
             kept = allocations(storage._replace(kept=True))
             effects.append(Effect(reader(keeper.number, at.used), begins=kept, ends=alive))
             effects.append(Effect(reader(keeper.number, USED_BACK), after=True, ends=kept))
-        elif later:
-            effects.append(Effect(OUTPUT, after=True, ends=alive))
         elif stays:
-            effects.append(Effect(FORWARD_END, ends=alive))
+            effects.append(Effect(until, after=until is OUTPUT, ends=alive))
         elif users:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
@@ -359,19 +322,14 @@ class TensorEffects:
         source: Layout,
         reads: Sequence[Reading],
         inside: Sequence[bool],
-        gradients: GradientStorage,
     ) -> list[Effect]:
         """Return the effects in backward: readers' gradients are moved, summed, and moved to the writer.
 
-        Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place.
+        Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place. Gradients
+        that lie in one storage are counted apart.
         """
         overlapped = self._reduced_beside(name, write, source, reads, inside)
         effects, size = [], self.moves.bytes(name, source)
-        elsewhere = gradients.elsewhere or (False,) * len(reads)
-        for number, end in gradients.common:
-            shared = allocations(_gradient(f"shared {number}", self._gradient_bytes(name, reads[number])))
-            effects.append(Effect(reader(number, USED_BACK), after=True, begins=shared))
-            effects.append(Effect(storage_end(end), ends=shared))
         # Backward visits the readers in reverse; the gradients so far wait as one sum.
         waiting: Allocation | None = None
         for number, read in reversed(tuple(enumerate(reads))):
@@ -383,7 +341,7 @@ class TensorEffects:
                 waiting = given
                 continue
             steps, first = self.moves.steps(name, source, read.layout)[1], number == len(reads) - 1
-            came = _gradient(f"of {number}", 0 if elsewhere[number] else self._gradient_bytes(name, read))
+            came = _gradient(f"of {number}", self._gradient_bytes(name, read))
             effects.append(Effect(reader(number, USED_BACK), after=True, begins=allocations(came)))
             workspace = self.moves.resharding_bytes(steps, name) if steps else 0
             if not first:
@@ -409,20 +367,15 @@ class TensorEffects:
                 given = _gradient("given", self.moves.bytes(name, write.layout))
                 effects.append(_replaced(HUB_BACK, (waiting,), given))
                 waiting = given
-        # From its group's backward on, the gradient is part of what that backward has alive, and is counted
-        # there; if it outlasts the backward, that peak leaves it out (``handed``), and it is counted until
-        # its end.
-        if gradients.end >= 0:
-            effects.append(Effect(storage_end(gradients.end), ends=allocations(waiting)))
-        else:
-            effects.append(Effect(GRADIENT, after=gradients.outlasts, ends=allocations(waiting)))
+        # From its group's backward on, the gradient is part of what that backward has alive.
+        effects.append(Effect(GRADIENT, ends=allocations(waiting)))
         return effects
 
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        product = reads[0].product if name in self.products else None
-        if product is None:
+        product_s = reads[0].product_s if name in self.products else None
+        if product_s is None:
             return None
         first, layout = reads[0], reads[0].layout
         if name in self.graph.hubs:
@@ -433,24 +386,12 @@ class TensorEffects:
         steps = self.moves.steps(name, write.layout, layout)[1]
         if not is_one_reduction(steps, self.moves.mesh):
             return None
-        workspace = self._beside_bytes(name, layout, steps, product)
+        # A sum is in place.
+        workspace = 0 if steps[0].kind == "all_reduce" else self.moves.resharding_bytes(steps, name)
         moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
-        return replace(moved, beside_work_s=product.seconds)
-
-    def _beside_bytes(
-        self, name: str, layout: Layout, steps: Sequence[ReshardingStep], product: WeightProduct
-    ) -> int:
-        made, size = self.moves.resharding_bytes(steps, name), self.moves.bytes(name, layout)
-        if steps[0].kind == "all_reduce":
-            # In place, once the gradient has the tensor's layout.
-            made, copied = (made, True) if name in self.moves.orders else (0, False)
-        else:
-            copied = made > prod(steps[0].after) * self.moves.tensors[name].element_bytes
-        if copied:
-            # When the copy is made, the weight's gradient does not exist yet; when that exists, the copy's
-            # original no longer does.
-            made -= min(size, product.bytes)
-        return max(made - product.spare_bytes, 0)
+        return replace(moved, beside_work_s=product_s)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        return self.moves.bytes(name, read.layout) if read.extent is None else read.extent
+        # A slice of a concatenation's gradient counts by itself, one number that is expanded as it is.
+        size = self.moves.bytes(name, read.layout)
+        return size if read.extent is None else min(read.extent, size)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from tensoropt import zoo
-from tensoropt.costs.compute import class_of
+from tensoropt.costs.compute import MeasuredCompute, class_of
 from tensoropt.costs.residuals import (
     NETWORK,
     NO_RESIDUALS,
@@ -23,29 +22,9 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
-from tensoropt.types import MEASURED
 from tests.costs.models import problem
 
-
-@dataclass
-class Costs:
-    source: str = MEASURED
-    optimizer_s_per_element: float = 1e-9
-
-    def seconds(self, work, facts):
-        return 1.0, 2.0
-
-    def host_seconds(self, work):
-        return 0.25, 0.5
-
-    def weight_gradient_s(self, work, facts):
-        return 0.5
-
-    def source_of(self, work):
-        return self.source
-
-
-FACTS = SimpleNamespace(traffic_bytes=400)
+FACTS = SimpleNamespace(forward_flops=0, backward_flops=0, work_of_calls=())
 
 
 @pytest.fixture
@@ -58,21 +37,27 @@ def work() -> Workload:
 
 
 def test_nothing_known_changes_nothing(work):
-    costs, fits = Costs(), LinkFits(collectives={})
-    assert NO_RESIDUALS.compute(costs) is costs
+    fits = LinkFits(collectives={})
     assert NO_RESIDUALS.links(fits) is fits
     assert NO_RESIDUALS.overheads(Overheads(1.0, 2.0)) == Overheads(1.0, 2.0)
 
 
-def test_a_class_takes_its_factor(work):
-    residuals = Residuals({class_of(work): 1.5, REST: 2.0})
-    found = residuals.compute(Costs())
-    assert found.seconds(work, FACTS) == pytest.approx((1.5, 3.0))
-    assert found.weight_gradient_s(work, FACTS) == 0.75
+@pytest.mark.parametrize(("factor", "forward_s"), [(1.5, 1.5), (1.0, 1.0)])
+def test_a_class_takes_its_factor(work, factor, forward_s):
+    record = {"forward_s": 1.0, "backward_s": 2.0, "forward_host_s": 0.25, "backward_host_s": 0.5}
+    factors = {class_of(work) if factor != 1.0 else "convolution": 1.5}
+    found = MeasuredCompute({work.key: record}, 1e-9, factors=factors)
+    assert found.seconds(work, FACTS) == pytest.approx((forward_s, 2 * forward_s))
+    assert found.weight_gradient_s(work, FACTS) == forward_s  # half of backward
     assert found.host_seconds(work) == (0.25, 0.5)
-    assert found.optimizer_s_per_element == 2e-9
-    other = Residuals({"convolution": 1.5}).compute(Costs())
-    assert other.seconds(work, FACTS) == (1.0, 2.0)
+
+
+def test_nothing_is_faster_than_the_peak(work):
+    facts = SimpleNamespace(forward_flops=10, backward_flops=40, work_of_calls=())
+    record = {"forward_s": 1.0, "backward_s": 2.0}
+    found = MeasuredCompute({work.key: record}, 1e-9, factors={class_of(work): 0.5}, peaks={"float32": 5.0})
+    assert found.seconds(work, facts) == (2.0, 8.0)
+    assert found.weight_gradient_s(work, facts) == 4.0
 
 
 def test_collectives_take_their_factor():

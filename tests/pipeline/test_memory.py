@@ -1,14 +1,11 @@
-"""When places ask for messages, and when those that they sent have come.
-
-What waits between the two parts of a backward.
-"""
+"""When messages that places sent have come, and what waits between the two parts of a backward."""
 
 from __future__ import annotations
 
 import pytest
 
 from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.pipeline.memory import Receipt, _receipts, taken_back, taken_on
+from tensoropt.pipeline.receipts import taken_back, taken_on
 from tensoropt.pipeline.strategy import place_actions
 from tensoropt.profiling.fact_finding import find_facts, find_split_facts
 from tests.costs.models import four, problem
@@ -38,27 +35,6 @@ def test_a_split_backward_releases_nothing_until_its_first_part_is_over() -> Non
     # relu's result is released with the part behind the layer, unless a later layer holds it.
     assert split.released_bytes == whole.kept_bytes
     assert split.used_bytes == 0
-
-
-ALL = [
-    ("gpipe", 3, 1, 4), ("1f1b", 3, 1, 4), ("interleaved_1f1b", 2, 2, 4), ("zero_bubble", 2, 2, 4),
-    ("zbv", 3, 2, 6),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", ALL)
-def test_every_message_is_asked_for_once_and_in_time(shape: tuple[str, int, int, int]) -> None:
-    """By the place that takes it, and before the action that does; none comes from the place itself."""
-    for own, asked in zip(place_actions(*shape), _receipts(*shape), strict=True):
-        here = {action.stage for action in own}
-        open_: set[Receipt] = set()
-        for action, new in zip(own, asked, strict=True):
-            assert open_.isdisjoint(new)
-            open_.update(new)
-            sender = action.stage - 1 if action.kind == "F" else action.stage + 1
-            if action.kind != "W" and sender not in here and 0 <= sender < shape[1] * shape[2]:
-                open_.remove(Receipt(action.kind != "F", action.stage, action.micro_batch))
-        assert not open_
 
 
 def test_a_stage_learns_from_what_comes_that_its_gradients_have_come() -> None:

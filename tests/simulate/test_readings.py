@@ -112,20 +112,20 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
     assert [of_use[PARAMETERS].transient for of_use in at] == [0, 0, W]
     # Both gradients beside a new sum, then one beside the sum.
     assert [of_use[PARAMETERS].workspace_bytes for of_use in at] == [W, 2 * W, 0]
-    # Pieces take its place, padded, while a shard arrives.
-    assert at[0][BACK_NEXT].transient == SENT - W + SENT // 2
-    assert at[0][BACK_LEFT].transient == -SENT - SENT // 2
+    # It stays while a shard arrives.
+    assert at[0][BACK_NEXT].transient == SENT // 2
+    assert at[0][BACK_LEFT].transient == -W - SENT // 2
     assert not any(BACK_NEXT in of_use for of_use in at[1:])
     # What one brings another lets go of.
     assert sum(e.transient for of_use in effects for e in of_use) == 0
     # The first block's copy comes as it begins, and goes after the second reader; the last block's by itself.
-    assert at[0][BEGIN].transient == SENT
+    assert at[0][BEGIN].transient == W
     assert BEGIN not in at[1]
     done = [
         [e.transient for e in of_use if (e.when.phase, e.after) == ("forward", True)] for of_use in effects
     ]
-    assert done == [[], [-SENT], [-SENT]]
-    assert at[2][BEGIN_BEFORE].transient == SENT
+    assert done == [[], [-W], [-W]]
+    assert at[2][BEGIN_BEFORE].transient == W
 
 
 @pytest.mark.sweep(quick=3)

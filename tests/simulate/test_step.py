@@ -94,5 +94,3 @@ def test_a_part_of_many_strategies_has_their_steps() -> None:
         alone = Batch(candidates, *candidates.rows(chosen[row : row + 1]), tables.prices)
         part = many.part(slice(row, row + 1))
         assert lower(part) == lower(many, row) == lower(alone)
-        for group in prepared.graph.groups:
-            assert part.outlasting(group).tolist() == alone.outlasting(group).tolist()

@@ -31,7 +31,7 @@ from tensoropt.pipeline.execute.stage import (
     TrailingGradients,
 )
 from tensoropt.pipeline.execute.staged_call import StagedCall
-from tensoropt.pipeline.memory import taken_back, taken_on
+from tensoropt.pipeline.receipts import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
 _SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

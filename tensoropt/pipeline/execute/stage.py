@@ -352,7 +352,7 @@ class RunningStage(PipelineStage):
         taken: micro-batch -> those whose gradients the previous stage has received when this forward's input
             arrives.
         taken_on: the same of tensors sent to the next stage, without backward
-            (:func:`tensoropt.pipeline.memory.taken_on`).
+            (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each gradient to be sent before the next.
     """
 

@@ -29,8 +29,8 @@ from tensoropt.costs.process_memory import allocator_blocks
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.evaluate import PipelineEvaluation
-from tensoropt.pipeline.memory import memory_of_actions
-from tensoropt.pipeline.strategy import Action, place_actions
+from tensoropt.pipeline.memory import KEPT, alive_at
+from tensoropt.pipeline.strategy import place_actions
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import NamedBytes, lower
@@ -132,38 +132,17 @@ def kept_bytes(
         n: 1 - less(of.stages[n]) / float(of.stages[n].metrics.parts.between_bytes[0])
         for n in of.strategy.stages_at(place)
     }
-    ledger = _Kept(shares)
-    for _ in memory_of_actions(*_of_place(of, place), of.capability, ledger):
-        pass
-    return ledger.most
+    kept = Counter[int]()
+    for alive in alive_at(*_of_place(of, place), of.capability):
+        if alive.what == KEPT:
+            kept.update(dict.fromkeys(range(alive.first, alive.end), alive.bytes * shares[alive.stage]))
+    return float(max(kept.values()))
 
 
 def kept_between(stage: Evaluation) -> Iterator[NamedBytes]:
     """Yield what a micro-batch of a stage keeps between forward and backward."""
     step, turn = lower(stage.batch), stage.batch.schedule.forward_end
     return (alive.named for alive in step.lifetimes() if alive.first <= turn < alive.end)
-
-
-class _Kept:
-    """Records the most that micro-batches keep between their actions.
-
-    Attributes:
-        shares: per stage, which share of what the simulator counts a micro-batch keeps.
-    """
-
-    def __init__(self, shares: Mapping[int, float]) -> None:
-        self.shares = shares
-        self.now = self.most = 0.0
-
-    def keep(self, action: Action, change: float) -> None:
-        self.now += change * self.shares[action.stage]
-        self.most = max(self.most, self.now)
-
-    def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
-        pass
-
-    def finish(self, needed: Mapping[int, float]) -> None:
-        pass
 
 
 def _gathers_again(run: Run) -> bool:

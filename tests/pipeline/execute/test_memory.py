@@ -13,11 +13,14 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.pipeline.test_evaluate import evaluated
 
-NEAR = 0.01
-"""By how much a peak may differ from what is predicted."""
+NEAR, APART = 0.03, 0.06
+"""By how much a peak may differ from what is predicted; of a backward that is taken apart, in models of
+200 KB, of which a message is some per cent."""
 
 
-def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], count: int) -> None:
+def compare(
+    pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], count: int, near: float = NEAR
+) -> None:
     """Some random pipelines, rank by rank."""
     spec = ModelSpec(f"tests.pipeline.models:{name}")
     loaded, rng = load_model(spec), random.Random(7)
@@ -33,7 +36,7 @@ def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], cou
             # The first rank of a place has the largest shards.
             if rank % strategy.devices_per_place == 0:
                 place = rank // strategy.devices_per_place
-                assert peak == pytest.approx(predicted[place], rel=NEAR), (rank, strategy.cuts)
+                assert peak == pytest.approx(predicted[place], rel=near), (rank, strategy.cuts)
 
 
 # A layer that is used three times may not be twice at one place.
@@ -62,7 +65,7 @@ def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule
 @pytest.mark.distributed
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
 def test_schedules_that_take_backward_apart(ranks: RankPool, schedule: str) -> None:
-    compare(ranks, "deep", schedule, (4, 2), 2)
+    compare(ranks, "deep", schedule, (4, 2), 2, APART)
 
 
 @pytest.mark.slow

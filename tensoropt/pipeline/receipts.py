@@ -1,0 +1,113 @@
+"""When places ask for messages, and when they know that those they sent have been received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tensoropt.pipeline.strategy import Action, place_actions, schedule_named, stage_place
+
+
+def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
+    """Return the micro-batches whose gradients the previous stage has received when a forward's input
+    arrives.
+
+    A message sent after a backward proves that its sender had received that backward's input; schedules that
+    wait for their own messages have waited for all of them.
+    """
+    if not stage:
+        return {}
+    # The stage whose messages prove it: the sender of the gradient, or its receiver.
+    witness = stage if schedule_named(name).waits else stage - 1
+    own = next(actions_at for actions_at in actions if any(action.stage == witness for action in actions_at))
+    reached, received, reported = {}, list[int](), 0
+    for action in own:
+        if action.stage == witness and action.kind in "BI":
+            received.append(action.micro_batch)
+        elif action.stage == witness and action.kind == "F":
+            reached[action.micro_batch] = tuple(received[reported:])
+            reported = len(received)
+    return reached
+
+
+def taken_on(
+    name: str, actions: Sequence[Sequence[Action]], stage: int
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Return the micro-batches known to be received by the next stage, for a stage without backward.
+
+    Keys: ``("F", m)`` when tensors of m are sent, ``("B", m)`` where its backward would be. No gradient
+    proves receipt: schedules with one stage per place wait for their sends before the first backward; with
+    several, the forward of a later stage at the place proves it.
+    """
+    schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
+    if stage == max(action.stage for actions_at in actions for action in actions_at):
+        return found
+    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
+    proven = any(action.stage > stage for action in own)
+    sent: list[int] = []
+    for kind, of_stage, micro_batch in own:
+        if of_stage != stage or kind == "W":
+            continue
+        if schedule.several:
+            found["F" if kind == "F" else "B", micro_batch] = (micro_batch,) * (proven and kind != "F")
+            continue
+        taken = sent if kind != "F" or schedule.waits else []
+        found["F" if kind == "F" else "B", micro_batch] = tuple(taken)
+        taken.clear()
+        if kind == "F":
+            sent.append(micro_batch)
+    return found
+
+
+def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
+    """Return, by the action that takes it, before which action of its place a message is asked for.
+
+    PyTorch's schedules of several stages per place ask as soon as the sender's turn is over, all places
+    taking turns; others ask right before the action, and are left out.
+    """
+    schedule, every = schedule_named(name), place_actions(name, places, per_place, micro_batches)
+    asked, done, stages = dict[Action, int](), [0] * places, places * per_place
+    back = "I" if schedule.apart else "B"
+    while schedule.several and any(n < len(own) for n, own in zip(done, every, strict=True)):
+        before = sum(done)
+        for place, own in enumerate(every):
+            if done[place] == len(own):
+                continue
+            kind, stage, micro_batch = action = own[done[place]]
+            sender, to = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+            remote = 0 <= sender < stages and stage_place(name, places, sender) != place
+            if kind != "W" and remote and action not in asked:
+                continue
+            done[place] += 1
+            if kind != "W" and 0 <= to < stages and (there := stage_place(name, places, to)) != place:
+                asked[Action("F" if kind == "F" else back, to, micro_batch)] = done[there]
+        assert sum(done) > before, f"the places of {name} wait for each other"
+    return asked
+
+
+class _Messages(NamedTuple):
+    """The messages of a step.
+
+    Attributes:
+        asked: as of :func:`_asked_for`.
+        came: by stage, the action that knows that what was sent has come: (``F`` for tensors, ``B`` for
+            gradients; micro-batch) -> (its possible kinds, stage, micro-batch).
+    """
+
+    asked: Mapping[Action, int]
+    came: tuple[Mapping[tuple[str, int], tuple[str, int, int]], ...]
+
+
+@lru_cache(maxsize=256)
+def messages_of(name: str, places: int, per_place: int, micro_batches: int) -> _Messages:
+    """Return the messages of a schedule."""
+    every, came = place_actions(name, places, per_place, micro_batches), []
+    for stage in range(places * per_place):
+        known = {}
+        for forward, taken in taken_back(name, every, stage).items():
+            known.update({("B", m): ("F", stage, forward) for m in taken})
+        for (kind, behind), taken in taken_on(name, every, stage).items():
+            known.update({("F", m): ("F" if kind == "F" else "BI", stage, behind) for m in taken})
+        came.append(known)
+    return _Messages(_asked_for(name, places, per_place, micro_batches), tuple(came))

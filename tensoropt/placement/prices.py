@@ -369,7 +369,7 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, 
         return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
     backward = facts.backward_peak_bytes
-    for reads, made, alive, *_ in facts.backward_runs:
+    for reads, made, alive, _ in facts.backward_runs:
         cast_bytes = sum(narrow.get(names[name], 0) for name in (*reads, *made))
         backward = max(backward, alive + cast_bytes)
     waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}

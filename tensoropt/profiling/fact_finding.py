@@ -60,8 +60,6 @@ class LiveTensors(TorchDispatchMode):
     Attributes:
         sizes: the bytes and FLOP met, in order.
         now, peak: live bytes, and their peak since :meth:`restart`.
-        own, own_peak: the same without storages made while ``lent``.
-        lent: new storages are counted by another owner.
         before: called before each operator.
         traffic: bytes that operators read and wrote, without views.
         flops: multiply-adds counted as two.
@@ -70,8 +68,7 @@ class LiveTensors(TorchDispatchMode):
     def __init__(self, of_kind: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.now: Any = 0
-        self.peak = self.own = self.own_peak = self.now
-        self.lent = False
+        self.peak = self.now
         self.before: Callable[[], None] = lambda: None
         self.traffic: Any = 0
         self.flops: Any = 0
@@ -123,42 +120,39 @@ class LiveTensors(TorchDispatchMode):
             return False
 
         size = self.size(storage.nbytes())
-        own = 0 if self.lent else size
 
         # The storage itself reports when it dies: its tensors may come and go.
         def gone(_: Any) -> None:
             self._seen.pop(key, None)
-            self._count(-size, -own)
+            self._count(-size)
 
         self._seen[key] = weakref.ref(storage, gone)
-        self._count(size, own)
+        self._count(size)
         return storage.nbytes() > 0
 
-    def _count(self, size: Any, own: Any) -> None:
-        self.now, self.own = self.now + size, self.own + own
-        self.peak, self.own_peak = _most(self.peak, self.now), _most(self.own_peak, self.own)
+    def _count(self, size: Any) -> None:
+        self.now = self.now + size
+        self.peak = _most(self.peak, self.now)
 
     def reshard(self, x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
         """Return a tensor of a shape, and count the other buffers of a resharding."""
         result = x.new_empty(shape)
         others = _most(0, self.size(elements * x.element_size()) - self.bytes(result))
-        self._count(others, others)
-        self._count(-others, -others)
+        self._count(others)
+        self._count(-others)
         self.traffic = self.traffic + others + (others > 0) * self.bytes(x)
         return result
 
     def restart(self) -> None:
-        """Start tracking the peaks."""
-        self.peak, self.own_peak = self.now, self.own
+        """Start tracking the peak."""
+        self.peak = self.now
 
 
 class _Peak(NamedTuple):
-    """The peak of live memory, that without other owners' part, and both at the beginning."""
+    """Live memory: its peak, and what there is at the beginning."""
 
     most: Any
-    own: Any
-    begin: Any = 0
-    own_begin: Any = 0
+    begin: Any
 
 
 class _Activity(NamedTuple):
@@ -176,9 +170,9 @@ class _Activity(NamedTuple):
 class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
-    def above(self, kept: Any, *, reading: bool = False, own: bool = False) -> Any:
+    def above(self, kept: Any, *, reading: bool = False) -> Any:
         """Return the highest peak above ``kept``; with ``reading``, only while parameters were read."""
-        peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
+        peaks = [peak.most for at, peak in self.of.items() if at.reads or not reading]
         return _most(0, reduce(_most, peaks, 0) - kept)
 
 
@@ -190,7 +184,7 @@ class _PeakTracker:
         self._of: dict[_Activity, _Peak] = {}
         self._node: Any = None
         self._activity = _Activity()
-        self._began = 0, 0
+        self._began: Any = 0
         self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
@@ -200,7 +194,7 @@ class _PeakTracker:
         self.book(self._activity)
         self._node = torch._C._current_autograd_node()
         self._activity = self._activity._replace(reads=self._activity.reads | {name})
-        self._began = self.live.now, self.live.own
+        self._began = self.live.now
 
     def arrived(self, name: str) -> None:
         """Record that a parameter's gradient was made; it is freed before the next operator."""
@@ -220,7 +214,7 @@ class _PeakTracker:
 
     def book(self, activity: _Activity) -> None:
         """Count the peak since the last recording for an activity."""
-        now = _Peak(self.live.peak, self.live.own_peak, *self._began)
+        now = _Peak(self.live.peak, self._began)
         before = self._of.get(activity, now)
         self._of[activity] = _Peak(*map(_most, before, now))
         self.live.restart()
@@ -409,8 +403,7 @@ class _Given(torch.autograd.Function):
     """Joins results under one root, whose backward creates their gradients and keeps no reference."""
 
     @staticmethod
-    def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
-        ctx.incoming = incoming
+    def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
         # Shapes, not tensors: a tensor that is kept for backward would be alive all the time.
         ctx.like = [
             TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
@@ -421,30 +414,8 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, *ctx.incoming.make(ctx.like, ctx.device)
-
-
-class _Incoming:
-    """The gradients that enter a workload's backward, by result."""
-
-    def __init__(self, live: LiveTensors, names: Sequence[str]):
-        self.live, self.names = live, names
-        self._storages: dict[str, weakref.ref] = {}
-
-    def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
-        # Created when backward begins, not before: they count as alive from then on, but as owned by others.
-        self.live.lent = True
-        made = [random_tensor(spec, device) for spec in like]
-        self.live.lent = False
-        for name, value in zip(self.names, made, strict=True):
-            self._storages[name] = weakref.ref(value.untyped_storage())
-        return made
-
-    @property
-    def left(self) -> dict[int, str]:
-        """Return the gradients still alive after backward: storage -> result."""
-        there = {name: storage() for name, storage in self._storages.items()}
-        return {storage._cdata: name for name, storage in there.items() if storage is not None}
+        # Created when backward begins, not before: they count as alive from then on.
+        return tuple(random_tensor(spec, ctx.device) for spec in ctx.like)
 
 
 class _Taken(torch.autograd.Function):
@@ -461,11 +432,6 @@ class _Taken(torch.autograd.Function):
         if grad is not None:
             ctx.taken[ctx.name] = grad
         return None, None, None
-
-
-class _Gradients(NamedTuple):
-    hands_on: Mapping[str, str]
-    extents: Mapping[str, int]
 
 
 class _Probe:
@@ -500,7 +466,6 @@ class _Probe:
         self.calls: list[tuple[Any, bool]] = []
         self.work_of_calls: list[CallWork] = []
         self.sizes = {name: self.live.size(spec.bytes) for name, spec, _ in work.inputs}
-        self.packed: list[tuple[str, weakref.ref]] = []
         self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
@@ -515,10 +480,7 @@ class _Probe:
 
     def _pack_alone(self, value: torch.Tensor) -> Any:
         """Record the same without the tensor's node, which would keep itself alive."""
-        alone = value.detach()
-        if (given := self.given.get(alone.untyped_storage()._cdata)) is not None:
-            self.packed.append((given[0], weakref.ref(alone)))
-        return self._pack(alone)
+        return self._pack(value.detach())
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         """Return a saved tensor; a gathered parameter lives as long as its reading node."""
@@ -543,7 +505,7 @@ class _Probe:
         forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
         # From here on only autograd holds the saved tensors, so backward can release them.
         self.saved.clear()
-        gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
+        gradient_extents = self._backward(leaves, taken) if self.training else {}
         backward = self.peaks.take()
         return Facts(
             kept_bytes=kept,
@@ -557,15 +519,12 @@ class _Probe:
             backward_peak_bytes=backward.above(kept),
             forward_parameters_peak_bytes=forward.above(kept, reading=True),
             backward_parameters_peak_bytes=backward.above(kept, reading=True),
-            handed_peak_bytes=backward.above(kept, own=True),
-            handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
             backward_runs=_runs(backward, kept),
             calls=calls,
             work_of_calls=tuple(self.work_of_calls),
             lies_in=lies_in,
             extents=extents,
-            hands_on=gradients.hands_on,
-            gradient_extents=gradients.extents,
+            gradient_extents=gradient_extents,
             free_kept=tuple(n for n in self.touched if roles[n] == "free"),
             lies_in_free=lies_in_free,
         )
@@ -585,8 +544,7 @@ class _Probe:
         if not names or not reads:
             return SplitFacts()
         later = [] if last else [self.tensors[n].grad_fn for n in names]
-        incoming = _Incoming(live, names)
-        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
+        root = _Given.apply(*(self.tensors[n] for n in names))
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.peaks.take()
@@ -598,13 +556,10 @@ class _Probe:
         peaks = self.peaks.take()
         taken.clear()
         del root, start
-        gradients = _gradients_of(groups)
-        waiting = sum(gradients.values())
+        waiting = sum(_gradients_of(groups).values())
         facts = SplitFacts(
             peaks.above(kept),
-            peaks.above(kept, own=True),
             waiting,
-            tuple(name for storage, name in incoming.left.items() if storage in gradients),
             released_bytes=max(kept + waiting - live.now, 0) if last else 0,
         )
         if not groups or last:
@@ -613,14 +568,9 @@ class _Probe:
         with live:
             add_weight_gradients(groups)
         self.peaks.close(ended=True)
-        most = self.peaks.take().above(kept + waiting)
+        facts = facts._replace(weights_bytes=self.peaks.take().above(kept + waiting))
         for parameter in parameters:
             parameter.grad = None
-        kept_reads = {name for name, _, role in self.work.inputs if role == "read"} & self.touched.keys()
-        reads_used = kept_reads - {name for name, packed in self.packed if packed() is not None}
-        facts = facts._replace(
-            weights_bytes=most, used_bytes=max(kept - live.now, 0), reads_used=tuple(sorted(reads_used))
-        )
         del later  # held until here
         return facts
 
@@ -699,19 +649,18 @@ class _Probe:
         traffic = self.live.traffic - sum(done.traffic_bytes for done in self.work_of_calls)
         self.work_of_calls.append(CallWork(flops, traffic, outer if np.any(traffic) else 0))
 
-    def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
-        """Run a backward with parameters' gradients going to buckets, others ``taken``."""
+    def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Run a backward, parameters' gradients going to buckets; return :attr:`Facts.gradient_extents`."""
         names = [n for n in self.work.writes if self.tensors[n].requires_grad]
         if not names or not leaves:
-            return _Gradients({}, {})
+            return {}
         for name in self.parameters & leaves.keys():
             # As in the executor: a gradient is added to its bucket, which is counted with the parameter.
             bucket = torch.zeros_like(leaves[name])
             self.live.ignore(bucket)
             leaves[name].grad = bucket
             leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
-        incoming = _Incoming(self.live, names)
-        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
+        root = _Given.apply(*(self.tensors[n] for n in names))
         # In a step only the readers hold results until backward, and they count them.
         for name in self.work.writes:
             self.tensors.pop(name, None)
@@ -721,30 +670,16 @@ class _Probe:
         with self.live:
             root.backward(start, inputs=list(leaves.values()))
         self.peaks.close(ended=True)
-        return self._shared(taken, incoming.left)
+        extents = {}
+        for name, spec, role in self.work.inputs:
+            if role == "read" and spec.requires_grad:
+                size = self.live.size(taken[name].untyped_storage().nbytes() if name in taken else 0)
+                if _differ(size, self.live.size(spec.bytes)):
+                    extents[name] = size
+        return extents
 
     def _arrived(self, name: str, _: torch.Tensor) -> None:
         self.peaks.arrived(name)
-
-    def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
-        """Return the gradients of reads that share a storage, or lie in that of a result's gradient."""
-        hands_on, extents = {}, {}
-        first: dict[int, str] = {}
-        for name, spec, role in self.work.inputs:
-            if role != "read" or not spec.requires_grad:
-                continue
-            storage = taken[name].untyped_storage() if name in taken else None
-            size = self.live.size(storage.nbytes() if storage is not None else 0)
-            if _differ(size, self.live.size(spec.bytes)):
-                extents[name] = size
-            if storage is None:
-                continue
-            key = storage._cdata
-            if key in incoming or key in first:
-                hands_on[name] = incoming.get(key) or first[key]
-            else:
-                first[key] = name
-        return _Gradients(hands_on, extents)
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
@@ -777,9 +712,7 @@ def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
             reads=tuple(sorted(activity.reads)),
             made=tuple(sorted(activity.made)),
             peak_bytes=peak.most - kept,
-            own_peak_bytes=peak.own - kept,
             begin_bytes=peak.begin - kept,
-            own_begin_bytes=peak.own_begin - kept,
         )
         for activity, peak in backward.of.items()
     )

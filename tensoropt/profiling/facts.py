@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from torch.utils.flop_counter import flop_registry
@@ -51,16 +51,13 @@ class BackwardRun(NamedTuple):
         reads: the parameters that they read.
         made: parameters with gradients made before.
         peak_bytes: the peak above ``kept_bytes``; negative if much of these is freed before.
-        own_peak_bytes: the same without incoming gradients.
-        begin_bytes, own_begin_bytes: the same at its beginning.
+        begin_bytes: the same at its beginning.
     """
 
     reads: tuple[str, ...]
     made: tuple[str, ...]
     peak_bytes: int
-    own_peak_bytes: int
     begin_bytes: int = 0
-    own_begin_bytes: int = 0
 
 
 class SplitFacts(NamedTuple):
@@ -68,23 +65,15 @@ class SplitFacts(NamedTuple):
 
     Attributes:
         inputs_bytes: the peak while gradients of reads are made, above ``kept_bytes``.
-        own_inputs_bytes: the same without incoming gradients.
         waiting_bytes: gradients of results needed for those of parameters.
-        waiting_results: the results with such gradients.
         released_bytes: the part of ``kept_bytes`` needed only behind the last operator with a parameter.
         weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
-        used_bytes: the part of ``kept_bytes`` freed then.
-        reads_used: the saved reads freed then.
     """
 
     inputs_bytes: int = 0
-    own_inputs_bytes: int = 0
     waiting_bytes: int = 0
-    waiting_results: tuple[str, ...] = ()
     released_bytes: int = 0
     weights_bytes: int = 0
-    used_bytes: int = 0
-    reads_used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,15 +92,12 @@ class Facts:
         forward_peak_bytes, backward_peak_bytes: the peaks of what was made inside, above ``kept_bytes``; with
             incoming gradients, without parameters' gradients already in buckets.
         forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a parameter is read.
-        handed_peak_bytes, handed_parameters_peak_bytes: those of backward without incoming gradients.
         backward_runs: the parts of backward in which gathered parameters may be alive.
         calls: the memory of each call of forward.
         work_of_calls: FLOP and traffic of each call of forward, if requested.
         lies_in: result that is a view -> the read or earlier result whose storage it shares.
         extents: result -> bytes of its storage if they differ: of a larger tensor, or 0 for views of stored
             data.
-        hands_on: read -> the result in whose gradient its own lies, or the earlier read that shares its
-            storage.
         gradient_extents: read -> bytes of its gradient's storage if they differ.
     """
 
@@ -126,14 +112,11 @@ class Facts:
     backward_peak_bytes: int
     forward_parameters_peak_bytes: int
     backward_parameters_peak_bytes: int
-    handed_peak_bytes: int = 0
-    handed_parameters_peak_bytes: int = 0
     backward_runs: tuple[BackwardRun, ...] = ()
     calls: tuple[CallMemory, ...] = ()
     work_of_calls: tuple[CallWork, ...] = ()
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
-    hands_on: Mapping[str, str] = field(default_factory=dict)
     gradient_extents: Mapping[str, int] = field(default_factory=dict)
     free_kept: tuple[str, ...] = ()
     lies_in_free: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +128,8 @@ class Facts:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
         """Return the facts of a record, also after JSON, with lists for tuples."""
-        data = dict(record)
+        # Records that were stored earlier have more fields.
+        data = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         # Explorations that were saved before this field existed lack it.
         data["free_kept"] = tuple(data.get("free_kept", ()))
@@ -153,6 +137,8 @@ class Facts:
         # Explorations that were saved before this field existed lack it.
         data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))
         data["backward_runs"] = tuple(
-            BackwardRun(tuple(reads), tuple(made), *sizes) for reads, made, *sizes in data["backward_runs"]
+            # Stored earlier: each size also without the gradients that come in.
+            BackwardRun(tuple(reads), tuple(made), *(sizes if len(sizes) == 2 else sizes[::2]))
+            for reads, made, *sizes in data["backward_runs"]
         )
         return cls(**data)

@@ -50,11 +50,16 @@ BEGIN = "<!-- begin sweep: made by `python -m tests.sweep --write` -->"
 END = "<!-- end sweep -->"
 LEFT_OUT = {
     "aten.adaptive_avg_pool1d.default": "only where one position is left",
+    "aten.adaptive_avg_pool3d.default": "only where one position is left",
     "aten.avg_pool2d.default": "only along dims whose windows are one element",
     "aten.cdist.default": "only of orders that are sums",
+    "aten.conv3d.padding": "only along dims whose windows are one element",
     "aten.diff.default": "only of order 0, which changes nothing",
+    "aten.embedding_bag.padding_idx": "only for some values of the bags' bounds",
     "aten.flip.default": "only of no dim at all",
     "aten.linalg_vector_norm.default": "only of orders that are sums",
+    "aten.roll.default": "only along dims that are rolled by 0",
+    "aten.take_along_dim.default": "only where the other operand is broadcast along the dim",
 }
 """Why rules do not offer what discovery finds."""
 Key = tuple[str, str, int]

@@ -17,16 +17,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensoropt.api import explore
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.execute.executable import engine_of, strategy_class
 from tensoropt.plan.kinds import SHARDED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.tuning.steps import run_steps, seconds_of
+from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tests.benchmarks.fidelity.report import markdown, picture, summary
 from tests.benchmarks.machine import Taking, dated, inherited, write
 
@@ -57,6 +59,17 @@ def halves(rounds: Sequence[float]) -> list[float]:
     return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
 
 
+def tracked_peaks(
+    rank: int, world_size: int, spec: ModelSpec, strategy: Mapping[str, Any], optimizer: str, steps: int
+) -> list[int]:
+    """Return the peak of tensors in each step on one rank of the pool."""
+    loaded = load_model(spec)
+    engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
+    step = RunStep(engine, loaded.inputs, optimizer)
+    step()
+    return [tracked_memory(step)["peak"] for _ in range(steps)]
+
+
 def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStore) -> dict[str, Any]:
     """Explore one model, run some of its plans several times; rows of predicted and measured."""
     source, settings = MODELS[name]
@@ -75,21 +88,17 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
             (i, found.points[i], found.plan(i)) for i in (on_mesh[n] for n in evenly(len(on_mesh), plans))
         ]
         drawn = [plan.strategy(loaded.graph) for *_, plan in chosen]
-        found_in = []
-        for number in range(rounds):
-            tracked = TRACKED if number in (0, rounds - 1) else 0
-            found_in.append(
-                [
-                    pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS, 0, tracked)
-                    for strategy in drawn
-                ]
-            )
+        found_in = [
+            [pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS) for strategy in drawn]
+            for _ in range(rounds)
+        ]
+        peaks_of = [
+            pool.run(tracked_peaks, spec, strategy.to_data(), OPTIMIZER, TRACKED) for strategy in drawn
+        ]
     rows = []
-    for (index, point, plan), *ran in zip(chosen, *found_in, strict=True):
+    for (index, point, plan), alive, *ran in zip(chosen, peaks_of, *found_in, strict=True):
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
-        by_rank = zip(*ran, strict=True)
-        alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
         rows.append(
             {
                 "point": index,

@@ -143,9 +143,8 @@ def core_operators() -> set[str]:
 def kind_of(message: str) -> str:
     """A message without what differs from case to case."""
     message = message.removeprefix("CaptureError: ")
-    ours = "(?:the model|Around|Together) at"
-    place = rf"{ours} \S+ \(.*?\) (?=(branches|calls|makes|counts) )|(?<=follow ){ours} .*?\): "
-    message = re.sub(place, "the model ", message)
+    place = r"(?:the model|Around|Together) at \S+ \(.*?\)(?: (?=[a-z]+s[ ,])|: )"
+    message = re.sub(place, "the model ", message, count=1)
     message = re.sub(r"`[^`]*`|'[^']*'|\([^)]*\)|held\.\w+", "…", message)
     return re.split(r"[;:] |, which", re.sub(r"\d+", "n", message))[0][:110]
 

@@ -112,7 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if seed := config.getoption("--draw"):
         cases = defaultdict[str, list[pytest.Item]](list)
         for item in items:
-            if item.get_closest_marker("slow"):
+            mark = item.get_closest_marker("slow")
+            if mark is not None and not mark.kwargs.get("every"):
                 cases[item.nodeid.partition("[")[0]].append(item)
         left = {
             item

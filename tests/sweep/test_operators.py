@@ -64,7 +64,7 @@ def test_the_chosen_samples_split_right(part: int) -> None:
     assert [one.refused or one.incorrect for one in found] == [[]] * len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("part", range(TENTH_PARTS))
 def test_a_tenth_splits_right(part: int, table: list[Any]) -> None:
     rng, seen, incorrect = random.Random(part), Seen(), list[str]()

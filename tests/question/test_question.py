@@ -144,7 +144,7 @@ def test_what_is_no_question_is_refused(data: Any, said: str) -> None:
 
 
 FIELD = """
-    patience: Annotated[int, Setting("how long to try", "Patience", SEARCH, read=read_whole)] = 3
+    patience: Annotated[int, Setting("how long to try", "Patience", _SEARCH, read=read_whole)] = 3
 
     def to_dict(self)"""
 """A line of the model: all that it takes to add a setting, beside its use."""

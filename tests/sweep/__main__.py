@@ -1,4 +1,4 @@
-"""All samples of all of PyTorch's operators.
+"""Samples of all of PyTorch's operators.
 
 ``python -m tests.sweep`` runs what is not known yet, ``--write`` puts the table into the README of ``ops``.
 What is found goes to a file of lines, each sample's when it begins and when it ends: a run that was killed
@@ -171,7 +171,8 @@ def table() -> str:
     lines = [
         f"{len(records)} samples of {len({key[0] for key in records})} of PyTorch's operators became "
         f"{len(loops)} overloads: {len(ruled)} have a rule, {len(loops.keys() - ruled - whole)} are split by "
-        f"discovery, {len(whole)} are offered no split in any sample. Incorrect: {incorrect}.",
+        f"discovery, {len(whole)} are offered no split in any sample. Incorrect: {incorrect}. Of an operator "
+        f"at most {MOST_SAMPLES} samples are run, and {MOST_NARROW} in bfloat16.",
         "",
         f"Memory is not compared in calls that do not run on random operands, some of: {names(unrun, 100)}.",
         "",

@@ -187,10 +187,7 @@ class Nested(nn.Module):
 
 @pytest.mark.parametrize(
     ("outer", "inner"),
-    [
-        (torch.no_grad, torch.enable_grad),
-        (torch.inference_mode, lambda: torch.inference_mode(False)),
-    ],
+    [(torch.no_grad, torch.enable_grad), (torch.inference_mode, lambda: torch.inference_mode(False))],
 )
 def test_gradients_switched_on_inside(outer, inner):
     model = Nested(outer, inner)

@@ -7,27 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tensoropt.costs.effects import (
-    READ,
-    READ_BACK,
-    Effects,
-    MoveEffects,
-    additive,
-)
+from tensoropt.costs.effects import READ, READ_BACK, Effects, MoveEffects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import Configuration
-from tests.costs.models import (
-    ToyCommunication,
-    ToyCompute,
-    facts_of,
-    gates,
-    problem,
-    three,
-)
+from tests.costs.models import ToyCommunication, ToyCompute, facts_of, gates, problem, three
 from tests.simulate.test_simulator import Hand, PerByte
 
 COPY = 1e9

@@ -8,14 +8,7 @@ import pytest
 
 from tensoropt import zoo
 from tensoropt.costs.compute import MeasuredCompute, class_of
-from tensoropt.costs.residuals import (
-    NETWORK,
-    NO_RESIDUALS,
-    REST,
-    Residuals,
-    load_residuals,
-    save_residuals,
-)
+from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals, load_residuals, save_residuals
 from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads

@@ -172,8 +172,7 @@ def test_facts_of_many_are_found_once_and_kept(store):
 def test_timing_tells_how_far_it_is(store, monkeypatch):
     asked, seen = source(store, "local:2", pool=Ranks()), []
     monkeypatch.setattr(
-        "tensoropt.costs.timings.measure_workloads",
-        lambda *_, progress, **__: seen.append(progress) or {},
+        "tensoropt.costs.timings.measure_workloads", lambda *_, progress, **__: seen.append(progress) or {}
     )
     monkeypatch.setattr(Timings, "_fit", lambda _: (None, None))
     asked.timings.measure({})

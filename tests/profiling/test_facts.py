@@ -186,11 +186,7 @@ def test_layer_norm_keeps_its_statistics():
 
 def test_dropout_keeps_a_mask_of_one_byte():
     pieces = ((8, 16, 8, ()), (16, 1, 16, ()))
-    work = chain(
-        {"x": ((8, 16), "read")},
-        ("kernels.dropout", (Ref("x"), 0.1), ("y",), pieces),
-        writes="y",
-    )
+    work = chain({"x": ((8, 16), "read")}, ("kernels.dropout", (Ref("x"), 0.1), ("y",), pieces), writes="y")
     facts = find_facts(work)
     assert facts.kept_bytes == 8 * 16
     assert facts.reads_kept == ()

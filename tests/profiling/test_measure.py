@@ -26,13 +26,7 @@ from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import _CACHE_BYTES, _MOST_COPIES, Span, WallTimer, counted, timed, waited_s
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
-from tensoropt.profiling.workload_timing import (
-    MIN_REPEATS,
-    OUT_OF_MEMORY,
-    joined,
-    time_workload,
-    usual,
-)
+from tensoropt.profiling.workload_timing import MIN_REPEATS, OUT_OF_MEMORY, joined, time_workload, usual
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
 from tests.costs.models import problem

@@ -241,9 +241,7 @@ DECODERS = {
 for _name, (_class, _more) in DECODERS.items():
     MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForCausalLM", f"{c}Config", **decoder(**m))
 
-ENCODERS = {
-    "albert": ("Albert", {"embedding_size": 16}),
-}
+ENCODERS = {"albert": ("Albert", {"embedding_size": 16})}
 for _name, (_class, _more) in ENCODERS.items():
     MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForMaskedLM", f"{c}Config", **encoder(**m))
 

@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.calls import (
-    BY_VALUES,
-    MICRO_AXIS,
-    RING_SEND,
-    InnerCollective,
-    LocalCall,
-    OperatorShard,
-)
+from tensoropt.ops.calls import BY_VALUES, MICRO_AXIS, RING_SEND, InnerCollective, LocalCall, OperatorShard
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, flat_index, layout_names
@@ -275,12 +268,7 @@ def check_choices(
 
 
 def _check(
-    op: Operator,
-    atoms: AtomGraph,
-    choices: tuple[int, ...],
-    mesh: tuple[int, ...],
-    seed: int,
-    scale: float,
+    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int, scale: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     values, whole, gradients = _whole(op, atoms, generator, len(mesh), scale)

@@ -12,13 +12,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.constraints import (
-    ConstraintError,
-    accepts,
-    constraints_from_dict,
-    match,
-    stored_as,
-)
+from tensoropt.sharding.constraints import ConstraintError, accepts, constraints_from_dict, match, stored_as
 from tensoropt.sharding.groups import GroupGraph, Label, group_operators
 
 

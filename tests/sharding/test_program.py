@@ -35,10 +35,7 @@ from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, two_layers, unrolled
 from tests.sharding.test_regions import Layer, Stack
 from tests.simulate.test_collectives import FIRST, SECOND
-from tests.situations.readers import (
-    build_split_weights,
-    build_target_without_gradient,
-)
+from tests.situations.readers import build_split_weights, build_target_without_gradient
 
 
 def shown(node: Node) -> str:

@@ -64,11 +64,7 @@ def test_weights_keep_their_names_and_train() -> None:
 def test_what_does_not_train_becomes_a_buffer() -> None:
     mask = np.zeros((1, 4), np.float32)
     mask[0, 3] = -10000.0
-    nodes = [
-        node("Sub", "x mean", "a"),
-        node("Mul", "a scale", "b"),
-        node("Add", "b mask", "y"),
-    ]
+    nodes = [node("Sub", "x mean", "a"), node("Mul", "a scale", "b"), node("Add", "b mask", "y")]
     constants = {"mean": weight(4), "scale": weight(4), "mask": mask}
     imported = import_onnx(model(nodes, {"x": [2, 4]}, ["y"], constants))
     assert [n for n, _ in imported.module.named_parameters()] == ["scale"]

@@ -21,3 +21,17 @@ class Call(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
+
+
+def situation(make: Callable[[], nn.Module], inputs: Callable[[], Any], refused: str | None = None) -> Any:
+    """A function as model files have them, which returns ``make(), inputs()``, the same at every call.
+
+    ``refused`` is what a situation that cannot be explored is told.
+    """
+
+    def build() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        return make(), inputs()
+
+    build.refused = refused  # type: ignore[attr-defined]
+    return build

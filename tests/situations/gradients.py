@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from tests.models import Call, situation
 
 BATCH, WIDTH, CLASSES = 8, 16, 4
 
@@ -18,18 +19,20 @@ def _inputs():
 
 
 class Middle(nn.Module):
-    """Two layers and a head, with something between the layers."""
+    """Two layers and a head, with ``middle``, a function or a module, between the layers."""
 
-    def __init__(self, middle=None):
+    def __init__(self, middle=lambda x: x):
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, CLASSES)
-        if middle is not None:
-            self.middle = middle
+        self.head, self.middle = nn.Linear(WIDTH, CLASSES), middle
 
     def forward(self, x, y):
         h = self.middle(torch.tanh(self.first(x)))
         return F.cross_entropy(self.head(torch.tanh(self.second(h))), y)
+
+
+def middle(function, refused=None):
+    return situation(lambda: Middle(function), _inputs, refused)
 
 
 # -- functions with a backward of their own ---------------------------------------------------------
@@ -155,30 +158,12 @@ class Through(torch.autograd.Function):
         return grad, None
 
 
-class Calls(nn.Module):
-    """A module that calls a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def build_straight_through():
-    """A frontier; the rounding is one operator with its own backward, twice with different steps."""
-    return Middle(Calls(lambda x: round_to(round_to(x, 8), 4.0))), _inputs()
-
-
-def build_reversal():
-    """A frontier; the gradient that enters the first layer is reversed."""
-    return Middle(Calls(lambda x: Reverse.apply(x, 0.5) + Reverse.apply(x))), _inputs()
-
-
-def build_clipped():
-    """A frontier; a backward that looks at all of its gradient is not split."""
-    return Middle(Calls(lambda x: Clip.apply(x, 1e-3))), _inputs()
+# A frontier; the rounding is one operator with its own backward, twice with different steps.
+build_straight_through = middle(lambda x: round_to(round_to(x, 8), 4.0))
+# A frontier; the gradient that enters the first layer is reversed.
+build_reversal = middle(lambda x: Reverse.apply(x, 0.5) + Reverse.apply(x))
+# A frontier; a backward that looks at all of its gradient is not split.
+build_clipped = middle(lambda x: Clip.apply(x, 1e-3))
 
 
 class Quantised(nn.Module):
@@ -194,60 +179,41 @@ class Quantised(nn.Module):
         return F.linear(LearnedStep.apply(x, self.input_step, -8, 7), weight)
 
 
-class QuantisedNet(nn.Module):
-    """Two quantised layers, their weights' gradients clipped."""
+def quantised_net(clip):
+    """A build function of two quantised layers, whose head's gradient is clipped or not."""
 
-    def __init__(self, clip):
-        super().__init__()
-        self.first, self.second = Quantised(WIDTH, WIDTH), Quantised(WIDTH, WIDTH)
-        self.head = nn.Parameter(torch.randn(CLASSES, WIDTH) / 4)
-        self.clip = clip
+    def forward(m, x, y):
+        h = x + torch.tanh(m.first(x))
+        h = h + torch.tanh(m.second(h))
+        return F.cross_entropy(F.linear(h, Clip.apply(m.head, 1e-2) if clip else m.head), y)
 
-    def forward(self, x, y):
-        h = x + torch.tanh(self.first(x))
-        h = h + torch.tanh(self.second(h))
-        head = Clip.apply(self.head, 1e-2) if self.clip else self.head
-        return F.cross_entropy(F.linear(h, head), y)
+    def make():
+        layers = {name: Quantised(WIDTH, WIDTH) for name in ("first", "second")}
+        return Call(forward, **layers, head=(CLASSES, WIDTH))
 
-
-def build_quantised():
-    """A frontier; learned steps get the gradients that the function gives them."""
-    return QuantisedNet(False), _inputs()
+    return situation(make, _inputs)
 
 
-def build_clipped_weight():
-    """A frontier; the gradient of a weight is clipped once for the whole batch, not once per part of it."""
-    return QuantisedNet(True), _inputs()
+# A frontier; learned steps get the gradients that the function gives them.
+build_quantised = quantised_net(False)
+# A frontier; the gradient of a weight is clipped once for the whole batch, not once per part of it.
+build_clipped_weight = quantised_net(True)
 
 
-class Codebook(nn.Module):
-    """A vector-quantised middle (van den Oord et al., arXiv 1711.00937)."""
-
-    def __init__(self):
-        super().__init__()
-        self.codes = nn.Parameter(torch.randn(6, 2 * WIDTH) / 2)
-
-    def forward(self, x):
-        rows, chosen = Nearest.apply(x, self.codes)
-        return rows + 0.01 * chosen.unsqueeze(-1)
+def _codebook(m, x):
+    rows, chosen = Nearest.apply(x, m.codes / 2)
+    return rows + 0.01 * chosen.unsqueeze(-1)
 
 
-def build_codebook():
-    """A frontier; two results, one of them whole numbers."""
-    return Middle(Codebook()), _inputs()
+def _narrow(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return Round.apply(x.bfloat16(), 16).float()
 
 
-class Narrow(nn.Module):
-    """Rounding inside a bfloat16 region."""
-
-    def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return Round.apply(x.bfloat16(), 16).float()
-
-
-def build_narrow():
-    """A frontier; the function sees bfloat16."""
-    return Middle(Narrow()), _inputs()
+# A frontier of a vector-quantised middle (arXiv 1711.00937); two results, one of them whole numbers.
+build_codebook = situation(lambda: Middle(Call(_codebook, codes=(6, 2 * WIDTH))), _inputs)
+# A frontier; the function sees bfloat16.
+build_narrow = middle(_narrow)
 
 
 class Block(nn.Module):
@@ -261,51 +227,37 @@ class Block(nn.Module):
         return x + self.down(Round.apply(torch.relu(self.up(x)), 16.0))
 
 
-class Stack(nn.Module):
-    """Blocks that are alike, then a head."""
+def stack(count, run=lambda block, x: block(x), stem=True):
+    """A build function of a stem, of blocks that are alike, each called by ``run``, and of a head."""
 
-    def __init__(self, blocks, run=None):
-        super().__init__()
-        self.stem = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Linear(WIDTH, CLASSES)
-        self.run = run or (lambda block, x: block(x))
+    def forward(m, x, y):
+        x = m.stem(x)
+        for block in m.blocks:
+            x = run(block, x)
+        return F.cross_entropy(m.head(x), y)
 
-    def forward(self, x, y):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = self.run(block, x)
-        return F.cross_entropy(self.head(x), y)
+    def make():
+        blocks = nn.ModuleList(Block(WIDTH) for _ in range(count))
+        first = nn.Linear(WIDTH, WIDTH) if stem else nn.Identity()
+        return Call(forward, stem=first, blocks=blocks, head=nn.Linear(WIDTH, CLASSES))
 
-
-def build_rounded_blocks():
-    """A frontier; the function is in each of several blocks, which may be recomputed."""
-    return Stack([Block(WIDTH) for _ in range(4)]), _inputs()
+    return situation(make, _inputs)
 
 
-def build_random_function():
-    """Refused: every device, and every recomputation, would round otherwise."""
-    return Middle(Calls(Stochastic.apply)), _inputs()
+# A frontier; the function is in each of several blocks, which may be recomputed.
+build_rounded_blocks = stack(4)
 
 
-build_random_function.refused = r"Stochastic \(.*gradients\.py:\d+.*draws random numbers"
-
-
-def build_changing_function():
-    """Refused: it changes what it is given."""
-    return Middle(Calls(lambda x: Doubled.apply(x * 1.0))), _inputs()
-
-
-build_changing_function.refused = r"Doubled \(.*gradients\.py:\d+.*changes a tensor"
-
-
-def build_module_in_function():
-    """Refused: the parameters that its module reads would be constants."""
-    inner = nn.Linear(2 * WIDTH, 2 * WIDTH)
-    return Middle(Calls(lambda x: Through.apply(x, inner))), _inputs()
-
-
-build_module_in_function.refused = r"Through \(.*given a Linear, which a plan cannot name"
+# Refused: every device, and every recomputation, would round otherwise.
+build_random_function = middle(Stochastic.apply, r"Stochastic \(.*gradients\.py:\d+.*draws random numbers")
+# Refused: it changes what it is given.
+build_changing_function = middle(
+    lambda x: Doubled.apply(x * 1.0), r"Doubled \(.*gradients\.py:\d+.*changes a tensor"
+)
+# Refused: the parameters that its module reads would be constants.
+build_module_in_function = middle(
+    lambda x: Through.apply(x, nn.Identity()), r"Through \(.*given an? Identity, which a plan cannot name"
+)
 
 
 # -- hooks ------------------------------------------------------------------------------------------
@@ -321,57 +273,66 @@ def _hooked(x):
     return x
 
 
-def build_tensor_hook():
-    """Refused: the hook would be lost."""
-    return Middle(Calls(_hooked)), _inputs()
+def _hook_on_node(x):
+    x = x * 1
+    if x.grad_fn is not None:
+        x.grad_fn.register_hook(lambda inner, outer: tuple(g * 0.5 for g in inner))
+    return x
 
 
-build_tensor_hook.refused = r"backward runs the hook _scaled \(.*gradients\.py:\d+"
+def _pre_hook_on_node(x):
+    x = torch.tanh(x)
+    node = torch.autograd.graph.get_gradient_edge(x).node
+    node.register_prehook(lambda outer: tuple(g * 0.5 for g in outer))
+    return x
 
 
-def build_parameter_hook():
-    """Refused: the hook would be lost."""
-    model = Middle(nn.Identity())
-    model.first.weight.register_hook(_scaled)
-    return model, _inputs()
+def _saved(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()):
+        return torch.tanh(x)
 
 
-build_parameter_hook.refused = r"first\.weight has the hook _scaled \(.*gradients\.py:\d+"
+def _module_hook_inside(x):
+    layer = nn.Identity()
+    layer.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.1,))
+    return layer(x)
 
 
-def build_after_accumulation():
-    """Refused: the hook would be lost."""
-    model = Middle(nn.Identity())
-    model.head.bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
-    return model, _inputs()
+# Refused: the hooks would be lost, and what one of them rounds would be exact.
+RUNS = r"backward runs the hook {} \(.*gradients\.py:\d+"
+build_tensor_hook = middle(_hooked, RUNS.format("_scaled"))
+build_hook_on_node = middle(_hook_on_node, RUNS.format(r"_hook_on_node\.<lambda>"))
+build_pre_hook_on_node = middle(_pre_hook_on_node, RUNS.format(r"_pre_hook_on_node\.<lambda>"))
+build_module_hook_inside = middle(_module_hook_inside, RUNS.format(r"_module_hook_inside\.<lambda>"))
+build_saved_tensor_hook = middle(_saved, RUNS.format(r"_saved\.<lambda>"))
 
 
-build_after_accumulation.refused = r"head\.bias has the hook"
+def hooked(hook, refused):
+    """A build function of a model that has hooks before it is captured, given by ``hook(model)``."""
+
+    def make():
+        model = Middle()
+        hook(model)
+        return model
+
+    return situation(make, _inputs, refused)
 
 
-def build_module_hook():
-    """Refused: the hook would be lost."""
-    model = Middle(nn.Identity())
-    model.second.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.1,))
-    return model, _inputs()
-
-
-build_module_hook.refused = r"second has the hook"
-
-
-def build_module_pre_hook():
-    """Refused: the hook would be lost."""
-    model = Middle(nn.Identity())
-    model.second.register_full_backward_pre_hook(lambda module, outer: (outer[0] * 0.1,))
-    return model, _inputs()
-
-
-build_module_pre_hook.refused = r"second has the hook"
+build_parameter_hook = hooked(
+    lambda m: m.first.weight.register_hook(_scaled),
+    r"first\.weight has the hook _scaled \(.*gradients\.py:\d+",
+)
+build_after_accumulation = hooked(
+    lambda m: m.head.bias.register_post_accumulate_grad_hook(_scaled), r"head\.bias has the hook"
+)
+build_module_pre_hook = hooked(
+    lambda m: m.second.register_full_backward_pre_hook(_scaled), r"second has the hook"
+)
 
 
 def build_forward_hooks():
     """A frontier; hooks of forward, weight norm and spectral norm are traced."""
-    model = Middle(nn.Identity())
+    model = Middle()
     model.first.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
     model.second.register_forward_hook(lambda module, args, out: out.clamp(-0.5, 0.5))
     nn.utils.parametrizations.weight_norm(model.head)
@@ -413,271 +374,89 @@ def build_held_norm():
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def build_reentrant():
-    """A frontier; reentrant checkpoints, whose gradients are kept."""
-    return Stack(
-        [Block(WIDTH) for _ in range(3)], lambda b, x: checkpoint(b, x, use_reentrant=True)
-    ), _inputs()
+# Frontiers; checkpoints of both kinds, whose gradients are kept.
+build_reentrant = stack(3, lambda b, x: checkpoint(b, x, use_reentrant=True))
+build_not_reentrant = stack(3, lambda b, x: checkpoint(b, x, use_reentrant=False))
 
 
-class Idle(Stack):
-    """The same without a stem: nothing that the checkpoints are given has a gradient."""
-
-    def __init__(self):
-        super().__init__([Block(WIDTH) for _ in range(2)])
-        self.stem = nn.Identity()
-        self.run = lambda block, x: checkpoint(block, x, use_reentrant=True)
+# Without a stem nothing that they are given has a gradient: only the head is trained, and a note says so.
+build_idle_reentrant = stack(2, lambda b, x: checkpoint(b, x, use_reentrant=True), stem=False)
 
 
-def build_idle_reentrant():
-    """A frontier; only the head is trained, as in the model, and a note says so."""
-    return Idle(), _inputs()
+def _sequence(m, x, y):
+    x = checkpoint_sequential(m.layers, 2, m.stem(x), use_reentrant=True)
+    return F.cross_entropy(m.head(x), y)
 
 
-def build_not_reentrant():
-    """A frontier; checkpoints that are not reentrant."""
-    return Stack(
-        [Block(WIDTH) for _ in range(3)], lambda b, x: checkpoint(b, x, use_reentrant=False)
-    ), _inputs()
+def _layers():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)))
+    return Call(_sequence, stem=nn.Linear(WIDTH, WIDTH), layers=layers, head=nn.Linear(WIDTH, CLASSES))
 
 
-class Sequence(nn.Module):
-    """Layers run by ``checkpoint_sequential``."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x, y):
-        x = checkpoint_sequential(self.layers, 2, self.stem(x), use_reentrant=True)
-        return F.cross_entropy(self.head(x), y)
-
-
-def build_checkpointed_sequence():
-    """A frontier; all layers are trained."""
-    return Sequence(), _inputs()
+# A frontier; all layers are trained.
+build_checkpointed_sequence = situation(_layers, _inputs)
 
 
 # -- regions without gradients ----------------------------------------------------------------------
 
 
-class Teacher(nn.Module):
-    """A student that follows a teacher, whose context is given."""
+def taught(wanted):
+    """A build function of a student that follows what ``wanted(teacher, x)`` gives."""
 
-    def __init__(self, context):
-        super().__init__()
-        self.student, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.context = context
+    def forward(m, x):
+        return F.mse_loss(torch.tanh(m.student(x)), wanted(m.teacher, x).clone())
 
-    def forward(self, x):
-        with self.context():
-            wanted = torch.tanh(self.teacher(x))
-        return F.mse_loss(torch.tanh(self.student(x)), wanted.clone())
+    def make():
+        return Call(forward, student=nn.Linear(WIDTH, WIDTH), teacher=nn.Linear(WIDTH, WIDTH))
+
+    return situation(make, lambda: (torch.randn(BATCH, WIDTH),))
 
 
-def build_inference_teacher():
-    """A frontier; the teacher under ``inference_mode`` gets no gradient."""
-    return Teacher(torch.inference_mode), (torch.randn(BATCH, WIDTH),)
+def _in_context(teacher, x):
+    with torch.inference_mode():
+        return torch.tanh(teacher(x))
 
 
-class Decorated(Teacher):
-    """The same by a decorator."""
-
-    @torch.inference_mode()
-    def wanted(self, x):
-        return torch.tanh(self.teacher(x))
-
-    def forward(self, x):
-        return F.mse_loss(torch.tanh(self.student(x)), self.wanted(x).clone())
+# Frontiers; the teacher gets no gradient, by a context or by a decorator.
+build_inference_teacher = taught(_in_context)
 
 
-def build_decorated_teacher():
-    """A frontier; the same by a decorator."""
-    return Decorated(None), (torch.randn(BATCH, WIDTH),)
-
-
-class Detached(nn.Module):
-    """Its loss is cut off from its parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.layer(x).detach(), y)
-
-
-def build_detached():
-    """Refused: nothing would be trained."""
-    return Detached(), _inputs()
-
-
-build_detached.refused = r"depends on no trained parameter.*detach"
+build_decorated_teacher = taught(torch.inference_mode()(lambda teacher, x: torch.tanh(teacher(x))))
 
 
 # -- losses -----------------------------------------------------------------------------------------
 
 
-class Losses(nn.Module):
-    """Two heads, each with a loss; ``shape`` puts them together."""
+def losses(shape):
+    """Two heads, each with a loss, which ``shape`` puts together."""
 
-    def __init__(self, shape):
-        super().__init__()
-        self.body, self.one, self.two = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, CLASSES),
-            nn.Linear(WIDTH, 2),
-        )
-        self.shape = shape
+    def forward(m, x, y):
+        h = torch.tanh(m.body(x))
+        return shape(F.cross_entropy(m.one(h), y), m.two(h).square().mean())
 
-    def forward(self, x, y):
-        h = torch.tanh(self.body(x))
-        return self.shape(F.cross_entropy(self.one(h), y), self.two(h).square().mean())
-
-
-@dataclass
-class Output:
-    """Two losses by name."""
-
-    classes: torch.Tensor
-    boxes: torch.Tensor
-
-
-def build_losses_in_a_dict():
-    """Refused: which of them is trained is not said."""
-    return Losses(lambda a, b: {"classes": a, "boxes": b, "nothing": None}), _inputs()
-
-
-def build_losses_in_a_tuple():
-    """Refused: which of them is trained is not said."""
-    return Losses(lambda a, b: (a, b)), _inputs()
-
-
-def build_losses_in_a_dataclass():
-    """Refused: which of them is trained is not said."""
-    return Losses(Output), _inputs()
-
-
-build_losses_in_a_dict.refused = (
-    r"2 losses \(out\['classes'\], out\['boxes'\]\).*loss=lambda out: out\['classes'\]"
-)
-build_losses_in_a_tuple.refused = r"2 losses \(out\[0\], out\[1\]\)"
-build_losses_in_a_dataclass.refused = r"2 losses \(out\.classes, out\.boxes\).*out\.classes \+ out\.boxes"
+    return Call(forward, body=nn.Linear(WIDTH, WIDTH), one=nn.Linear(WIDTH, CLASSES), two=nn.Linear(WIDTH, 2))
 
 
 def build_summed_losses():
     """A frontier; the model file says how its losses add up."""
-    model = Losses(lambda a, b: {"classes": a, "boxes": b})
-    return model, _inputs(), {}, lambda out: sum(out.values())
+    return losses(lambda a, b: {"classes": a, "boxes": b}), _inputs(), {}, lambda out: sum(out.values())
 
 
-def build_named_loss():
-    """A frontier; ``loss`` is trained, and a note names what is left out."""
-    return Losses(lambda a, b: {"loss": a, "auxiliary": b}), _inputs()
+# A frontier; ``loss`` is trained, and a note names what is left out.
+build_named_loss = situation(lambda: losses(lambda a, b: {"loss": a, "auxiliary": b}), _inputs)
 
 
 # -- random numbers of Python's ---------------------------------------------------------------------
 
 
-class Dropped(nn.Module):
-    """Whole layers are dropped by Python's ``random``."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x, y):
-        for layer in self.layers:
-            if not self.training or random.random() < 0.5:
-                x = x + torch.tanh(layer(x))
-        return F.cross_entropy(self.head(x), y)
+def _dropped(m, x, y):
+    for layer in m.layers:
+        if not m.training or random.random() < 0.5:
+            x = x + torch.tanh(layer(x))
+    return F.cross_entropy(m.head(x), y)
 
 
 def build_python_random():
-    """A frontier of one draw, with a note."""
-    return Dropped(), _inputs()
-
-
-def _hook_on_node(x):
-    x = x * 1
-    if x.grad_fn is not None:
-        x.grad_fn.register_hook(lambda inner, outer: tuple(g * 0.5 for g in inner))
-    return x
-
-
-def _pre_hook_on_node(x):
-    x = torch.tanh(x)
-    node = torch.autograd.graph.get_gradient_edge(x).node
-    node.register_prehook(lambda outer: tuple(g * 0.5 for g in outer))
-    return x
-
-
-def _hook_on_inner_node(x):
-    x = torch.tanh(x * 2)
-    x.grad_fn.next_functions[0][0].register_hook(lambda inner, outer: None)
-    return x
-
-
-def _rounded(value):
-    return value.to(torch.bfloat16)
-
-
-def _saved(x):
-    with torch.autograd.graph.saved_tensors_hooks(_rounded, lambda value: value.float()):
-        return torch.tanh(x)
-
-
-def _module_hook_inside(layer):
-    def forward(x):
-        layer.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.1,))
-        return layer(x)
-
-    return forward
-
-
-def build_hook_on_node():
-    """Refused: the hook would be lost."""
-    return Middle(Calls(_hook_on_node)), _inputs()
-
-
-def build_pre_hook_on_node():
-    """Refused: the hook would be lost."""
-    return Middle(Calls(_pre_hook_on_node)), _inputs()
-
-
-def build_hook_on_inner_node():
-    """Refused: the hook would be lost."""
-    return Middle(Calls(_hook_on_inner_node)), _inputs()
-
-
-def build_saved_tensor_hook():
-    """Refused: what it rounds would be exact."""
-    return Middle(Calls(_saved)), _inputs()
-
-
-def build_module_hook_inside():
-    """Refused: the hook would be lost."""
-    return Middle(Calls(_module_hook_inside(nn.Identity()))), _inputs()
-
-
-def build_kept_on_the_host():
-    """A frontier: what is kept where changes no value, and the plan says what is kept."""
-
-    def forward(x):
-        with torch.autograd.graph.save_on_cpu():
-            return torch.tanh(x) if x.grad_fn is None or x.grad_fn.name() else x
-
-    return Middle(Calls(forward)), _inputs()
-
-
-for _build in (
-    build_hook_on_node,
-    build_pre_hook_on_node,
-    build_hook_on_inner_node,
-    build_module_hook_inside,
-):
-    _build.refused = r"backward runs the hook .*<lambda> \(.*gradients\.py:\d+"
-build_saved_tensor_hook.refused = r"backward runs the hook _saved\.<lambda> \(.*gradients\.py:\d+"
+    """A frontier of one draw, with a note: whole layers are dropped by Python's ``random``."""
+    layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+    return Call(_dropped, layers=layers, head=nn.Linear(WIDTH, CLASSES)), _inputs()

@@ -5,35 +5,27 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.models import Call, situation
+
 F = nn.functional
 
 
-def of(forward, *inputs, **modules):
+def rows():
+    return (torch.randn(8, 8),)
+
+
+def labelled():
+    return torch.randn(8, 8), torch.randint(0, 4, (8,))
+
+
+def of(forward, inputs=rows, refused=None, **modules):
     """A build function of a model whose step is ``forward(net, *inputs)``."""
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
-            for name, make in modules.items():
-                setattr(self, name, make())
+    def make():
+        held = {name: make() for name, make in modules.items()}
+        return Call(forward, a=nn.Linear(8, 16), b=nn.Linear(16, 4), **held)
 
-        def forward(self, *args):
-            return forward(self, *args)
-
-    def build():
-        torch.manual_seed(0)
-        return Net(), tuple(make() for make in inputs)
-
-    return build
-
-
-def rows():
-    return torch.randn(8, 8)
-
-
-def classes():
-    return torch.randint(0, 4, (8,))
+    return situation(make, inputs, refused)
 
 
 def _head(net, x):
@@ -41,17 +33,16 @@ def _head(net, x):
 
 
 build_gaussian_loss = of(
-    lambda net, x: F.gaussian_nll_loss(_head(net, x), x[:, :4], _head(net, x).square() + 0.1), rows
+    lambda net, x: F.gaussian_nll_loss(_head(net, x), x[:, :4], _head(net, x).square() + 0.1)
 )
 build_gaussian_loss.refused = r"guarded\.py:\d+ .*writes, without gradients, .*gaussian_nll_loss.*detach\(\)"
 build_cosine_loss = of(
-    lambda net, x, y: F.cosine_embedding_loss(_head(net, x), x[:, :4], y % 2 * 2 - 1), rows, classes
+    lambda net, x, y: F.cosine_embedding_loss(_head(net, x), x[:, :4], y % 2 * 2 - 1), labelled
 )
 build_distributions = of(
     lambda net, x: (
         -torch.distributions.Gamma(_head(net, x).exp(), torch.ones(4)).log_prob(x[:, :4].exp()).mean()
-    ),
-    rows,
+    )
 )
 
 
@@ -66,7 +57,7 @@ def _guarded(net, x, y):
     return F.cross_entropy(_head(net, x), y)
 
 
-build_guards = of(_guarded, rows, classes)
+build_guards = of(_guarded, labelled)
 
 
 def _masked(net, x):
@@ -76,7 +67,7 @@ def _masked(net, x):
 
 build_transformer = of(
     _masked,
-    lambda: torch.randn(4, 6, 8),
+    lambda: (torch.randn(4, 6, 8),),
     t=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
 )
 
@@ -88,14 +79,13 @@ def _contrastive(net, x):
     return F.cross_entropy(scores, torch.arange(len(scores)))
 
 
-build_contrastive = of(_contrastive, rows)
-build_data = of(lambda net, x: (_head(net, x) - _head(net, x).data * 0.5).square().mean(), rows)
+build_contrastive = of(_contrastive)
+build_data = of(lambda net, x: (_head(net, x) - _head(net, x).data * 0.5).square().mean())
 
 
 def _named(name):
     return of(
         lambda net, x: net.b(net.layers[name](x)).square().mean(),
-        rows,
         layers=lambda: nn.ModuleDict({name: nn.Linear(8, 16)}),
     )
 

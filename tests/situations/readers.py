@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from tests.models import situation
 
 Built = tuple[nn.Module, tuple[Any, ...]]
 WIDTH = 16
@@ -36,30 +39,21 @@ class Siamese(nn.Module):
         return -F.cosine_similarity(p, t, dim=-1).mean()
 
 
+def _built(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Any:
+    """A build function of inputs of these shapes."""
+    return situation(make, lambda: tuple(torch.randn(shape) for shape in shapes or [(8, WIDTH)]))
+
+
 def siamese(layers: int, apart: str = "trained") -> Built:
     """A siamese net, ready to be captured."""
-    torch.manual_seed(0)
-    return Siamese(layers, apart), (torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+    return _built(lambda: Siamese(layers, apart), (8, WIDTH), (8, WIDTH))()
 
 
-def build_siamese_one() -> Built:
-    """A frontier: a single layer that both branches read."""
-    return siamese(1)
-
-
-def build_siamese_three() -> Built:
-    """A frontier: three alike layers that both branches train."""
-    return siamese(3)
-
-
-def build_siamese_six() -> Built:
-    """A frontier: six alike layers, the second branch detached behind them."""
-    return siamese(6, "detach")
-
-
-def build_target_without_gradient() -> Built:
-    """A frontier: four alike layers, run a second time without gradient."""
-    return siamese(4, "no_grad")
+# Frontiers: what both branches read is trained by both, is detached in the second, or has no gradient there.
+build_siamese_one = _built(lambda: Siamese(1), (8, WIDTH), (8, WIDTH))
+build_siamese_three = _built(lambda: Siamese(3), (8, WIDTH), (8, WIDTH))
+build_siamese_six = _built(lambda: Siamese(6, "detach"), (8, WIDTH), (8, WIDTH))
+build_target_without_gradient = _built(lambda: Siamese(4, "no_grad"), (8, WIDTH), (8, WIDTH))
 
 
 class Twice(nn.Module):
@@ -79,10 +73,8 @@ class Twice(nn.Module):
         return self.head(h).square().mean()
 
 
-def build_weight_read_twice_in_each_block() -> Built:
-    """A frontier: each of six blocks reads its own weight twice, one behind the other."""
-    torch.manual_seed(0)
-    return Twice(6), (torch.randn(8, WIDTH),)
+# A frontier: each of six blocks reads its own weight twice, one behind the other.
+build_weight_read_twice_in_each_block = _built(lambda: Twice(6))
 
 
 class Momentum(nn.Module):
@@ -104,10 +96,8 @@ class Momentum(nn.Module):
         return (self.head(a) - b).square().mean()
 
 
-def build_momentum_target() -> Built:
-    """A frontier, and pipelines that run: cuts go through the branch without gradient as well."""
-    torch.manual_seed(0)
-    return Momentum(3), (torch.randn(8, WIDTH),)
+# A frontier, and pipelines that run: cuts go through the branch without gradient as well.
+build_momentum_target = _built(lambda: Momentum(3))
 
 
 class DetachedLater(nn.Module):
@@ -129,10 +119,8 @@ class DetachedLater(nn.Module):
         return ((h - aim) * strong).square().mean() + (h * kept.detach()).mean()
 
 
-def build_detached_later() -> Built:
-    """A frontier, and pipelines that run: an activation is read without gradient in a later stage alone."""
-    torch.manual_seed(0)
-    return DetachedLater(), (torch.randn(8, WIDTH),)
+# A frontier, and pipelines that run: an activation is read without gradient in a later stage alone.
+build_detached_later = _built(DetachedLater)
 
 
 class Integers(nn.Module):
@@ -153,10 +141,8 @@ class Integers(nn.Module):
         return F.nll_loss(logits.log_softmax(-1), best, reduction="sum") / len(best)
 
 
-def build_integers_and_masks_that_cross() -> Built:
-    """A frontier, and pipelines that run: integers, masks and activations without gradient cross."""
-    torch.manual_seed(0)
-    return Integers(), (torch.randn(8, WIDTH),)
+# A frontier, and pipelines that run: integers, masks and activations without gradient cross.
+build_integers_and_masks_that_cross = _built(Integers)
 
 
 class PseudoLabels(Integers):
@@ -167,10 +153,8 @@ class PseudoLabels(Integers):
         return F.cross_entropy(self.layers[1](h), h.argmax(-1))
 
 
-def build_targets_made_of_parameters() -> Built:
-    """A frontier without micro-batches, as a mean's targets are counted before the step."""
-    torch.manual_seed(0)
-    return PseudoLabels(), (torch.randn(8, WIDTH),)
+# A frontier without micro-batches, as a mean's targets are counted before the step.
+build_targets_made_of_parameters = _built(PseudoLabels)
 
 
 class MadeOfParameters(nn.Module):
@@ -213,33 +197,17 @@ class MadeOfParameters(nn.Module):
 
 def made_of_parameters(how: str) -> Built:
     """A chain of layers of made weights, ready to be captured."""
-    torch.manual_seed(0)
-    return MadeOfParameters(how), (torch.randn(8, WIDTH),)
+    return _built(lambda: MadeOfParameters(how))()
 
 
-def build_bounded_early() -> Built:
-    """A frontier: bounded weights, all made before the first layer."""
-    return made_of_parameters("early")
-
-
-def build_split_weights() -> Built:
-    """A frontier: both halves of each weight are read, one behind the other."""
-    return made_of_parameters("split")
-
-
-def build_merged_adapters() -> Built:
-    """A frontier: one pair of low-rank weights is merged into each layer's weight."""
-    return made_of_parameters("merged")
-
-
-def build_normed_weights() -> Built:
-    """A frontier: a gain that all layers share, and weights divided by their norms."""
-    return made_of_parameters("normed")
-
-
-def build_penalty_on_parameters() -> Built:
-    """A frontier: a penalty on the weights is part of the loss."""
-    return made_of_parameters("penalty")
+# Frontiers: bounded weights, all made before the first layer; both halves of each weight, one behind the
+# other; one pair of low-rank weights, merged into each layer's; a gain that all layers share, and weights
+# divided by their norms; a penalty on the weights as a part of the loss.
+build_bounded_early = _built(lambda: MadeOfParameters("early"))
+build_split_weights = _built(lambda: MadeOfParameters("split"))
+build_merged_adapters = _built(lambda: MadeOfParameters("merged"))
+build_normed_weights = _built(lambda: MadeOfParameters("normed"))
+build_penalty_on_parameters = _built(lambda: MadeOfParameters("penalty"))
 
 
 class Stack(nn.Module):
@@ -255,16 +223,9 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
-def build_bare_stack_of_four() -> Built:
-    """A frontier: four blocks without a stem or a head."""
-    torch.manual_seed(0)
-    return Stack(4), (torch.randn(8, WIDTH),)
-
-
-def build_bare_stack_of_six() -> Built:
-    """A frontier: six blocks without a stem or a head."""
-    torch.manual_seed(0)
-    return Stack(6), (torch.randn(8, WIDTH),)
+# Frontiers: blocks without a stem or a head.
+build_bare_stack_of_four = _built(lambda: Stack(4))
+build_bare_stack_of_six = _built(lambda: Stack(6))
 
 
 class Nested(nn.Module):
@@ -284,10 +245,8 @@ class Nested(nn.Module):
         return (third(b) - c).square().mean()
 
 
-def build_gradient_inside_no_grad() -> Built:
-    """A frontier: gradients of the layer inside, and none of the weight that is read before and behind it."""
-    torch.manual_seed(0)
-    return Nested(), (torch.randn(8, WIDTH),)
+# A frontier: gradients of the layer inside, and none of the weight that is read before and behind it.
+build_gradient_inside_no_grad = _built(Nested)
 
 
 class CrossAttention(nn.Module):
@@ -307,10 +266,8 @@ class CrossAttention(nn.Module):
         return h.square().mean()
 
 
-def build_fused_projections() -> Built:
-    """A frontier: a fused projection of cross attention, a part of which reads another sequence."""
-    torch.manual_seed(0)
-    return CrossAttention(), (torch.randn(4, 4, WIDTH), torch.randn(4, 4, WIDTH))
+# A frontier: a fused projection of cross attention, a part of which reads another sequence.
+build_fused_projections = _built(CrossAttention, (4, 4, WIDTH), (4, 4, WIDTH))
 
 
 class NormedTwice(nn.Module):
@@ -334,14 +291,9 @@ class NormedTwice(nn.Module):
         return F.mse_loss(a, b.detach()) + F.mse_loss(b, a.detach()) + (a - held).abs().mean()
 
 
-def build_siamese_with_batch_norms() -> Built:
-    """A frontier: each norm is applied twice, and its statistics are read once more."""
-    return NormedTwice(nn.BatchNorm1d), (torch.randn(8, 4, 6), torch.randn(8, 4, 6))
-
-
-def build_siamese_with_instance_norms() -> Built:
-    """A frontier: the same with norms of single samples."""
-    return NormedTwice(nn.InstanceNorm1d), (torch.randn(8, 4, 6), torch.randn(8, 4, 6))
+# Frontiers: each norm, of batches or of samples, is applied twice, and its statistics are read once more.
+build_siamese_with_batch_norms = _built(lambda: NormedTwice(nn.BatchNorm1d), (8, 4, 6), (8, 4, 6))
+build_siamese_with_instance_norms = _built(lambda: NormedTwice(nn.InstanceNorm1d), (8, 4, 6), (8, 4, 6))
 
 
 class Waves(nn.Module):

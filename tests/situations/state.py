@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from tests.models import situation
+
 Recipe = tuple[nn.Module, tuple[Any, ...]]
 
 
@@ -234,52 +236,32 @@ class Changed(nn.Module):
         self.found.append(x.mean())
 
 
-def _seeded(make: Callable[[], nn.Module], *shapes: tuple[int, ...], classes: int = 4) -> Recipe:
-    """A model and inputs of these shapes, with a class for each sample unless there are none."""
-    torch.manual_seed(0)
-    model = make()
-    inputs = [torch.randn(shape) for shape in shapes]
-    return model, (*inputs, *([torch.randint(0, classes, shapes[0][:1])] if classes else []))
+def _seeded(
+    make: Callable[[], nn.Module], *shapes: tuple[int, ...], classes: int = 4, refused: str | None = None
+):
+    """A build function of inputs of these shapes, with a class for each sample unless there are none."""
+
+    def inputs() -> tuple[torch.Tensor, ...]:
+        labels = [torch.randint(0, classes, shapes[0][:1])] if classes else []
+        return (*(torch.randn(shape) for shape in shapes), *labels)
+
+    return situation(make, inputs, refused)
 
 
-def build_step_counter() -> Recipe:
-    """Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more."""
-    return _seeded(Steps, (8, 16))
-
-
-def build_decay() -> Recipe:
-    """Runs, also in micro-batches and in pipelines, whose stages both read the mask."""
-    return _seeded(Decaying, (8, 16))
-
-
-def build_running_scale() -> Recipe:
-    """Runs in one micro-batch; stages that read the scale are sent it."""
-    return _seeded(RunningScale, (8, 16))
-
-
-def build_teacher() -> Recipe:
-    """Runs, also in micro-batches: the teacher follows weights, not the batch."""
-    return _seeded(Teacher, (8, 16), classes=0)
-
-
-def build_codebook() -> Recipe:
-    """Runs in one micro-batch: the codes follow the batch."""
-    return _seeded(Codebook, (16, 16), classes=0)
-
-
-def build_queue() -> Recipe:
-    """Runs in one micro-batch."""
-    return _seeded(Queue, (16, 16), (16, 16), classes=0)
-
-
-def build_shifted() -> Recipe:
-    """Runs in one micro-batch; a buffer that takes another one's value has memory of its own."""
-    return _seeded(Shifted, (8, 16))
-
-
-def build_instance_norms() -> Recipe:
-    """Runs in one micro-batch: the first and the last norm have running statistics."""
-    return _seeded(instance_norms, (4, 3, 6, 6))
+# Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more.
+build_step_counter = _seeded(Steps, (8, 16))
+# Runs, also in micro-batches and in pipelines, whose stages both read the mask.
+build_decay = _seeded(Decaying, (8, 16))
+# Runs in one micro-batch; stages that read the scale are sent it.
+build_running_scale = _seeded(RunningScale, (8, 16))
+# Runs, also in micro-batches: the teacher follows weights, not the batch.
+build_teacher = _seeded(Teacher, (8, 16), classes=0)
+# Runs in one micro-batch: the codes follow the batch.
+build_codebook = _seeded(Codebook, (16, 16), classes=0)
+# Runs in one micro-batch.
+build_queue = _seeded(Queue, (16, 16), (16, 16), classes=0)
+# Runs in one micro-batch; a buffer that takes another one's value has memory of its own.
+build_shifted = _seeded(Shifted, (8, 16))
 
 
 def instance_norms() -> nn.Module:
@@ -288,91 +270,36 @@ def instance_norms() -> nn.Module:
     return Normed(*(nn.InstanceNorm2d(8, affine=True, track_running_stats=one) for one in kept))
 
 
-def build_group_norms() -> Recipe:
-    """Runs, also in micro-batches: no state at all."""
-    return _seeded(lambda: Normed(nn.GroupNorm(2, 8), nn.GroupNorm(4, 8)), (4, 3, 6, 6))
+# Runs in one micro-batch: the first and the last norm have running statistics.
+build_instance_norms = _seeded(instance_norms, (4, 3, 6, 6))
 
 
-def build_spectral() -> Recipe:
-    """Runs, also in micro-batches: one power iteration a step."""
-    return _seeded(lambda: Critic(parametrizations.spectral_norm), (8, 3, 6, 6), classes=0)
+# Runs, also in micro-batches: no state at all.
+build_group_norms = _seeded(lambda: Normed(nn.GroupNorm(2, 8), nn.GroupNorm(4, 8)), (4, 3, 6, 6))
+# Run, also in micro-batches: one power iteration a step.
+build_spectral = _seeded(lambda: Critic(parametrizations.spectral_norm), (8, 3, 6, 6), classes=0)
+build_spectral_hooks = _seeded(lambda: Critic(nn.utils.spectral_norm), (8, 3, 6, 6), classes=0)
 
 
-def build_spectral_hooks() -> Recipe:
-    """As with parametrisations."""
-    return _seeded(lambda: Critic(nn.utils.spectral_norm), (8, 3, 6, 6), classes=0)
+def _changed(change: str, refused: Any = None) -> Any:
+    return _seeded(lambda: Changed(change), (8, 16), refused=refused)
 
 
-def build_set_data() -> Recipe:
-    """Runs in one micro-batch: the buffer is set through its data."""
-    return _changed("set_data")
-
-
-def build_python_counter() -> Recipe:
-    """Runs, with a note: every step counts from what the number was."""
-    return _changed("count_up")
-
-
-def build_list() -> Recipe:
-    """Runs, with a note: the list stays as it was."""
-    return _changed("collect")
-
-
-def build_clipped_weight() -> Recipe:
-    """Refused: forward clips a weight."""
-    return _changed("clip_weight")
-
-
-def build_scaled_data() -> Recipe:
-    """Refused: forward scales a weight through its data."""
-    return _changed("scale_data")
-
-
-def build_followed_parameter() -> Recipe:
-    """Refused: a frozen parameter follows the batch."""
-    return _changed("follow")
-
-
-def build_replaced_parameter() -> Recipe:
-    """Refused: forward puts another parameter in the place of one."""
-    return _changed("replace_bias")
-
-
-def build_exchanged_tensor() -> Recipe:
-    """Refused: a plain tensor is exchanged."""
-    return _changed("exchange_plain")
-
-
-def build_changed_tensor() -> Recipe:
-    """Refused: a plain tensor is changed in place."""
-    return _changed("change_plain")
-
-
-def build_late_buffer() -> Recipe:
-    """Refused: the buffer is made in forward."""
-    return _changed("make_buffer")
-
-
-def build_max_norm() -> Recipe:
-    """Refused: the embedding renormalises its table."""
-    torch.manual_seed(0)
-    return Renormed(), (torch.randint(0, 16, (8, 5)), torch.randint(0, 4, (8,)))
-
-
-def _changed(change: str) -> Recipe:
-    return _seeded(lambda: Changed(change), (8, 16))
-
-
-REFUSED = {
-    build_clipped_weight: r"changes its parameter layer\.weight in forward",
-    build_scaled_data: r"changes its parameter layer\.weight in forward",
-    build_followed_parameter: r"changes its parameter frozen in forward",
-    build_replaced_parameter: r"state\.py:\d+ .*makes a parameter in forward",
-    build_exchanged_tensor: r"changes its tensor plain in forward",
-    build_changed_tensor: r"changes its tensor plain in forward",
-    build_late_buffer: r"makes its buffer late in forward",
-    build_max_norm: r"changes its parameter table\.weight in forward.*max_norm",
-}
-"""What is said of models that cannot be captured as they are."""
-for _build, _message in REFUSED.items():
-    _build.refused = _message  # type: ignore[attr-defined]
+# Runs in one micro-batch: the buffer is set through its data.
+build_set_data = _changed("set_data")
+# Run, with a note: every step begins with what the number and the list were.
+build_python_counter, build_list = _changed("count_up"), _changed("collect")
+# Refused: what forward changes is no buffer that was there before.
+build_clipped_weight = _changed("clip_weight", r"changes its parameter layer\.weight in forward")
+build_scaled_data = _changed("scale_data", r"changes its parameter layer\.weight in forward")
+build_followed_parameter = _changed("follow", r"changes its parameter frozen in forward")
+build_replaced_parameter = _changed("replace_bias", r"state\.py:\d+ .*makes a parameter in forward")
+build_exchanged_tensor = _changed("exchange_plain", r"changes its tensor plain in forward")
+build_changed_tensor = _changed("change_plain", r"changes its tensor plain in forward")
+build_late_buffer = _changed("make_buffer", r"makes its buffer late in forward")
+# Refused: the embedding renormalises its table.
+build_max_norm = situation(
+    Renormed,
+    lambda: (torch.randint(0, 16, (8, 5)), torch.randint(0, 4, (8,))),
+    r"changes its parameter table\.weight in forward.*max_norm",
+)

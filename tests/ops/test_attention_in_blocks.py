@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from tensoropt.graph import Ref
 from tensoropt.ops import attention_in_blocks, ring_attention
-from tensoropt.ops.attention_in_blocks import QueryPiece, stretches
+from tensoropt.ops.attention_in_blocks import QueryPiece
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ops.ring_attention import BLOCKS_FORM, Ring, causal_attention_in_blocks
+from tensoropt.ops.ring_attention import BLOCKS_FORM, causal_attention_in_blocks
 from tensoropt.profiling.cuda_kernels import CudaAttention
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
@@ -60,28 +60,6 @@ def positions(pieces: tuple[QueryPiece, ...], at: int) -> list[int]:
 
 
 LAYOUTS = {"contiguous": contiguous, "zig-zag": zigzag, "inner": inner}
-
-
-@pytest.mark.parametrize("keys", [24, 13, 31])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_queries_see_the_keys_up_to_each_query(layout: str, keys: int) -> None:
-    pieces = LAYOUTS[layout](24, 2)
-    seen_by_ranks = []
-    for at in range(2):
-        places = positions(pieces, at)
-        seen: list[set[int]] = [set() for _ in places]
-        alone = Ring((), 1, 0, (((0, keys),),), keys)
-        turns = ring_attention._Turns(Rank(at), alone, stretches(Rank(at), pieces))
-        for (top, last), (first, end), causal in turns.pairs(0, len(places)):
-            for row in range(top, last):
-                new = set(range(first, min(end, first + row - top + 1) if causal else end))
-                assert not seen[row] & new
-                seen[row] |= new
-        assert seen == [set(range(min(place + 1, keys))) for place in places]
-        seen_by_ranks.append(sum(map(len, seen)))
-    assert sorted(place for at in range(2) for place in positions(pieces, at)) == list(range(24))
-    if layout == "zig-zag" and keys >= 24:
-        assert len(set(seen_by_ranks)) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -13,6 +13,7 @@ import torch
 import tensoropt
 from tensoropt.graph import Operator, Ref
 from tensoropt.ops.calls import CostClass, LocalCall, Precision
+from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.overloads import packet_of, resolve_overload, returns_one_tensor
 from tensoropt.ops.registry import (
@@ -111,6 +112,12 @@ def test_every_operator_is_spoken_of_in_one_module():
 def test_every_family_is_registered():
     files = {path.stem for path in FAMILY_FOLDER.glob("*.py")} - {"__init__"}
     assert {family.__name__.rsplit(".", 1)[1] for family in _FAMILIES} == files
+
+
+def test_every_rule_is_for_an_operator_that_exists():
+    """Or for one of a pipeline's stages, of which PyTorch knows nothing: they run as kernels."""
+    targets = {name for name, spec in _BY_TARGET.items() if spec.rule is not None} - {ARRIVE, DEPART}
+    assert all(map(resolve_function, targets))  # raises where there is none
 
 
 def test_kernels_keep_their_names():

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.graph import OperatorGraph
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tests.models import Call
 
 VOCABULARY, BATCH, SEQUENCE = 57, 4, 8
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Callable[[Any], torch.Tensor] | None]
@@ -36,22 +39,26 @@ def graph_of(name: str) -> OperatorGraph:
     return capture(network, args, kwargs, loss=loss).graph
 
 
+def grouped_model(model: nn.Module, *args: Any, loss: Any = torch.sum, mode: Any = "train") -> GroupGraph:
+    return group_operators(refine_graph(capture(model, args, loss=loss, mode=mode).graph))
+
+
+@cache
+def grouped(name: str) -> GroupGraph:
+    return group_operators(refine_graph(graph_of(name)))
+
+
 # -- plain PyTorch --------------------------------------------------------------------------------
 
 
 def with_targets(network: nn.Module, x: torch.Tensor, classes: int = 8) -> Made:
     """Rows of logits against random classes."""
 
-    class Classifier(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network
-
-        def forward(self, x, target):
-            return F.cross_entropy(self.network(x).flatten(0, -2), target.flatten())
+    def forward(m, x, target):
+        return F.cross_entropy(m.network(x).flatten(0, -2), target.flatten())
 
     rows = network(x).shape[:-1]
-    return Classifier(), (x, torch.randint(0, classes, rows)), {}, None
+    return Call(forward, network=network), (x, torch.randint(0, classes, rows)), {}, None
 
 
 @model
@@ -106,42 +113,27 @@ def channel_shuffle() -> Made:
     return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 4, 4))
 
 
-class Attention(nn.Module):
+@model
+def multihead_attention() -> Made:
     """``nn.MultiheadAttention``: a fused projection whose thirds must stay apart."""
-
-    def __init__(self, dropout: float = 0.0):
-        super().__init__()
-        self.attend = nn.MultiheadAttention(16, 4, dropout, batch_first=True)
-        self.head = nn.Linear(16, 8)
-
-    def forward(self, x):
-        return self.head(self.attend(x, x, x, need_weights=False)[0])
+    attend = nn.MultiheadAttention(16, 4, batch_first=True)
+    network = Call(
+        lambda m, x: m.head(m.attend(x, x, x, need_weights=False)[0]), attend=attend, head=nn.Linear(16, 8)
+    )
+    return with_targets(network, torch.randn(4, 8, 16))
 
 
 @model
-def multihead_attention() -> Made:
-    return with_targets(Attention(), torch.randn(4, 8, 16))
+def lstm() -> Made:
+    layer = nn.LSTM(16, 8, num_layers=2, batch_first=True)
+    network = Call(lambda m, x: m.head(m.layer(x)[0]), layer=layer, head=nn.Linear(8, 8))
+    return with_targets(network, torch.randn(4, 8, 16))
 
 
 @model
 def encoder_layer() -> Made:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
     return with_targets(nn.Sequential(layer, nn.Linear(16, 8)), torch.randn(4, 8, 16))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.Module]):
-        super().__init__()
-        self.layer = kind(16, 8, num_layers=2, batch_first=True)
-        self.head = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.head(self.layer(x)[0])
-
-
-@model
-def lstm() -> Made:
-    return with_targets(Recurrent(nn.LSTM), torch.randn(4, 8, 16))
 
 
 # -- transformers ---------------------------------------------------------------------------------

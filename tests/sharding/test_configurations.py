@@ -22,12 +22,8 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tests.sharding.models import graph_of, make
-
-
-@cache
-def grouped(name: str) -> GroupGraph:
-    return group_operators(refine_graph(graph_of(name)))
+from tests.models import Call
+from tests.sharding.models import grouped, grouped_model, make
 
 
 @cache
@@ -36,10 +32,6 @@ def with_position_ids() -> GroupGraph:
     network, args, kwargs, _ = make("gpt2")
     graph = capture(network, args, {**kwargs, "position_ids": torch.arange(8)[None]}).graph
     return group_operators(refine_graph(graph))
-
-
-def grouped_model(model: nn.Module, *args, loss=torch.sum) -> GroupGraph:
-    return group_operators(refine_graph(capture(model, args, loss=loss).graph))
 
 
 def configurations(graph: GroupGraph, index: int, mesh: tuple[int, ...]):
@@ -99,20 +91,16 @@ def test_uneven_shards_are_for_large_parameter_dims():
 def test_batches_heads_and_sequences_are_cut_in_unequal_parts(size, parts):
     """Whatever the parts, if none is empty: the search prices the largest."""
 
-    class Model(nn.Module):
-        def __init__(self, heads):
-            super().__init__()
-            self.heads, self.tokens = heads, nn.Embedding(50, 2 * heads)
-            self.qkv, self.out = nn.Linear(2 * heads, 6 * heads), nn.Linear(2 * heads, 50)
-
-        def forward(self, ids):
-            parts = self.qkv(self.tokens(ids)).chunk(3, 2)
-            q, k, v = (part.unflatten(2, (self.heads, 2)).transpose(1, 2) for part in parts)
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.out(mixed.transpose(1, 2).flatten(2)).exp().sum()
-
     def splits(batch: int, length: int, heads: int, mesh: tuple[int, ...]) -> list[set[str]]:
-        graph = grouped_model(Model(heads), torch.randint(0, 50, (batch, length)), loss=None)
+        def attention(m, ids):
+            thirds = m.qkv(m.tokens(ids)).chunk(3, 2)
+            q, k, v = (part.unflatten(2, (heads, 2)).transpose(1, 2) for part in thirds)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return m.out(mixed.transpose(1, 2).flatten(2)).exp().sum()
+
+        layers = {"tokens": nn.Embedding(50, 2 * heads), "qkv": nn.Linear(2 * heads, 6 * heads)}
+        model = Call(attention, **layers, out=nn.Linear(2 * heads, 50))
+        graph = grouped_model(model, torch.randint(0, 50, (batch, length)), loss=None)
         found = (configurations(graph, i, mesh) for i in range(len(graph.groups)))
         return [{" ".join(c.labels) for c in each} for each in found]
 
@@ -187,24 +175,19 @@ def test_models_that_follow_the_batch(name):
     assert tensors[loss].shape == ()
 
 
-class Pairs(nn.Module):
+def test_every_group_has_a_strategy_where_some_cannot_follow():
     """All pairs of the batch, and weights behind them, whose readers do not say how they want the result."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(4, 8), nn.Linear(8, 2)
+    def pairs(m, x):
+        h = m.a(x)
+        return m.c(torch.relu(m.b(h @ h.t())).sum(0)).square().sum()
 
-    def forward(self, x):
-        h = self.a(x)
-        return self.c(torch.relu(self.b(h @ h.t())).sum(0)).square().sum()
-
-
-def test_every_group_has_a_strategy_where_some_cannot_follow():
-    graph = grouped_model(Pairs(), torch.randn(4, 8), loss=None)
+    model = Call(pairs, a=nn.Linear(8, 8), b=nn.Linear(4, 8), c=nn.Linear(8, 2))
+    graph = grouped_model(model, torch.randn(4, 8), loss=None)
     chosen = batch_strategies(graph, everywhere=False)
     assert set(chosen) == {group.name for group in graph.groups}
     assert sum(chosen[group.name] is group.unsplit for group in graph.groups) >= 2
-    with pytest.raises(MicroBatchRefused, match="cannot compute one part of the batch"):
+    with pytest.raises(MicroBatchRefused, match="cannot compute one part of the batch at a time"):
         batch_strategies(graph)
 
 
@@ -229,69 +212,35 @@ def test_batch_norm_is_refused_in_training():
 
 
 def test_batch_norm_by_running_statistics_is_not_refused():
-    class Frozen(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    def frozen(m, x):
+        n = m.norm
+        return nn.functional.batch_norm(m.conv(x), n.running_mean, n.running_var, n.weight, n.bias)
 
-        def forward(self, x):
-            norm = self.norm
-            return nn.functional.batch_norm(
-                self.conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias
-            )
-
-    graph = grouped_model(Frozen(), torch.randn(4, 3, 8, 8))
+    model = Call(frozen, conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4))
+    graph = grouped_model(model, torch.randn(4, 3, 8, 8))
     assert set(micro_batch_strategies(graph)) == {g.name for g in graph.groups}
 
 
-def test_what_mixes_samples_is_refused():
-    class Contrast(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x):
-            y = self.layer(x)
-            return torch.logsumexp(y @ y.t(), -1).sum()
-
-    with pytest.raises(MicroBatchRefused, match="cannot compute one part of the batch at a time"):
-        micro_batch_strategies(grouped_model(Contrast(), torch.randn(4, 8), loss=None))
-
-
-def test_softmax_over_the_batch_is_refused():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(0))
-    with pytest.raises(MicroBatchRefused):
-        micro_batch_strategies(grouped_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum()))
-
-
 def test_random_numbers_in_the_shape_of_an_activation_follow_its_batch():
-    class Sampler(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean = super().forward(x)
-            return (mean + torch.randn_like(mean)).square().sum()
+    def sampled(m, x):
+        mean = m.layer(x)
+        return (mean + torch.randn_like(mean)).square().sum()
 
-    graph = grouped_model(Sampler(8, 12), torch.randn(8, 8))
+    graph = grouped_model(Call(sampled, layer=nn.Linear(8, 12)), torch.randn(8, 8))
     chosen = micro_batch_strategies(graph)  # raises where a group cannot follow
     drawn = next(g for g in graph.groups if any("randn_like" in op.target for op in g.operators))
     assert chosen[drawn.name].placements["randn_like"] == 0
 
 
-class PseudoLabels(nn.Module):
+def test_targets_that_are_made_of_parameters_are_not_counted_beforehand():
     """Classes that the model itself found, as the targets of a mean or of a sum."""
 
-    def __init__(self, reduction: str) -> None:
-        super().__init__()
-        self.layer, self.reduction = nn.Linear(8, 8), reduction
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layer(x)
-        return nn.functional.cross_entropy(y.tanh(), y.argmax(-1), reduction=self.reduction)
-
-
-def test_targets_that_are_made_of_parameters_are_not_counted_beforehand():
     def of(reduction):
-        model = PseudoLabels(reduction)
-        return group_operators(refine_graph(capture(model, (torch.randn(8, 8),)).graph))
+        def forward(m, x):
+            y = m.layer(x)
+            return nn.functional.cross_entropy(y.tanh(), y.argmax(-1), reduction=reduction)
+
+        return grouped_model(Call(forward, layer=nn.Linear(8, 8)), torch.randn(8, 8), loss=None)
 
     with pytest.raises(MicroBatchRefused, match=r"the targets of cross_entropy_loss .* depend on parameters"):
         micro_batch_strategies(of("mean"))

@@ -10,7 +10,6 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
@@ -29,15 +28,21 @@ LIBRARY = "tensoropt_discovery_tests"
 _counter = itertools.count()
 
 
-@torch.library.custom_op(f"{LIBRARY}::row_softplus", mutates_args=())
+def operator(fake=lambda x, *_: torch.empty_like(x)):
+    """A decorator that registers an operator of PyTorch's, with what it gives for tensors without values."""
+
+    def registered(function):
+        made = torch.library.custom_op(f"{LIBRARY}::{function.__name__}", mutates_args=())(function)
+        made.register_fake(fake)
+        return made
+
+    return registered
+
+
+@operator()
 def row_softplus(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Every row against its own largest value: rows split, columns do not."""
     return torch.nn.functional.softplus(x - x.amax(-1, keepdim=True)) * w
-
-
-@row_softplus.register_fake
-def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 def _keep(ctx, inputs, output):
@@ -54,15 +59,10 @@ def _row_backward(ctx, grad):
 row_softplus.register_autograd(_row_backward, setup_context=_keep)
 
 
-@torch.library.custom_op(f"{LIBRARY}::moments", mutates_args=())
+@operator(lambda x: (x.new_empty(x.shape[1:]), x.new_empty(x.shape[1:])))
 def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum and mean over the rows of a matrix."""
     return x.sum(0), x.mean(0)
-
-
-@moments.register_fake
-def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape[1:]), x.new_empty(x.shape[1:])
 
 
 def _rows(ctx, inputs, output):
@@ -74,36 +74,21 @@ moments.register_autograd(
 )
 
 
-@torch.library.custom_op(f"{LIBRARY}::noisy", mutates_args=())
+@operator()
 def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand_like(x)
 
 
-@noisy.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op(f"{LIBRARY}::counting", mutates_args=())
+@operator()
 def counting(x: torch.Tensor) -> torch.Tensor:
     """Depends on how often it was called."""
     return x + next(_counter)
 
 
-@counting.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op(f"{LIBRARY}::bad_gradient", mutates_args=())
+@operator()
 def bad_gradient(x: torch.Tensor) -> torch.Tensor:
     """Element-wise forward, but its gradient mixes the rows."""
     return x * 2
-
-
-@bad_gradient.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 bad_gradient.register_autograd(
@@ -111,66 +96,41 @@ bad_gradient.register_autograd(
 )
 
 
-@torch.library.custom_op(f"{LIBRARY}::pairs", mutates_args=())
+@operator()
 def pairs(x: torch.Tensor) -> torch.Tensor:
     """Neighbouring rows change places: halves recombine, single rows do not."""
     return x.view(-1, 2, x.shape[1]).flip(1).reshape(x.shape)
 
 
-@pairs.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op(f"{LIBRARY}::doubled", mutates_args=())
+@operator(lambda x, rows: x.new_empty((2 * x.shape[0], x.shape[1]) if rows else 2 * x.numel()))
 def doubled(x: torch.Tensor, rows: int) -> torch.Tensor:
     """Every row twice, or every element of all rows: pieces lie one behind the other in a longer dim."""
     return x.repeat_interleave(2, 0) if rows else x.flatten().repeat_interleave(2)
 
 
-@doubled.register_fake
-def _(x: torch.Tensor, rows: int) -> torch.Tensor:
-    return x.new_empty((2 * x.shape[0], x.shape[1]) if rows else 2 * x.numel())
-
-
-@torch.library.custom_op(f"{LIBRARY}::turned", mutates_args=())
+@operator(lambda x, w: torch.empty_like(x, dtype=torch.complex64))
 def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A discrete Fourier transform of every row: sums of another order in every run of pieces."""
     return torch.fft.fft(x.double()).to(torch.complex64) * torch.exp(1j * w)
 
 
-@turned.register_fake
-def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, dtype=torch.complex64)
-
-
 _ENDINGS = {"hangs": lambda: time.sleep(3600), "crashes": os.abort}
 
 
-@torch.library.custom_op(f"{LIBRARY}::fatal", mutates_args=())
+@operator()
 def fatal(x: torch.Tensor, ending: str) -> torch.Tensor:
     """Never returns where it computes."""
     _ENDINGS[ending]()
     return x.clone()
 
 
-@fatal.register_fake
-def _(x: torch.Tensor, ending: str) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op(f"{LIBRARY}::undefined", mutates_args=())
+@operator()
 def undefined(x: torch.Tensor) -> torch.Tensor:
     """Depends on all of its operand, and is NaN for any."""
     return torch.sqrt(-1.0 - x.square()) * x.sum()
 
 
-@undefined.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op(f"{LIBRARY}::whole_sized", mutates_args=())
+@operator(lambda x: x.new_empty(4, 8))
 def whole_sized(x: torch.Tensor) -> torch.Tensor:
     """Every element by itself, with a fake kernel that knows the whole model's sizes."""
     return x.relu().clone()
@@ -184,18 +144,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
 whole_sized.register_autograd(lambda ctx, grad: grad.clone())
 
 
-class Model(nn.Module):
-    def __init__(self, function, width: int = 8):
-        super().__init__()
-        self.scale, self.weight = nn.Parameter(torch.randn(width)), nn.Parameter(torch.randn(width))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x * self.scale, self.weight)
-
-
 def graph_of(function, x: torch.Tensor | None = None, mode: str = "train"):
-    model, x = Model(function), torch.randn(4, 8) if x is None else x
+    model = Call(lambda m, x: function(x * m.scale, m.weight), scale=8, weight=8)
+    x = torch.randn(4, 8) if x is None else x
     return capture(model, (x,), loss=lambda y: y.square().sum(), mode=mode).graph
 
 
@@ -204,8 +155,20 @@ def found(graph, name: str) -> Discovery:
     return discover(op, graph)
 
 
-def test_rows_of_a_custom_operator():
-    assert found(graph_of(row_softplus), "row_softplus").splits == (Split((0, None), (0,)),)
+BY_ROWS, BY_COLUMNS = Split((0, None), (0,)), Split((1,), (1,))
+FOUND = {
+    "row_softplus": (row_softplus, "train", (BY_ROWS,)),
+    # Gradients decide, too.
+    "bad_gradient": (lambda x, w: bad_gradient(x) * w, "train", (BY_COLUMNS,)),
+    # Views elsewhere could cut any atom of a loop, so that halves alone are not enough.
+    "pairs": (lambda x, w: pairs(x) * w, "inference", (BY_COLUMNS,)),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_splits_a_custom_operator(name):
+    function, mode, splits = FOUND[name]
+    assert found(graph_of(function, mode=mode), name).splits == splits
 
 
 def test_sums_and_means():
@@ -282,18 +245,6 @@ def test_what_reads_integers_is_tried_apart(monkeypatch):
         "tried on small tensors, the process that tried it died"
     )
     assert not found(graph_of_call("softmax"), "softmax").refused
-
-
-def test_gradients_decide_too():
-    splits = found(graph_of(lambda x, w: bad_gradient(x) * w), "bad_gradient").splits
-    assert splits == (Split((1,), (1,)),)
-
-
-def test_a_dim_that_only_splits_in_whole_pairs_is_left_alone():
-    """Views elsewhere could cut any atom of a loop, so halves alone are not enough."""
-    assert found(graph_of(lambda x, w: pairs(x) * w, mode="inference"), "pairs").splits == (
-        Split((1,), (1,)),
-    )
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -8,39 +8,25 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.constraints import ConstraintError, accepts, constraints_from_dict, match, stored_as
-from tensoropt.sharding.groups import GroupGraph, Label, group_operators
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(16)
-        self.up = nn.Linear(16, 32)
-        self.down = nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x.mean()
+from tensoropt.sharding.groups import GroupGraph, Label
+from tests.models import Call
+from tests.sharding.models import grouped_model
 
 
 @pytest.fixture(scope="module")
 def graph() -> GroupGraph:
-    return group_operators(refine_graph(capture(Net(), (torch.randn(8, 16),)).graph))
+    def block(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + m.down(torch.relu(m.up(m.norm(x))))
+
+    def layers() -> dict[str, nn.Module]:
+        return {"norm": nn.LayerNorm(16), "up": nn.Linear(16, 32), "down": nn.Linear(32, 16)}
+
+    blocks = nn.ModuleList(Call(block, **layers()) for _ in range(2))
+    model = Call(lambda m, x: m.blocks[1](m.blocks[0](x)).mean(), blocks=blocks)
+    return grouped_model(model, torch.randn(8, 16), loss=None)
 
 
 def pin(operators: str, axes: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -82,25 +68,19 @@ def test_what_is_read_is_kept_as_data() -> None:
         ({"pin": {"operators": "a"}}, "'pin' is a list"),
         ({"pin": ["a"]}, "pin 1 is a mapping"),
         ({"pin": [{"axes": {"x": "batch"}}]}, "either 'operators' or 'parameters'"),
-        ({"pin": [{"operators": "a", "parameters": "b", "axes": {"x": "y"}}]}, "either 'operators' or"),
         (pin("a", {}), "'axes' gives the dim or storage on each mesh axis"),
         (pin("a", {"x": 3}), "a text or a list of texts"),
-        (pin("a", {"x": []}), "a text or a list of texts"),
         (pin("", {"x": "y"}), "one pattern"),
         (pin("a", {"x": "y"}, soft="yes"), "true or false"),
         (pin("a", {"x": "y"}, sofft=True), "did you mean 'soft'"),
         ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "is no storage of parameters"),
-        ({"pin": [{"parameters": "a", "axes": {"x": "S(one)"}}]}, "is no storage of parameters"),
         ({"together": "a"}, "'together' is a list"),
-        ({"together": [[1]]}, "a text or a list of texts"),
         ({"devices": [{"operators": "a"}]}, "either 'kinds', .* or 'devices', numbers of devices"),
         ({"devices": [{"operators": "a", "kinds": "H*", "devices": 0}]}, "either 'kinds', .* write two"),
         ({"devices": [{"kinds": "H*"}]}, "'operators' must be a pattern"),
         ({"devices": [{"operators": "a", "kinds": []}]}, "'kinds' is a text or a list"),
         ({"devices": [{"operators": "a", "devices": []}]}, "a list of numbers, each at least 0, not list"),
         ({"devices": [{"operators": "a", "devices": [0, -1]}]}, "each at least 0"),
-        ({"devices": [{"operators": "a", "devices": [True]}]}, "each at least 0"),
-        ({"devices": [{"operators": "a", "devices": "0"}]}, "each at least 0, not str '0'"),
         ({"recompute": [{"blocks": "*"}]}, "'recipe' is missing"),
         ({"recompute": [{"blocks": "*", "recipe": "product"}]}, "did you mean 'products'"),
         ({"recompute": [{"blocks": "*", "recipe": "full", "every": 0}]}, "at least 1, not int 0"),

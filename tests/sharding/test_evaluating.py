@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from torch import nn
 
-from tensoropt.capture import capture
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.evaluating import evaluating_strategy, results_by_rows, rows_are_apart
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = self.second(torch.tanh(self.first(x)))
-        return y, y.mean(), y.sum(1), y @ y.T
+from tests.models import Call
+from tests.sharding.models import grouped_model
 
 
 def graph_of(rows: int) -> GroupGraph:
-    return group_operators(refine_graph(capture(Model(), (torch.ones(rows, 8),), mode="inference").graph))
+    def forward(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = m.second(torch.tanh(m.first(x)))
+        return y, y.mean(), y.sum(1), y @ y.T
+
+    model = Call(forward, first=nn.Linear(8, 12), second=nn.Linear(12, 4))
+    return grouped_model(model, torch.ones(rows, 8), loss=None, mode="inference")
 
 
 def test_results_with_rows() -> None:
@@ -49,9 +45,8 @@ def test_configurations_are_taken_over_where_they_fit() -> None:
     assert found.leaving == {}
     assert all(found.stored[name][1:] == plan.stored[name][1:] for name in planned)
     found = evaluating_strategy(plan, graph_of(16), planned, (1,))
-    assert (
-        found.configurations[plans.groups[0].name].labels == plan.configurations[plans.groups[0].name].labels
-    )
+    first = plans.groups[0].name
+    assert found.configurations[first].labels == plan.configurations[first].labels
     y = found.graph.atoms.graph.outputs[0]
     assert found.leaving[y][1] == 0
     assert found.output_edge(y).target == found.leaving[y]

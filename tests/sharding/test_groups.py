@@ -5,18 +5,16 @@ Labels: their text is that of plans.
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tensoropt.capture import capture
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
-from tensoropt.sharding.atoms import AtomGraph, refine_graph
-from tensoropt.sharding.groups import PARTIAL_GRADIENT, PASSED_ON, WHOLE, GroupGraph, Label, group_operators
-from tests.sharding.models import graph_of
+from tensoropt.sharding.atoms import AtomGraph
+from tensoropt.sharding.groups import PARTIAL_GRADIENT, PASSED_ON, WHOLE, GroupGraph, Label
+from tests.models import Call
+from tests.sharding.models import grouped, grouped_model
 
 TEXTS = {
     "none": WHOLE,
@@ -49,15 +47,6 @@ def test_other_text_is_refused(text: str) -> None:
         Label.parse(text)
 
 
-@cache
-def grouped(name: str) -> GroupGraph:
-    return group_operators(refine_graph(graph_of(name)))
-
-
-def group_model(model: nn.Module, *args, loss=torch.sum) -> GroupGraph:
-    return group_operators(refine_graph(capture(model, args, loss=loss).graph))
-
-
 def anchors(graph: GroupGraph) -> list[str]:
     return [g.anchor.target.split(".")[1] for g in graph.groups]
 
@@ -69,7 +58,7 @@ def labels(graph: GroupGraph, target: str, index: int = 0) -> list[str]:
 
 def test_a_perceptron_is_its_linears_and_a_loss():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4), nn.Tanh())
-    graph = group_model(model, torch.randn(4, 8))
+    graph = grouped_model(model, torch.randn(4, 8))
     assert anchors(graph) == ["linear", "linear"]
     assert [op.target.split(".")[1] for op in graph.groups[0].operators] == ["linear", "relu", "dropout"]
     assert [op.target.split(".")[1] for op in graph.groups[1].operators] == ["linear", "tanh", "sum"]
@@ -80,7 +69,7 @@ def test_a_perceptron_is_its_linears_and_a_loss():
 def test_a_partial_sum_is_resolved_before_a_nonlinearity():
     """``in_features`` alone would hand a partial sum to relu: only its resolved forms are offered."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4, bias=False))
-    graph = group_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum())
+    graph = grouped_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum())
     assert labels(graph, "linear") == [
         "none",
         "d0",
@@ -89,14 +78,14 @@ def test_a_partial_sum_is_resolved_before_a_nonlinearity():
         "in_features@S(0)",
         "in_features@S(1)",
     ]
-    bare = group_model(nn.Linear(8, 4, bias=False), torch.randn(4, 8), loss=torch.sum)
+    bare = grouped_model(nn.Linear(8, 4, bias=False), torch.randn(4, 8), loss=torch.sum)
     assert "in_features" in labels(bare, "linear")  # a sum of sums needs no resolution
 
 
 def test_a_placement_is_a_pair():
     """Megatron: the column-split linear reads R with a partial gradient, the row-split one makes P."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-    graph = group_model(model, torch.randn(4, 8).requires_grad_(), loss=lambda y: y.exp().sum())
+    graph = grouped_model(model, torch.randn(4, 8).requires_grad_(), loss=lambda y: y.exp().sum())
     first, second = graph.groups[:2]
     tensors = graph.atoms.graph.tensors
     column = next(s for s in first.strategies if str(s.label) == "out_features")
@@ -113,16 +102,12 @@ def test_a_placement_is_a_pair():
 
 
 def test_tied_weights_are_shared():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
-            self.head.weight = self.embed.weight
+    def tied(m, ids):
+        return F.cross_entropy(m.head(torch.tanh(m.embed(ids))).flatten(0, 1), ids.flatten())
 
-        def forward(self, ids):
-            return F.cross_entropy(self.head(torch.tanh(self.embed(ids))).flatten(0, 1), ids.flatten())
-
-    graph = group_model(Tied(), torch.randint(0, 12, (4, 3)), loss=None)
+    model = Call(tied, embed=nn.Embedding(12, 8), head=nn.Linear(8, 12, bias=False))
+    model.head.weight = model.embed.weight
+    graph = grouped_model(model, torch.randint(0, 12, (4, 3)), loss=None)
     (name,) = graph.shared
     assert graph.atoms.graph.tensors[name].key in ("embed.weight", "head.weight")
     users = [g for g in graph.groups if name in g.shared]
@@ -132,16 +117,11 @@ def test_tied_weights_are_shared():
 
 
 def test_a_tensor_with_several_readers_is_a_hub():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+    def residual(m, x):
+        x = m.a(x)
+        return x + m.c(torch.relu(m.b(x)))
 
-        def forward(self, x):
-            x = self.a(x)
-            return x + self.c(torch.relu(self.b(x)))
-
-    graph = group_model(Residual(), torch.randn(4, 8))
+    graph = grouped_model(Call(residual, **{name: nn.Linear(8, 8) for name in "abc"}), torch.randn(4, 8))
     assert graph.hubs == ("linear",)
     assert anchors(graph) == ["linear", "linear", "linear", "add"]
     assert "partial" in labels(graph, "add")  # the residual sum may stay unreduced
@@ -150,39 +130,13 @@ def test_a_tensor_with_several_readers_is_a_hub():
 def test_a_detached_tensor_stays_with_its_maker():
     """An edge into ``detach`` would be priced with a gradient that never comes back on it."""
 
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+    def gated(m, x):
+        x = m.a(x)
+        return torch.where(x > 0, x * x, m.b(x))
 
-        def forward(self, x):
-            x = self.a(x)
-            return torch.where(x > 0, x * x, self.b(x))
-
-    graph = group_model(Gated(), torch.randn(4, 8))
+    graph = grouped_model(Call(gated, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), torch.randn(4, 8))
     (detached,) = (op for op in graph.atoms.graph.operators if op.target == "aten.detach.default")
     assert graph.group_of[detached.name] is graph.group_of["linear"]
-
-
-def test_residual_stream_carries_partial_sums():
-    graph = grouped("gpt2")
-    adds = [g for g in graph.groups if g.anchor.target == "aten.add.Tensor"]
-    assert adds
-    assert all("partial" in [str(s.label) for s in g.strategies] for g in adds)
-
-
-class Grouped(nn.Module):
-    """Four query heads that read one or two key heads, repeated as models repeat them."""
-
-    def __init__(self, keys, repeat):
-        super().__init__()
-        self.q, self.k, self.out = nn.Linear(16, 16), nn.Linear(16, 4 * keys), nn.Linear(16, 16)
-        self.keys, self.repeat = keys, repeat
-
-    def forward(self, x):
-        q, k = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.q, self.k))
-        k = self.repeat(k, 4 // self.keys)
-        return self.out(F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)).square().sum()
 
 
 REPEATS = {
@@ -196,7 +150,14 @@ REPEATS = {
 def test_copies_of_key_heads_are_split_and_the_keys_shared(repeat, keys):
     """More ranks than key heads: a rank repeats the keys for its query heads alone, and adds its part of
     their gradient."""
-    graph = group_model(Grouped(keys, REPEATS[repeat]), torch.randn(4, 8, 16), loss=None)
+
+    def few_keys(m, x):
+        q, k = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (m.q, m.k))
+        k = REPEATS[repeat](k, 4 // keys)
+        return m.out(F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)).square().sum()
+
+    model = Call(few_keys, q=nn.Linear(16, 16), k=nn.Linear(16, 4 * keys), out=nn.Linear(16, 16))
+    graph = grouped_model(model, torch.randn(4, 8, 16), loss=None)
     (attention,) = (g for g in graph.groups if g.anchor.target.startswith("aten.scaled_dot_product"))
     (copies,) = (graph.group_of[graph.atoms.graph.producer[n].name] for n in attention.reads[1:])
     read, made = copies.reads[0], attention.reads[1]
@@ -247,20 +208,10 @@ def test_groups_are_a_partition_and_their_strategies_consistent(name):
                 assert code != PARTIAL or tensors[n].kind in ("activation", "parameter")
 
 
-def test_attention_splits_by_heads_up_to_the_key_heads():
-    graph = grouped("llama")
-    ways = {label.split(".")[0] for label in labels(graph, "scaled_dot_product_attention")}
-    assert {"batch0", "heads"} <= ways
-    projections = [
-        g.anchor.target for g in graph.groups if g.anchor.module.endswith(("q_proj", "k_proj", "v_proj"))
-    ]
-    assert projections.count("aten.linear.default") == 6
-
-
 def test_frozen_parameters_say_nothing_about_gradients():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     model[0].requires_grad_(False)
-    graph = group_model(model, torch.randn(4, 8))
+    graph = grouped_model(model, torch.randn(4, 8))
     first = graph.groups[0]
     codes = {s.placements[n] for s in first.strategies for n in first.parameters}
     assert PARTIAL_GRAD not in codes

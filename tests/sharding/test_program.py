@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from tensoropt.sharding.storage import Gather, Storage
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, two_layers, unrolled
+from tests.models import Call
 from tests.sharding.test_regions import Layer, Stack
 from tests.simulate.test_collectives import FIRST, SECOND
 from tests.situations.readers import build_split_weights, build_target_without_gradient
@@ -323,20 +325,14 @@ def test_a_stage_takes_and_leaves_tensors_as_they_lie() -> None:
         assert isinstance(taken.reads["relu"] if isinstance(taken, Move) else taken, Argument)
 
 
-class Repeats(nn.Module):
+def repeats() -> Recipe:
     """Returns a result twice, and what it was given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = self.layer(x)
+    def forward(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = m.layer(x)
         return y, y, x
 
-
-def repeats() -> Recipe:
-    return Repeats(), (torch.randn(4, 8),), {}
+    return Call(forward, layer=nn.Linear(8, 8)), (torch.randn(4, 8),), {}
 
 
 def test_a_result_leaves_once() -> None:

@@ -16,11 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.errors import PlanError
-from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import (
     Neighbours,
     find_blocks,
@@ -32,6 +30,8 @@ from tensoropt.sharding.regions import (
 )
 from tensoropt.sharding.strategy import Strategy
 from tests.costs.models import gates, gpt2, problem
+from tests.models import Call
+from tests.sharding.models import grouped_model
 
 
 def test_repeated_blocks_are_blocks_and_between_them_what_has_parameters() -> None:
@@ -65,37 +65,19 @@ def test_blocks_at_either_end_have_one_neighbour() -> None:
     assert blocks.of[last] == 4
 
 
-class Passing(nn.Module):
-    """Sums and moves need nothing in backward, which therefore begins behind them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.second(self.first(x) + x).T + 1.0).sum()
-
-
 def test_backward_begins_a_block_with_what_needs_something_kept() -> None:
-    graph = problem(lambda: (Passing(), (torch.randn(4, 8),), {})).graph
-    blocks = find_blocks(graph)
+    """Sums and moves need nothing in backward, which therefore begins behind them."""
+    layers = {"first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}
+    passing = Call(lambda m, x: (m.second(m.first(x) + x).T + 1.0).sum(), **layers)
+    graph = grouped_model(passing, torch.randn(4, 8), loss=None)
     with_parameters = [group.name for group in graph.groups if group.parameters]
-    assert list(blocks.last) == with_parameters
-
-
-class Counting(nn.Module):
-    """A batch norm counts its batches in a group of its own, which autograd never comes to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.norm(self.first(x))).square().sum()
+    assert list(find_blocks(graph).last) == with_parameters
 
 
 def test_backward_begins_no_block_with_what_has_no_gradient() -> None:
-    graph = problem(lambda: (Counting(), (torch.randn(4, 8),), {})).graph
+    """A batch norm counts its batches in a group of its own, which autograd never comes to."""
+    counting = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    graph = grouped_model(counting, torch.randn(4, 8), loss=lambda y: y.square().sum())
     blocks = find_blocks(graph)
     tensors = graph.atoms.graph.tensors
     counters = [g.name for g in graph.groups if not any(tensors[n].requires_grad for n in g.writes)]
@@ -261,8 +243,7 @@ class Stack(nn.Module):
 
 
 def graph_of(model: nn.Module, mode: str = "train") -> GroupGraph:
-    x, y = torch.randn(4, 8), torch.randn(4, 4)
-    return group_operators(refine_graph(capture(model, (x, y), mode=mode).graph))
+    return grouped_model(model, torch.randn(4, 8), torch.randn(4, 4), loss=None, mode=mode)
 
 
 def names(graph: GroupGraph) -> list[str]:
@@ -292,21 +273,16 @@ def test_one_block_or_inference_has_none():
     assert names(graph_of(Stack(1, 3), mode="inference")) == []
 
 
-class Pairs(nn.Module):
-    """Blocks of two linears: what they keep beside their input is little."""
+def test_small_blocks_are_no_regions():
+    """Of two linears: what they keep beside their input is little."""
 
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for first, second in self.blocks:
+    def pairs(m, x, y):
+        for first, second in m.blocks:
             x = second(torch.relu(first(x)))
         return F.mse_loss(x[:, :4], y)
 
-
-def test_small_blocks_are_no_regions():
-    assert names(graph_of(Pairs())) == []
+    blocks = (nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]) for _ in range(2))
+    assert names(graph_of(Call(pairs, blocks=nn.ModuleList(blocks)))) == []
 
 
 def test_a_strategy_counts_forwards():

@@ -23,6 +23,7 @@ from tensoropt.search import track_frontier
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.sequence import sequence_strategies
+from tests.models import Call
 
 
 def followed(graph: OperatorGraph) -> dict[str, str]:
@@ -49,36 +50,22 @@ def test_all_of_a_decoder_follows_its_tokens(name: str, batch: int) -> None:
     assert not any(graph.tensors[graph.by_name[name].outputs[0]].requires_grad for name in whole), whole
 
 
-class Crossing(nn.Module):
+def test_cross_attention_follows_its_queries() -> None:
     """Queries of a sequence over keys of another one, which is not an input's second dim there."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys = nn.Parameter(torch.randn(1, 4, 6, 8))
-        self.project = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.project(x).view(2, 8, 1, 8).expand(2, 8, 4, 8).transpose(1, 2)
-        keys = self.keys.expand(2, 4, 6, 8)
+    def crossing(m: Any, x: Tensor) -> Tensor:
+        q = m.project(x).view(2, 8, 1, 8).expand(2, 8, 4, 8).transpose(1, 2)
+        keys = m.keys.expand(2, 4, 6, 8)
         return F.scaled_dot_product_attention(q, keys, keys)
 
-
-def test_cross_attention_follows_its_queries() -> None:
-    graph = graph_of(Crossing(), torch.randn(2, 8, 8))
-    labels = followed(graph)
-    assert "queries" in labels.values()
+    model = Call(crossing, keys=(1, 4, 6, 8), project=nn.Linear(8, 8))
+    assert "queries" in followed(graph_of(model, torch.randn(2, 8, 8))).values()
 
 
 def test_what_mixes_positions_stays_whole() -> None:
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.behind = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.behind(torch.cumsum(self.before(x), 1))
-
-    graph = graph_of(Mixing(), torch.randn(2, 8, 8))
+    layers = {"before": nn.Linear(8, 8), "behind": nn.Linear(8, 8)}
+    mixing = Call(lambda m, x: m.behind(torch.cumsum(m.before(x), 1)), **layers)
+    graph = graph_of(mixing, torch.randn(2, 8, 8))
     labels = followed(graph)
     assert [labels.get(op.name) for op in graph.operators if "linear" in op.target] == ["d1", "none"]
     assert [labels.get(op.name) for op in graph.operators if "cumsum" in op.target] == ["none"]

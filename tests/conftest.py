@@ -40,6 +40,7 @@ import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tests.fake_cuda.library import compiled, why_not
 from tests.lent_ranks import leave_groups
@@ -181,6 +182,12 @@ def ranks(two_kept_ranks: RankPool) -> Iterator[RankPool]:
 def four_ranks(four_kept_ranks: RankPool) -> Iterator[RankPool]:
     yield four_kept_ranks
     leave_groups(four_kept_ranks)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,7 +23,6 @@ from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.optimizers import OPTIMIZERS
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import _CACHE_BYTES, _MOST_COPIES, Span, WallTimer, counted, timed, waited_s
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.profiling.workload_timing import MIN_REPEATS, OUT_OF_MEMORY, joined, time_workload, usual
@@ -32,17 +31,6 @@ from tensoropt.sharding.configurations import enumerate_configurations
 from tests.costs.models import problem
 
 pytestmark = pytest.mark.distributed
-
-
-@pytest.fixture
-def pool(ranks):
-    return ranks
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "profile.sqlite") as profile:
-        yield profile
 
 
 def linear(rows: int, k: int, n: int, weight: tuple[int, int] | None = None) -> Workload:
@@ -69,11 +57,11 @@ BROKEN = {
 }
 
 
-def test_measures_forward_and_backward(pool, store):
+def test_measures_forward_and_backward(ranks, store):
     small, large = linear(16, 64, 64), linear(1024, 512, 512)
     seen = []
     records = measure_workloads(
-        [small, large, small], pool, store, "here", training=True, progress=lambda *a: seen.append(a)
+        [small, large, small], ranks, store, "here", training=True, progress=lambda *a: seen.append(a)
     )
     assert set(records) == {small.key, large.key}
     for record in records.values():
@@ -86,17 +74,10 @@ def test_measures_forward_and_backward(pool, store):
     assert seen[-1][:3] == ("measure", 2, 2)
 
 
-def test_inference_has_no_backward(pool, store):
-    work = linear(16, 64, 64)
-    (record,) = measure_workloads([work], pool, store, "here", training=False).values()
-    assert record["forward_s"] > 0
-    assert record["backward_s"] == 0.0
-
-
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-def test_a_workload_that_raises_is_a_record(pool, store, broken):
+def test_a_workload_that_raises_is_a_record(ranks, store, broken):
     before, after = linear(8, 16, 16), linear(8, 16, 32)
-    records = measure_workloads([before, broken, after], pool, store, "here", training=True)
+    records = measure_workloads([before, broken, after], ranks, store, "here", training=True)
     assert records[broken.key]["error"]
     assert "forward_s" not in records[broken.key]
     assert records[before.key]["forward_s"] > 0
@@ -110,8 +91,8 @@ def failing_on_one(rank: int, world_size: int) -> dict:
     )
 
 
-def test_what_one_rank_cannot_run_keeps_no_other_waiting(pool):
-    other, failing = pool.run(failing_on_one, timeout_s=20)
+def test_what_one_rank_cannot_run_keeps_no_other_waiting(ranks):
+    other, failing = ranks.run(failing_on_one, timeout_s=20)
     assert other == {"error": "another rank could not run it"}
     assert joined([other, failing]) == failing != other
 
@@ -125,10 +106,10 @@ class Refusing:
         raise AssertionError("measured again")
 
 
-def test_what_is_known_is_not_measured_again(pool, store):
+def test_what_is_known_is_not_measured_again(ranks, store):
     works, begun = [linear(16, 64, 64), BROKEN["shapes that do not fit"]], []
     how = {"training": True, "begins": lambda *told: begun.append(told)}
-    first = measure_workloads(works, pool, store, "here", **how)
+    first = measure_workloads(works, ranks, store, "here", **how)
     ((count, seconds),) = begun
     assert count == 2
     assert seconds > 0
@@ -136,22 +117,6 @@ def test_what_is_known_is_not_measured_again(pool, store):
     assert len(begun) == 1
     with pytest.raises(AssertionError, match="measured again"):
         measure_workloads(works, Refusing(), store, "elsewhere", training=True)
-
-
-def test_an_interruption_keeps_what_was_measured(pool, store):
-    works = [linear(8, 16, n) for n in range(1, 6)]
-
-    def stop(stage: str, done: int, total: int, what: str) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_workloads(works, pool, store, "here", training=True, progress=stop, batch=2)
-    known = store.get_many([f"here/{w.key}" for w in works])
-    assert set(known) == {f"here/{w.key}" for w in works[:2]}
-    seen = []
-    measure_workloads(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
-    assert seen[0][2] == 3
 
 
 SECONDS = {"forward": [1.0] * 4, "backward": [2.0] * 4}
@@ -184,24 +149,20 @@ class Scripted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "runs"), [("hung", 2), ("died", 3)], ids=["what hangs once is marked", "a death is tried again"]
+    ("kind", "runs", "says"),
+    [("hung", 2, "it did not end within 6"), ("died", 3, "rank 0 is gone")],
+    ids=["what hangs once is marked", "a death is tried again"],
 )
-def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs):
+def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs, says):
     works = [linear(8, 16, n) for n in (1, 2, 3)]
     pool = Scripted({works[1].key: [RankError("rank 0 is gone\n\nwhere", rank=0, kind=kind)]})
     records = measure_workloads(works, pool, store, "here", training=True)
     assert pool.starts == runs
     assert set(records[works[1].key]) == {"error"}
+    assert says in records[works[1].key]["error"]
     assert "\n" not in records[works[1].key]["error"]
     assert [records[w.key].get("forward_s") for w in works] == [1.0, None, 1.0]
     assert store.get_many([f"here/{w.key}" for w in works]).keys() == {f"here/{w.key}" for w in works}
-
-
-def test_a_hang_is_told_with_the_seconds_that_were_allowed(store):
-    work = linear(8, 16, 4)
-    pool = Scripted({work.key: [RankError("rank 0 did not finish", rank=0, kind="hung")]})
-    records = measure_workloads([work], pool, store, "here", training=True)
-    assert records[work.key]["error"].startswith("it did not end within 6")
 
 
 @pytest.mark.parametrize(
@@ -223,8 +184,8 @@ def allocating(rank: int, world_size: int) -> dict:
     return time_workload(rank, world_size, linear(2**30, 2**30, 2**30), True)  # more than addresses
 
 
-def test_what_cannot_be_allocated_says_so(pool):
-    assert all(found["error"].startswith(OUT_OF_MEMORY) for found in pool.run(allocating))
+def test_what_cannot_be_allocated_says_so(ranks):
+    assert all(found["error"].startswith(OUT_OF_MEMORY) for found in ranks.run(allocating))
 
 
 def test_ranks_that_lost_each_other_say_nothing_of_the_workload():
@@ -243,15 +204,8 @@ def test_what_took_part_of_a_batch_survives_an_interruption(store):
 
 def test_seconds_are_said_in_advance(store):
     works, said = [linear(8, 16, n) for n in (1, 2, 3)], []
-    measure_workloads(
-        works,
-        Scripted({}),
-        store,
-        "here",
-        training=True,
-        expected_s=lambda work: 2.0,
-        begins=lambda *begun: said.append(begun),
-    )
+    how = {"expected_s": lambda work: 2.0, "begins": lambda *begun: said.append(begun)}
+    measure_workloads(works, Scripted({}), store, "here", training=True, **how)
     assert said == [(3, pytest.approx(42, abs=1))]
 
 
@@ -398,8 +352,8 @@ def test_a_thread_that_shares_its_core_waits():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_take_time_per_element(pool, store, name):
-    slope = measure_optimizer(pool, store, "here", name)
+def test_optimizers_take_time_per_element(ranks, store, name):
+    slope = measure_optimizer(ranks, store, "here", name)
     assert 0 < slope < 1e-6
     assert measure_optimizer(Refusing(), store, "here", name) == slope
 

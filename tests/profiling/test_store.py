@@ -82,28 +82,6 @@ def test_items_by_prefix(path):
         assert len(list(store.items())) == 10
 
 
-def test_two_processes_and_a_kill_lose_nothing_saved(path):
-    writer = (
-        "import sys\nfrom tensoropt.profiling.store import ProfileStore\nstore = ProfileStore(sys.argv[1])\n"
-        "for i in range(100000):\n"
-        "    store.put_many({f'{i}-{j}': {'i': i} for j in range(10)})\n    print(i, flush=True)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", writer, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(20):
-        last = int(process.stdout.readline())
-    with ProfileStore(path) as store:
-        assert len(store.get_many([f"{i}-{j}" for i in range(last + 1) for j in range(10)])) == 10 * (
-            last + 1
-        )
-        store.put("from here", {"yes": True})
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        assert store.get("from here") == {"yes": True}
-        assert store.count() % 10 == 1  # whole batches only
-
-
 WRITER = """
 import sys
 import numpy as np
@@ -111,7 +89,7 @@ from tensoropt.profiling.store import ProfileStore
 store = ProfileStore(sys.argv[1])
 for i in range(100000):
     store.put(f"{sys.argv[2]}-{i % 50}", {"i": i, "array": i % 7 * np.arange(10**5)}, "tables")
-    store.put(f"{sys.argv[2]}-{i}", {"i": i})
+    store.put_many({f"{sys.argv[2]}-{i}-{j}": {"i": i} for j in range(10)})
     print(i, flush=True)
 """
 
@@ -127,19 +105,21 @@ def test_two_writers_of_large_values_and_a_kill_lose_nothing_saved(path):
     writers[0].wait()
     for _ in range(5):  # the other goes on
         last[1] = int(writers[1].stdout.readline())
+    with ProfileStore(path) as store:
+        store.put("from here", {"yes": True})
     writers[1].kill()
     writers[1].wait()
     with ProfileStore(path) as store:
         assert store._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert store.get("from here") == {"yes": True}
         for name, process, saved in zip("ab", writers, last, strict=True):
             process.stdout.close()
-            assert store.get_many([f"{name}-{i}" for i in range(saved + 1)]).keys() == {
-                f"{name}-{i}" for i in range(saved + 1)
-            }
+            found = {key for key, _ in store.items(prefix=f"{name}-")}
+            assert found >= {f"{name}-{i}-{j}" for i in range(saved + 1) for j in range(10)}
+            assert len(found) % 10 == 0  # whole batches only
             for key in cached(store, "tables", name):
                 value = store.get(key, "tables")
                 assert (value["array"] == value["i"] % 7 * np.arange(10**5)).all()
-        store.put("from here", {"yes": True})
     assert not list(path.parent.glob("*.aside-*"))
 
 
@@ -409,10 +389,10 @@ def test_damage_among_what_is_cached_costs_no_measurement(path):
         assert store.get("another") == {"seconds": 2.0}
 
 
-def test_a_value_that_is_no_data_or_too_large_is_refused_in_words(path, monkeypatch):
-    with ProfileStore(path) as store:
-        with pytest.raises(MeasurementError, match="is not an array"):
-            store.put("a", {"a": object()}, "tables")
-        monkeypatch.setattr("tensoropt.profiling.store._MOST_VALUE_BYTES", 10)
-        with pytest.raises(MeasurementError, match="more than is cached of one value"):
-            store.put("a", {"a": np.arange(100.0)}, "tables")
+def test_a_value_that_is_too_large_is_refused_in_words(path, monkeypatch):
+    monkeypatch.setattr("tensoropt.profiling.store._MOST_VALUE_BYTES", 10)
+    with (
+        ProfileStore(path) as store,
+        pytest.raises(MeasurementError, match="more than is cached of one value"),
+    ):
+        store.put("a", {"a": np.arange(100.0)}, "tables")

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 
-from tensoropt.capture import capture
 from tensoropt.ops.calls import Domain
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import local_shape
@@ -24,11 +23,11 @@ from tensoropt.profiling.workload import (
     workload,
 )
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
-from tensoropt.sharding.groups import Group, GroupGraph, group_operators
+from tensoropt.sharding.groups import Group, GroupGraph
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 from tests.models import Call
+from tests.sharding.models import grouped_model
 
 MODELS = [two_layers, gates, gpt2, llama]
 
@@ -115,20 +114,17 @@ def test_integers_stay_in_range():
 def test_operands_lie_where_their_operator_is_defined():
     """``log`` runs on any numbers, the others raise an error outside of their domain."""
 
-    class Drawn(torch.nn.Linear):
-        def forward(self, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-            rates, logits = matrices.flatten(1), super().forward(x)
-            drawn = torch.poisson(rates) + torch.bernoulli(rates) + torch.normal(rates, rates) + rates.log()
-            picked = torch.multinomial(rates, 4) + torch.cholesky(matrices).flatten(1)
-            factors, pivots = torch.linalg.lu_factor(matrices)
-            solved = torch.linalg.lu_solve(factors, pivots, matrices) + torch.lu_unpack(factors, pivots)[0]
-            missed = torch.nn.functional.binary_cross_entropy(rates, rates)
-            return (logits * (drawn + picked + solved.flatten(1))).mean() + missed
+    def drawing(m, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        rates, logits = matrices.flatten(1), m.layer(x)
+        drawn = torch.poisson(rates) + torch.bernoulli(rates) + torch.normal(rates, rates) + rates.log()
+        picked = torch.multinomial(rates, 4) + torch.cholesky(matrices).flatten(1)
+        factors, pivots = torch.linalg.lu_factor(matrices)
+        solved = torch.linalg.lu_solve(factors, pivots, matrices) + torch.lu_unpack(factors, pivots)[0]
+        missed = torch.nn.functional.binary_cross_entropy(rates, rates)
+        return (logits * (drawn + picked + solved.flatten(1))).mean() + missed
 
-    model = Drawn(4, 4)
-    graph = group_operators(
-        refine_graph(capture(model, (torch.randn(4, 4), torch.rand(4, 2, 2) + torch.eye(2))).graph)
-    )
+    model = Call(drawing, layer=torch.nn.Linear(4, 4))
+    graph = grouped_model(model, torch.randn(4, 4), torch.rand(4, 2, 2) + torch.eye(2), loss=None)
     for group in graph.groups:
         for strategy in group.strategies:
             work = workload(graph, Configuration(group, (strategy,)), (2,))
@@ -142,11 +138,11 @@ def unsplit(graph: GroupGraph, group: Group) -> Workload:
 
 
 def test_the_loss_of_a_single_row_is_a_workload():
-    class Row(torch.nn.Linear):
-        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(super().forward(x)[0], target)
+    def row(m, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(m.layer(x)[0], target)
 
-    graph = group_operators(refine_graph(capture(Row(4, 8), (torch.randn(2, 4), torch.tensor(3))).graph))
+    model = Call(row, layer=torch.nn.Linear(4, 8))
+    graph = grouped_model(model, torch.randn(2, 4), torch.tensor(3), loss=None)
     works = [workload(graph, Configuration(g, (g.strategies[0],)), (1,)) for g in graph.groups]
     assert {s.high for w in works for _, s, _ in w.inputs if s.dtype == "int64"} == {8}
 
@@ -188,25 +184,19 @@ def test_attention_reads_its_heads_as_the_projection_leaves_them():
     assert find_facts(strided).writes_kept == strided.writes
 
 
-def test_parameters_of_a_loop_are_told_from_tied_ones():
-    class Loop(torch.nn.Module):
-        def __init__(self, steps: int):
-            super().__init__()
-            self.steps, self.cell = steps, torch.nn.Linear(8, 8, bias=False)
+@pytest.mark.parametrize(("steps", "looped"), [(2, False), (3, True)])
+def test_parameters_of_a_loop_are_told_from_tied_ones(steps, looped):
+    def loop(m, x):
+        for _ in range(steps):
+            x = torch.tanh(m.cell(x))
+        return x.square().mean()
 
-        def forward(self, x):
-            for _ in range(self.steps):
-                x = torch.tanh(self.cell(x))
-            return x.square().mean()
-
-    for steps, looped in ((2, False), (3, True)):
-        graph = group_operators(refine_graph(capture(Loop(steps), (torch.randn(4, 8),)).graph))
-        assert list(graph.users.values()) == [steps]
-        (group, *_) = graph.groups
-        whole = Configuration(group, (group.unsplit,))
-        work = workload(graph, whole, (1,))
-        (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
-        assert weight.looped == looped
+    model = Call(loop, cell=torch.nn.Linear(8, 8, bias=False))
+    graph = grouped_model(model, torch.randn(4, 8), loss=None)
+    assert list(graph.users.values()) == [steps]
+    work = unsplit(graph, graph.groups[0])
+    (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
+    assert weight.looped == looped
 
 
 def test_complex_tensors_are_made_outside_of_fake_mode():
@@ -240,7 +230,7 @@ def test_a_kernel_that_looks_at_values_runs_on_real_tensors(mode):
         return torch.istft(spectrum, 16, window=window).square().mean()
 
     model = Call(back, w=(64,))
-    graph = group_operators(refine_graph(capture(model, (torch.randn(4, 64), torch.hann_window(16))).graph))
+    graph = grouped_model(model, torch.randn(4, 64), torch.hann_window(16), loss=None)
     (group,) = [g for g in graph.groups if any(op.target == "aten.istft.default" for op in g.operators)]
     if mode == "orders":
         assert set(memory_orders(graph)) <= set(graph.atoms.graph.tensors)

@@ -26,98 +26,66 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.regions import Region
+from tests.models import Call
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-class TwoLayers(nn.Module):
-    """``mse(W2 relu(W1 x))`` without biases: everything about it can be worked out by hand."""
-
-    def __init__(self, features: int = 24, hidden: int = 32, classes: int = 8) -> None:
-        super().__init__()
-        self.first = nn.Linear(features, hidden, bias=False)
-        self.second = nn.Linear(hidden, classes, bias=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.second(F.relu(self.first(x))), y)
-
-
-class Three(nn.Module):
-    """Two layers behind another one, so that what they read needs a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(12, 24, bias=False)
-        self.first = nn.Linear(24, 32, bias=False)
-        self.second = nn.Linear(32, 8, bias=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.second(F.relu(self.first(self.enter(x)))), y)
-
-
-class Gates(nn.Module):
-    """Two projections of one input multiplied with it: a hub with three readers, and biases."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.enter = nn.Linear(12, width)
-        self.left = nn.Linear(width, width)
-        self.right = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
-        self.leave = nn.Linear(width, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        hub = torch.tanh(self.enter(x))
-        return F.mse_loss(self.leave(self.norm(torch.sigmoid(self.left(hub)) * self.right(hub) + hub)), y)
-
-
-class Four(nn.Module):
-    """Four products without biases and a loss: five groups in four blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(4)))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return F.mse_loss(x, y)
-
-
-class Unrolled(nn.Module):
+def unrolled(width: int = 16) -> Recipe:
     """Three steps of ``h = tanh(A x + B h) * h + h``: each step reads both weights."""
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.enter = nn.Linear(width, width)
-        self.again = nn.Linear(width, width, bias=False)
-        self.leave = nn.Linear(width, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        h = torch.tanh(self.enter(x[:, 0]))
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(m.enter(x[:, 0]))
         for step in x.unbind(1):
-            h = torch.tanh(self.enter(step) + self.again(h)) * h + h
-        return F.mse_loss(self.leave(h), y)
+            h = torch.tanh(m.enter(step) + m.again(h)) * h + h
+        return F.mse_loss(m.leave(h), y)
 
-
-def unrolled() -> Recipe:
-    return Unrolled(), (torch.randn(16, 3, 16), torch.randn(16, 4)), {}
+    layers = {"enter": nn.Linear(width, width), "again": nn.Linear(width, width, bias=False)}
+    model = Call(forward, **layers, leave=nn.Linear(width, 4))
+    return model, (torch.randn(16, 3, 16), torch.randn(16, 4)), {}
 
 
 def three() -> Recipe:
-    return Three(), (torch.randn(16, 12), torch.randn(16, 8)), {}
+    """Two layers behind another one, so that what they read needs a gradient."""
+    sizes = {"enter": (12, 24), "first": (24, 32), "second": (32, 8)}
+    layers = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
+    model = Call(lambda m, x, y: F.mse_loss(m.second(F.relu(m.first(m.enter(x)))), y), **layers)
+    return model, (torch.randn(16, 12), torch.randn(16, 8)), {}
 
 
 def four() -> Recipe:
-    return Four(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+    """Four products without biases and a loss: five groups in four blocks."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in m.layers:
+            x = torch.relu(layer(x))
+        return F.mse_loss(x, y)
+
+    layers = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(4)))
+    return Call(forward, layers=layers), (torch.randn(16, 24), torch.randn(16, 24)), {}
 
 
 def two_layers() -> Recipe:
-    return TwoLayers(), (torch.randn(16, 24), torch.randn(16, 8)), {}
+    """``mse(W2 relu(W1 x))`` without biases: everything about it can be worked out by hand."""
+    layers = {"first": nn.Linear(24, 32, bias=False), "second": nn.Linear(32, 8, bias=False)}
+    model = Call(lambda m, x, y: F.mse_loss(m.second(F.relu(m.first(x))), y), **layers)
+    return model, (torch.randn(16, 24), torch.randn(16, 8)), {}
 
 
-def gates() -> Recipe:
-    return Gates(), (torch.randn(16, 12), torch.randn(16, 4)), {}
+def gates(width: int = 16) -> Recipe:
+    """Two projections of one input multiplied with it: a hub with three readers, and biases."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hub = torch.tanh(m.enter(x))
+        return F.mse_loss(m.leave(m.norm(torch.sigmoid(m.left(hub)) * m.right(hub) + hub)), y)
+
+    layers = {
+        "enter": nn.Linear(12, width),
+        "left": nn.Linear(width, width),
+        "right": nn.Linear(width, width),
+    }
+    model = Call(forward, **layers, norm=nn.LayerNorm(width), leave=nn.Linear(width, 4))
+    return model, (torch.randn(16, 12), torch.randn(16, 4)), {}
 
 
 def gpt2(**config: Any) -> Recipe:

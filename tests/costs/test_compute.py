@@ -321,26 +321,16 @@ def test_measured_records():
         measured.seconds(unknown, facts())
 
 
-def test_what_has_no_record_is_priced_by_the_rest():
-    known, unknown = work("aten.add.Tensor"), work("aten.exp.default")
+def test_what_has_no_record_or_failed_is_priced_by_the_rest():
+    known, lost, unknown = (work(f"aten.{name}") for name in ("add.Tensor", "neg.default", "exp.default"))
     rest = RooflineCompute(load_cluster("dgx-v100").device, "adam")
-    found = MeasuredCompute({known.key: {"forward_s": 1.5, "backward_s": 2.5}}, 1e-9, rest)
-    assert (found.source_of(known), found.source_of(unknown)) == ("measured", "data sheet")
-    assert found.seconds(unknown, facts(1e12)) == rest.seconds(unknown, facts(1e12))
-
-
-def test_what_failed_is_priced_by_the_rest():
-    fine, lost = work("aten.add.Tensor"), work("aten.exp.default")
-    rest = RooflineCompute(load_cluster("dgx-v100").device, "adam")
-    records = {fine.key: {"forward_s": 1.5, "backward_s": 2.5}, lost.key: {"error": "it did not end"}}
+    records = {known.key: {"forward_s": 1.5, "backward_s": 2.5}, lost.key: {"error": "it did not end"}}
     found = MeasuredCompute(records, 1e-9, rest, source="measured")
-    assert found.seconds(lost, facts(1e12)) == rest.seconds(lost, facts(1e12))
-    assert found.seconds(fine, facts()) == (1.5, 2.5)
-    assert (found.source, found.source_of(fine), found.source_of(lost)) == (
-        "measured",
-        "measured",
-        "data sheet",
-    )
+    assert found.seconds(known, facts()) == (1.5, 2.5)
+    assert (found.source, found.source_of(known)) == ("measured", "measured")
+    for other in (lost, unknown):
+        assert found.source_of(other) == "data sheet"
+        assert found.seconds(other, facts(1e12)) == rest.seconds(other, facts(1e12))
 
 
 def test_mixed_kinds_go_at_the_pace_of_the_slower_one_for_each_operator():

@@ -17,13 +17,8 @@ from tensoropt.costs.edges import TableArrays
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import tables_of
+from tests.models import Call
 from tests.profiling.test_store import cached
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("keep", ["another version of the code", "this one"])
@@ -36,22 +31,17 @@ def test_arrays_of_other_code_are_others(store, keep):
     assert len(made) == (1 if keep == "this one" else 2)
 
 
-class Layers(nn.Module):
+def problem(width: int = 32):
     """Two layers that look alike, and one of a width of its own; the first weight is used once more."""
 
-    def __init__(self, width: int = 32):
-        super().__init__()
-        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.wide, self.back = nn.Linear(16, width), nn.Linear(width, 16)
+    def forward(m, x):
+        y = torch.relu(m.two(torch.relu(m.one(x))))
+        z = m.back(torch.relu(m.wide(y))) + y
+        return torch.nn.functional.linear(z, m.one.weight).sum()
 
-    def forward(self, x):
-        y = torch.relu(self.two(torch.relu(self.one(x))))
-        z = self.back(torch.relu(self.wide(y))) + y
-        return torch.nn.functional.linear(z, self.one.weight).sum()
-
-
-def problem(width: int = 32):
-    return prepare_graph(capture(Layers(width), (torch.randn(8, 16),)).graph)
+    alike = {"one": nn.Linear(16, 16), "two": nn.Linear(16, 16)}
+    model = Call(forward, **alike, wide=nn.Linear(16, width), back=nn.Linear(width, 16))
+    return prepare_graph(capture(model, (torch.randn(8, 16),)).graph)
 
 
 class Counted(TableArrays):

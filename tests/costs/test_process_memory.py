@@ -27,6 +27,7 @@ from tensoropt.costs.process_memory import (
     terms_of_collectives,
 )
 from tensoropt.plan.kinds import SHARDED
+from tests.models import Call
 
 MIB = 2**20
 RECEIVING = 4 * MIB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
@@ -43,17 +44,13 @@ def test_terms_are_estimated_from_what_a_strategy_sends():
     assert terms_of_collectives(of, (), (1,)) == {CONTEXT: 7.0}
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(16, 8), nn.BatchNorm1d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.linear(x)).square().mean()
+def normed() -> nn.Module:
+    layers = {"linear": nn.Linear(16, 8), "norm": nn.BatchNorm1d(8)}
+    return Call(lambda m, x: m.norm(m.linear(x)).square().mean(), **layers)
 
 
 def graph():
-    return capture(Normed(), (torch.randn(32, 16),)).graph
+    return capture(normed(), (torch.randn(32, 16),)).graph
 
 
 @pytest.mark.parametrize(
@@ -116,9 +113,8 @@ def test_a_communicator_counts_for_who_sends_and_by_the_dearest_level():
 
 
 def explored(cluster: str, **more):
-    return tensoropt.explore(
-        Normed(), (torch.randn(32, 16),), cluster=cluster, measure="never", micro_batches=(1,), **more
-    )
+    how = {"cluster": cluster, "measure": "never", "micro_batches": (1,)}
+    return tensoropt.explore(normed(), (torch.randn(32, 16),), **how, **more)
 
 
 def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
@@ -163,19 +159,15 @@ def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
 def test_constants_are_counted_everywhere(tmp_path):
     """A table of 32 rows in each of two layers, which lies in memory once."""
 
-    class Added(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+    def added(m, x):
+        for layer in m.layers:
+            x = layer(x) + torch.arange(32.0)[:, None] * torch.arange(16.0)
+        return x.square().mean()
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x) + torch.arange(32.0)[:, None] * torch.arange(16.0)
-            return x.square().mean()
-
+    model = Call(added, layers=nn.ModuleList(nn.Linear(16, 16) for _ in range(2)))
     for cluster, counted in (("cpu:2", False), ("dgx-h100[2]", False), ("dgx-h100[2]", True)):
         settings = {"measure": "never", "process_memory": counted, "micro_batches": [1]}
-        found = tensoropt.explore(Added(), (torch.randn(8, 32, 16),), cluster=cluster, **settings)
+        found = tensoropt.explore(model, (torch.randn(8, 32, 16),), cluster=cluster, **settings)
         assert {point.terms[CONSTANTS] for point in found.points} == {32 * 16 * 4}
         point = found.points[0]
         assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))

@@ -6,7 +6,6 @@ Storage options of parameters, by hand and by rule.
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +38,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
+from tests.models import Call
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
 WEIGHT = Tensor("w", (8, 6), "float32", "parameter", True)
@@ -50,35 +50,31 @@ def options(tensor, sizes, use, mesh):
     return [home for (home,) in storage_options((tensor,), (sizes,), (use,), mesh)]
 
 
-def test_data_parallel_parameter_is_whole_or_sharded():
-    assert options(WEIGHT, (8, 6), (R, RP), (1, 2)) == [(R, RP), (R, 0)]
+def weight(*sizes: int) -> Tensor:
+    return Tensor("o", sizes, "float32", "parameter", True)
 
 
-def test_each_axis_and_both():
-    assert options(WEIGHT, (8, 6), (R, RP, RP), (1, 2, 2)) == [(R, RP, RP), (R, 0, 0), (R, 0, RP), (R, RP, 0)]
-
-
-def test_an_axis_that_splits_the_use_is_no_choice():
-    """ZeRO goes inside the shard where one gather brings it back."""
-    assert options(WEIGHT, (8, 6), (R, 0), (1, 2)) == [(R, 0)]
-    assert options(WEIGHT, (8, 6), (R, 0, RP), (1, 2, 2)) == [(R, 0, RP), (R, 0, 0)]
-    # [R, S(0)] -> the outer axis cannot shard the same atom and be gathered alone: it takes the next one.
-    assert options(WEIGHT, (8, 6), (R, RP, 0), (1, 2, 2)) == [(R, RP, 0), (R, 1, 0)]
-
-
-def test_what_does_not_divide_stays_whole():
-    odd = Tensor("o", (7, 6), "float32", "parameter", True)
-    assert options(odd, (7, 6), (R, RP), (1, 2)) == [(R, RP), (R, 1)]
-    assert options(Tensor("t", (7, 5), "float32", "parameter", True), (7, 5), (R, RP), (1, 2)) == [(R, RP)]
-    assert options(Tensor("s", (), "float32", "parameter", True), (), (R, RP), (1, 2)) == [(R, RP)]
-
-
-def test_an_added_bias_is_stored_whole():
-    assert options(BIAS, (8,), (R, PR), (1, 2)) == [(R, R), (R, 0)]
-
-
-def test_without_a_gradient_there_is_no_partial_one():
-    assert options(FROZEN, (8, 6), (R, RP), (1, 2)) == [(R, R), (R, 0)]
+@pytest.mark.parametrize(
+    ("tensor", "use", "mesh", "homes"),
+    [
+        # Data parallelism: whole or sharded, by each axis and by both.
+        (WEIGHT, (R, RP), (1, 2), [(R, RP), (R, 0)]),
+        (WEIGHT, (R, RP, RP), (1, 2, 2), [(R, RP, RP), (R, 0, 0), (R, 0, RP), (R, RP, 0)]),
+        # An axis that splits the use is no choice: ZeRO goes inside the shard where one gather brings it.
+        (WEIGHT, (R, 0), (1, 2), [(R, 0)]),
+        (WEIGHT, (R, 0, RP), (1, 2, 2), [(R, 0, RP), (R, 0, 0)]),
+        # The outer axis cannot shard the same atom and be gathered alone: it takes the next one.
+        (WEIGHT, (R, RP, 0), (1, 2, 2), [(R, RP, 0), (R, 1, 0)]),
+        # What does not divide stays whole.
+        (weight(7, 6), (R, RP), (1, 2), [(R, RP), (R, 1)]),
+        (weight(7, 5), (R, RP), (1, 2), [(R, RP)]),
+        (weight(), (R, RP), (1, 2), [(R, RP)]),
+        (BIAS, (R, PR), (1, 2), [(R, R), (R, 0)]),  # an added bias
+        (FROZEN, (R, RP), (1, 2), [(R, R), (R, 0)]),  # without a gradient there is no partial one
+    ],
+)
+def test_homes_of_a_parameter(tensor, use, mesh, homes):
+    assert options(tensor, tensor.shape, use, mesh) == homes
 
 
 def test_parameters_of_a_group_choose_together():
@@ -154,24 +150,18 @@ def test_what_no_atom_divides_is_cut_unevenly_by_one_axis(sizes, mesh, axes, lay
     assert _sharded_layout(sizes, mesh, whole, axes) == layout
 
 
-class Net(nn.Module):
-    """The second layer has 6 outputs, which 4 devices do not divide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(16, 32)
-        self.b = nn.Linear(32, 6)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.b(torch.relu(self.a(x))), y)
-
-
+NET = Call(
+    lambda m, x, y: nn.functional.cross_entropy(m.b(torch.relu(m.a(x))), y),
+    a=nn.Linear(16, 32),
+    b=nn.Linear(32, 6),
+)
+"""The second layer has 6 outputs, which 4 devices do not divide."""
 INPUTS = (torch.randn(8, 16), torch.randint(0, 6, (8,)))
 
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return prepare(capture(Net(), INPUTS))
+    return prepare(capture(NET, INPUTS))
 
 
 @pytest.fixture(scope="module")
@@ -250,21 +240,16 @@ def test_together_leaves_common_labels(problem: Problem, cluster: Cluster) -> No
     assert labels(problem, (1, 4), space, "linear") == labels(problem, (1, 4), space, "linear_1")
 
 
-class Attending(nn.Module):
-    """A projection, its attention and a normalisation: operators of three kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = self.project(x).view(8, 4, 4, 4).transpose(1, 2)
-        y = nn.functional.scaled_dot_product_attention(q, q, q)
-        return self.norm(y.transpose(1, 2).flatten(2)).square().mean()
-
-
 def test_operators_of_other_kinds_have_the_batch_in_common(cluster: Cluster) -> None:
-    problem = prepare(capture(Attending(), (torch.randn(8, 4, 16),)))
+    """A projection, its attention and a normalisation."""
+
+    def attending(m: Any, x: torch.Tensor) -> torch.Tensor:
+        q = m.project(x).view(8, 4, 4, 4).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q)
+        return m.norm(y.transpose(1, 2).flatten(2)).square().mean()
+
+    model = Call(attending, project=nn.Linear(16, 16), norm=nn.LayerNorm(16))
+    problem = prepare(capture(model, (torch.randn(8, 4, 16),)))
     attention = next(g.name for g in problem.graph.groups if "attention" in g.name)
     found = left(problem, cluster, {"together": [["project", attention]]})
     space = found.spaces["4", 1]
@@ -310,16 +295,14 @@ def test_device_numbers(cluster: Cluster) -> None:
     assert "passed over, as it is soft" in numbers(4, 0, soft=True)[0][0]
 
 
-def test_stored_pins_hold_at_every_point(cluster: Cluster, tmp_path: Path) -> None:
-    data = {
-        "pin": [
-            {"operators": "a", "axes": {"*": "d0"}},
-            {"parameters": "a.weight", "axes": {"*": "sharded"}},
-            {"parameters": "b.weight", "axes": {"*": "R"}},
-        ]
-    }
-    with ProfileStore(tmp_path / "profiles.sqlite") as store:
-        found = explore(Net(), INPUTS, cluster=cluster, constraints=data, micro_batches=(1,), store=store)
+def test_stored_pins_hold_at_every_point(cluster: Cluster, store: ProfileStore) -> None:
+    pinned = [
+        {"operators": "a", "axes": {"*": "d0"}},
+        {"parameters": "a.weight", "axes": {"*": "sharded"}},
+        {"parameters": "b.weight", "axes": {"*": "R"}},
+    ]
+    how = {"constraints": {"pin": pinned}, "micro_batches": (1,), "store": store}
+    found = explore(NET, INPUTS, cluster=cluster, **how)
     assert found.points
     for i in range(len(found.points)):
         stored = {p.key: p.stored for p in found.plan(i).parameters.values()}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tensoropt.cluster import load_cluster
 from tensoropt.costs import timings
 from tensoropt.costs.source import CostSource
@@ -18,12 +16,6 @@ from tensoropt.question.settings import Settings
 from tensoropt.ranks.worker_process import RankError
 from tests.profiling.test_cuda_attention import attention
 from tests.profiling.test_measure import linear
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "profile.sqlite") as profile:
-        yield profile
 
 
 class Ranks:

@@ -9,7 +9,6 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from math import inf, prod
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -43,6 +42,7 @@ from tests.costs.models import (
     tables_of,
     two_layers,
 )
+from tests.models import Call
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 COPY = 1e9
@@ -272,6 +272,20 @@ def naive_breakdown(tables: CostTables, choice, options, optimizer: str) -> tupl
     )
 
 
+def check_prices(tables: CostTables, rng: random.Random, optimizer: str, kept_of: int, trials: int):
+    """Compare random choices with their naive price; return the strategies of those that can be."""
+    fitting = []
+    for trial in range(trials):
+        choice, options = draw(tables, rng, keep=trial % kept_of > 0)
+        memory, compute, communication = tables.breakdown(choice, options)
+        expected = naive_breakdown(tables, choice, options, optimizer)
+        assert memory == expected[0]
+        if memory < inf:
+            fitting.append(tables.strategy(choice, options))
+            assert (compute, communication) == pytest.approx(expected[1:], rel=1e-12)
+    return fitting
+
+
 @pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -279,73 +293,49 @@ def test_tables_add_up_to_the_naive_price(name, mesh):
     rng = random.Random(f"{name}{mesh}")
     optimizer = rng.choice(["sgd", "momentum", "adam"])
     tables = tables_of(problem(MODELS[name]), mesh, optimizer, COPY)
-    finite = 0
-    for trial in range(30):
-        choice, options = draw(tables, rng, keep=trial % 3 > 0)
-        memory, compute, communication = tables.breakdown(choice, options)
-        expected = naive_breakdown(tables, choice, options, optimizer)
-        assert memory == expected[0]
-        if memory < inf:
-            finite += 1
-            assert compute == pytest.approx(expected[1], rel=1e-12)
-            assert communication == pytest.approx(expected[2], rel=1e-12)
-    assert finite >= 20
+    assert len(check_prices(tables, rng, optimizer, 3, 30)) >= 20
 
 
-def test_tables_of_recomputed_regions_add_up_to_the_naive_price():
+@pytest.mark.parametrize("mesh", [(1,), (1, 2), (2, 2)], ids=str)
+def test_tables_of_recomputed_regions_add_up_to_the_naive_price(mesh):
     prepared = problem(gpt2)
     regions = find_regions(prepared.graph)
     assert len(regions) == 2
-    for mesh in [(1,), (1, 2), (2, 2)]:
-        rng = random.Random(str(mesh))
-        tables = tables_of(prepared, mesh, "adam", COPY, regions)
-        seen: set[int] = set()
-        for trial in range(40):
-            choice, options = draw(tables, rng, keep=trial % 4 > 0)
-            memory, compute, communication = tables.breakdown(choice, options)
-            expected = naive_breakdown(tables, choice, options, "adam")
-            assert memory == expected[0]
-            if memory < inf:
-                seen.add(len(tables.strategy(choice, options).recomputed))
-                assert compute == pytest.approx(expected[1], rel=1e-12)
-                assert communication == pytest.approx(expected[2], rel=1e-12)
-        assert seen == {0, 1, 2}
+    tables = tables_of(prepared, mesh, "adam", COPY, regions)
+    found = check_prices(tables, random.Random(str(mesh)), "adam", 4, 40)
+    assert {len(strategy.recomputed) for strategy in found} == {0, 1, 2}
 
 
-class Viewing(nn.Module):
-    """A block in which one group leaves a view of what another one makes."""
+def blocks_of(*blocks: nn.Module) -> nn.Module:
+    """The mean square of what the blocks make one behind the other."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        made = self.first(x)
-        return self.second(made.relu()) + self.third(made[:, :4]).mean(1, keepdim=True)
-
-
-class Views(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Viewing() for _ in range(2))
-
-    def forward(self, x):
-        for block in self.blocks:
+    def forward(m, x):
+        for block in m.blocks:
             x = block(x)
         return x.square().mean()
 
+    return Call(forward, blocks=nn.ModuleList(blocks))
+
+
+def viewing(m, x):
+    """A block in which one group leaves a view of what another one makes."""
+    made = m.first(x)
+    return m.second(made.relu()) + m.third(made[:, :4]).mean(1, keepdim=True)
+
 
 def test_a_view_of_what_is_made_again_is_made_again():
-    prepared = prepare(capture(Views(), (torch.randn(4, 8, 8),)))
+    layers = ({name: nn.Linear(8, 8) for name in ("first", "second", "third")} for _ in range(2))
+    model = blocks_of(*(Call(viewing, **each) for each in layers))
+    prepared = prepare(capture(model, (torch.randn(4, 8, 8),)))
     tables = tables_of(prepared, (1, 2), "adam", COPY, find_regions(prepared.graph))
-    viewing = [g for g in prepared.graph.groups if left_as_views(g)]
+    of_views = [g for g in prepared.graph.groups if left_as_views(g)]
     rng, seen = random.Random(1), set()
     for _ in range(60):
         choice, options = draw(tables, rng, keep=True)
         strategy = tables.strategy(choice, options)
         fits = all(
             runs(strategy, group.name) == 2
-            for group in viewing
+            for group in of_views
             for name in left_as_views(group)
             if made_again(strategy, name, group.name)
         )
@@ -359,40 +349,25 @@ def test_a_view_of_what_is_made_again_is_made_again():
 # -- the search over them -------------------------------------------------------------------------
 
 
-class Drawn(nn.Module):
+STEPS = {
+    "norm": lambda: nn.LayerNorm(6),
+    "product": lambda: nn.Linear(6, 6),
+    "softmax": lambda: nn.Softmax(-1),
+    "wide": lambda: nn.Sequential(nn.Linear(6, 18), nn.GELU(), nn.Linear(18, 6)),
+}
+
+
+def drawn(steps: Sequence[str]) -> nn.Module:
     """A block of drawn steps, with the block's input added at the end."""
-
-    STEPS: ClassVar = {
-        "norm": lambda: nn.LayerNorm(6),
-        "product": lambda: nn.Linear(6, 6),
-        "softmax": lambda: nn.Softmax(-1),
-        "wide": lambda: nn.Sequential(nn.Linear(6, 18), nn.GELU(), nn.Linear(18, 6)),
-    }
-
-    def __init__(self, steps: Sequence[str]):
-        super().__init__()
-        self.steps = nn.Sequential(*(self.STEPS[step]() for step in steps))
-
-    def forward(self, x):
-        return x + self.steps(x)
-
-
-class Drawns(nn.Module):
-    def __init__(self, steps: Sequence[str]):
-        super().__init__()
-        self.blocks = nn.ModuleList(Drawn(steps) for _ in range(2))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
+    return Call(lambda m, x: x + m.steps(x), steps=nn.Sequential(*(STEPS[step]() for step in steps)))
 
 
 @settings(max_examples=4, deadline=None)
-@given(steps=st.lists(st.sampled_from(sorted(Drawn.STEPS)), min_size=2, max_size=3))
+@given(steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=3))
 def test_the_best_parts_to_recompute_are_found(steps):
     """Against every part of both blocks, with every way to keep hubs."""
-    prepared = prepare(capture(Drawns(["product", *steps]), (torch.randn(4, 5, 6),)))
+    model = blocks_of(*(drawn(["product", *steps]) for _ in range(2)))
+    prepared = prepare(capture(model, (torch.randn(4, 5, 6),)))
     tables = tables_of(prepared, (1,), "sgd", COPY, find_regions(prepared.graph))
     free = [v for v in tables.variables if len(v.memory) > 1]
     assert all(v.again or v.kept for v in free)
@@ -503,19 +478,10 @@ def test_layers_alike_share_their_tables():
     assert max(len(names) for names in by_work.values()) >= 2
 
 
-class Stack(nn.Module):
-    """Three equal layers; the last one's result leaves the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
 def stack():
-    return Stack(), (torch.randn(8, 16),), {}
+    """Three equal layers; the last one's result leaves the model."""
+    layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    return Call(lambda m, x: m.layers(x), layers=layers), (torch.randn(8, 16),), {}
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (1, 2, 2)], ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -194,101 +194,53 @@ def bert_with(dropout: float, **inputs: Any) -> Made:
 MODELS["gpt2"] = lambda: gpt2_with(0.0)
 MODELS["gpt2-dropout"] = lambda: gpt2_with(0.1)
 MODELS["bert-mask"] = lambda: bert_with(0.0, attention_mask=torch.ones(BATCH, SEQUENCE, dtype=torch.long))
-MODELS["llama"] = lambda: hugging_face("LlamaForCausalLM", "LlamaConfig", **decoder())
-MODELS["t5"] = lambda: hugging_face(
-    "T5ForConditionalGeneration",
-    "T5Config",
-    vocab_size=VOCABULARY,
-    d_model=32,
-    d_kv=8,
-    d_ff=64,
-    num_layers=2,
-    num_heads=4,
-    decoder_start_token_id=0,
-)
-MODELS["vit"] = lambda: hugging_face("ViTForImageClassification", "ViTConfig", pictures(), **vision())
-MODELS["resnet"] = lambda: hugging_face(
-    "ResNetForImageClassification",
-    "ResNetConfig",
-    pictures(),
-    embedding_size=8,
-    hidden_sizes=[8, 16],
-    depths=[1, 1],
-    layer_type="basic",
-    num_labels=8,
-)
-
-
-DECODERS = {
-    "mistral": ("Mistral", {}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 8}),
-    "phi": ("Phi", {}),
-    "gemma2": ("Gemma2", {"head_dim": 8}),
-    "olmo2": ("Olmo2", {}),
-    "cohere": ("Cohere", {}),
-    "stablelm": ("StableLm", {}),
-    "starcoder2": ("Starcoder2", {}),
-}
-for _name, (_class, _more) in DECODERS.items():
-    MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForCausalLM", f"{c}Config", **decoder(**m))
-
-ENCODERS = {"albert": ("Albert", {"embedding_size": 16})}
-for _name, (_class, _more) in ENCODERS.items():
-    MODELS[_name] = lambda c=_class, m=_more: hugging_face(f"{c}ForMaskedLM", f"{c}Config", **encoder(**m))
-
-PICTURES = {
-    "swin": (
-        "Swin",
-        {
-            "image_size": 32,
-            "patch_size": 4,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-    ),
-    "convnext": ("ConvNext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}),
-}
-for _name, (_class, _more) in PICTURES.items():
-    MODELS[_name] = lambda c=_class, m=_more: hugging_face(
-        f"{c}ForImageClassification", f"{c}Config", pictures(), **{**m, "num_labels": 8}
-    )
-
-_SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}
-MODELS["gpt-neox"] = lambda: hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig", **{**encoder(), **_SPECIAL})
-MODELS["gptj"] = lambda: hugging_face(
-    "GPTJForCausalLM",
-    "GPTJConfig",
-    vocab_size=VOCABULARY,
-    n_embd=32,
-    n_layer=2,
-    n_head=4,
-    n_positions=32,
-    rotary_dim=4,
-    **_SPECIAL,
-)
-MODELS["falcon"] = lambda: hugging_face(
-    "FalconForCausalLM",
-    "FalconConfig",
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    **_SPECIAL,
-)
-MODELS["opt"] = lambda: hugging_face(
-    "OPTForCausalLM", "OPTConfig", **encoder(ffn_dim=64, word_embed_proj_dim=32)
-)
-MODELS["whisper"] = lambda: hugging_face(
-    "WhisperForConditionalGeneration",
-    "WhisperConfig",
-    {"input_features": torch.randn(4, 8, 32), "labels": tokens()},
-    **sequence_to_sequence(
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{
+        name: (network, "ForCausalLM", decoder(**more))
+        for name, network, more in (
+            ("llama", "Llama", {}), ("mistral", "Mistral", {}), ("qwen2", "Qwen2", {}),
+            ("qwen3", "Qwen3", {"head_dim": 8}), ("phi", "Phi", {}), ("gemma2", "Gemma2", {"head_dim": 8}),
+            ("olmo2", "Olmo2", {}), ("cohere", "Cohere", {}), ("stablelm", "StableLm", {}),
+            ("starcoder2", "Starcoder2", {}), ("mixtral", "Mixtral", {"num_local_experts": 4}),
+        )
+    },
+    "gpt-neox": ("GPTNeoX", "ForCausalLM", encoder() | ENDS),
+    "opt": ("OPT", "ForCausalLM", encoder(ffn_dim=64, word_embed_proj_dim=32)),
+    "albert": ("Albert", "ForMaskedLM", encoder(embedding_size=16)),
+    "gptj": ("GPTJ", "ForCausalLM", {
+        "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4,
+    } | ENDS),
+    "falcon": ("Falcon", "ForCausalLM", {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    } | ENDS),
+    "t5": ("T5", "ForConditionalGeneration", {
+        "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+        "decoder_start_token_id": 0,
+    }),
+    "vit": ("ViT", "ForImageClassification", vision()),
+    "swin": ("Swin", "ForImageClassification", {
+        "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
+        "window_size": 4, "num_labels": 8,
+    }),
+    "convnext": ("ConvNext", "ForImageClassification", {
+        "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32, "num_labels": 8,
+    }),
+    "resnet": ("ResNet", "ForImageClassification", {
+        "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+        "num_labels": 8,
+    }),
+    "whisper": ("Whisper", "ForConditionalGeneration", sequence_to_sequence(
         num_mel_bins=8, max_source_positions=16, max_target_positions=16, begin_suppress_tokens=None
-    ),
-)
-MODELS["mixtral"] = lambda: hugging_face(
-    "MixtralForCausalLM", "MixtralConfig", **decoder(num_local_experts=4)
-)
+    )),
+}  # fmt: skip
+
+
+def made(network: str, task: str, settings: dict[str, Any]) -> Made:
+    inputs = pictures() if task == "ForImageClassification" else None
+    if network == "Whisper":
+        inputs = {"input_features": torch.randn(4, 8, 32), "labels": tokens()}
+    return hugging_face(network + task, f"{network}Config", inputs, **settings)
+
+
+MODELS |= {name: partial(made, *network) for name, network in NETWORKS.items()}

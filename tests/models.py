@@ -10,13 +10,19 @@ from torch import nn
 
 
 class Call(nn.Module):
-    """``function(module, *args, **kwargs)``, with modules, and parameters of the given shapes, by name."""
+    """``function(module, *args, **kwargs)``, with modules, buffers, and parameters of the given shapes."""
 
-    def __init__(self, function: Callable[..., Any], **held: nn.Module | int | tuple[int, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], **held: nn.Module | torch.Tensor | int | tuple[int, ...]
+    ) -> None:
         super().__init__()
         for name, value in held.items():
-            made = value if isinstance(value, nn.Module) else nn.Parameter(torch.randn(value))
-            setattr(self, name, made)
+            if isinstance(value, nn.Module):
+                setattr(self, name, value)
+            elif isinstance(value, torch.Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, nn.Parameter(torch.randn(value)))
         self.function = function
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

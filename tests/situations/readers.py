@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.models import situation
+from tests.models import Call, situation
 
 Built = tuple[nn.Module, tuple[Any, ...]]
 WIDTH = 16
@@ -77,84 +77,73 @@ class Twice(nn.Module):
 build_weight_read_twice_in_each_block = _built(lambda: Twice(6))
 
 
-class Momentum(nn.Module):
+def layers(count: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
+
+
+def _momentum(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Two chains of layers of their own, the second one without gradient though its parameters ask for it."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.online = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        self.target = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        self.head = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a = b = x
-        for layer in self.online:
-            a = torch.tanh(layer(a))
-        with torch.no_grad():
-            for layer in self.target:
-                b = torch.tanh(layer(b))
-        return (self.head(a) - b).square().mean()
+    a = b = x
+    for layer in m.online:
+        a = torch.tanh(layer(a))
+    with torch.no_grad():
+        for layer in m.target:
+            b = torch.tanh(layer(b))
+    return (m.head(a) - b).square().mean()
 
 
 # A frontier, and pipelines that run: cuts go through the branch without gradient as well.
-build_momentum_target = _built(lambda: Momentum(3))
+# A frontier, and pipelines that run: cuts go through the branch without gradient as well.
+build_momentum_target = _built(
+    lambda: Call(_momentum, online=layers(3), target=layers(3), head=nn.Linear(WIDTH, WIDTH))
+)
 
 
-class DetachedLater(nn.Module):
+def _detached_later(m: Any, x: torch.Tensor) -> torch.Tensor:
     """What one layer makes is read with a gradient nearby and, layers later, without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, *rest = self.layers
-        kept = torch.tanh(first(x))
-        h = kept
-        for layer in rest:
-            h = torch.tanh(layer(h))
-        with torch.no_grad():
-            aim = torch.softmax(kept * 2.0, -1)
-            strong = kept > 0
-        return ((h - aim) * strong).square().mean() + (h * kept.detach()).mean()
+    first, *rest = m.layers
+    kept = torch.tanh(first(x))
+    h = kept
+    for layer in rest:
+        h = torch.tanh(layer(h))
+    with torch.no_grad():
+        aim = torch.softmax(kept * 2.0, -1)
+        strong = kept > 0
+    return ((h - aim) * strong).square().mean() + (h * kept.detach()).mean()
 
 
 # A frontier, and pipelines that run: an activation is read without gradient in a later stage alone.
-build_detached_later = _built(DetachedLater)
+# A frontier, and pipelines that run: an activation is read without gradient in a later stage alone.
+build_detached_later = _built(lambda: Call(_detached_later, layers=layers(5)))
 
 
-class Integers(nn.Module):
+def _integers(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Numbers, masks and a frozen part that cross from where they are made to the end."""
+    h = torch.tanh(m.layers[0](x))
+    best, sure = h.argmax(-1), h > 0.1
+    steady = torch.tanh(m.frozen(x))
+    for layer in m.layers[1:]:
+        h = torch.tanh(layer(h))
+    logits = h.masked_fill(sure, 0.0) + steady
+    return F.nll_loss(logits.log_softmax(-1), best, reduction="sum") / len(best)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.tanh(self.layers[0](x))
-        best, sure = h.argmax(-1), h > 0.1
-        steady = torch.tanh(self.frozen(x))
-        for layer in self.layers[1:]:
-            h = torch.tanh(layer(h))
-        logits = h.masked_fill(sure, 0.0) + steady
-        return F.nll_loss(logits.log_softmax(-1), best, reduction="sum") / len(best)
+def _pseudo_labels(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """Targets that the model itself found, of a mean."""
+    h = torch.tanh(m.layers[0](x))
+    return F.cross_entropy(m.layers[1](h), h.argmax(-1))
 
 
 # A frontier, and pipelines that run: integers, masks and activations without gradient cross.
-build_integers_and_masks_that_cross = _built(Integers)
-
-
-class PseudoLabels(Integers):
-    """Targets that the model itself found, of a mean."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.tanh(self.layers[0](x))
-        return F.cross_entropy(self.layers[1](h), h.argmax(-1))
+# A frontier, and pipelines that run: integers, masks and activations without gradient cross.
+build_integers_and_masks_that_cross = _built(
+    lambda: Call(_integers, frozen=nn.Linear(WIDTH, WIDTH).requires_grad_(False), layers=layers(4))
+)
 
 
 # A frontier without micro-batches, as a mean's targets are counted before the step.
-build_targets_made_of_parameters = _built(PseudoLabels)
+# A frontier without micro-batches, as a mean's targets are counted before the step.
+build_targets_made_of_parameters = _built(lambda: Call(_pseudo_labels, layers=layers(2)))
 
 
 class MadeOfParameters(nn.Module):
@@ -210,64 +199,54 @@ build_normed_weights = _built(lambda: MadeOfParameters("normed"))
 build_penalty_on_parameters = _built(lambda: MadeOfParameters("penalty"))
 
 
-class Stack(nn.Module):
-    """Nothing but alike blocks; the loss is part of the last one's result."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = torch.relu(block(x)) + x
-        return x.square().mean()
-
-
 # Frontiers: blocks without a stem or a head.
-build_bare_stack_of_four = _built(lambda: Stack(4))
-build_bare_stack_of_six = _built(lambda: Stack(6))
+def _stack(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """Nothing but alike blocks; the loss is part of the last one's result."""
+    for block in m.blocks:
+        x = torch.relu(block(x)) + x
+    return x.square().mean()
 
 
-class Nested(nn.Module):
+build_bare_stack_of_four = _built(lambda: Call(_stack, blocks=layers(4)))
+build_bare_stack_of_six = _built(lambda: Call(_stack, blocks=layers(6)))
+
+
+def _nested(m: Any, x: torch.Tensor) -> torch.Tensor:
     """A part without gradient, inside which one layer has a gradient again, of weights that are trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, second, third = self.layers
-        with torch.no_grad():
-            a = torch.tanh(first(x))
-            with torch.enable_grad():
-                b = torch.tanh(second(a))
-            c = torch.tanh(first(b))
-        return (third(b) - c).square().mean()
+    first, second, third = m.layers
+    with torch.no_grad():
+        a = torch.tanh(first(x))
+        with torch.enable_grad():
+            b = torch.tanh(second(a))
+        c = torch.tanh(first(b))
+    return (third(b) - c).square().mean()
 
 
 # A frontier: gradients of the layer inside, and none of the weight that is read before and behind it.
-build_gradient_inside_no_grad = _built(Nested)
+# A frontier: gradients of the layer inside, and none of the weight that is read before and behind it.
+build_gradient_inside_no_grad = _built(lambda: Call(_nested, layers=layers(3)))
 
 
-class CrossAttention(nn.Module):
+def _cross_attention(m: Any, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """A fused weight whose parts are read by different products."""
-
-    def __init__(self, blocks: int = 2) -> None:
-        super().__init__()
-        self.stem = nn.Linear(WIDTH, WIDTH)
-        self.fused = nn.ParameterList(torch.randn(3 * WIDTH, WIDTH) / 4 for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        h, memory = self.stem(x), torch.tanh(self.stem(memory))
-        for fused in self.fused:
-            q_weight, kv_weight = fused.split([WIDTH, 2 * WIDTH])
-            k, v = F.linear(memory, kv_weight).chunk(2, -1)
-            h = h + F.scaled_dot_product_attention(F.linear(h, q_weight), k, v)
-        return h.square().mean()
+    h, memory = m.stem(x), torch.tanh(m.stem(memory))
+    for fused in m.fused:
+        q_weight, kv_weight = fused.split([WIDTH, 2 * WIDTH])
+        k, v = F.linear(memory, kv_weight).chunk(2, -1)
+        h = h + F.scaled_dot_product_attention(F.linear(h, q_weight), k, v)
+    return h.square().mean()
 
 
 # A frontier: a fused projection of cross attention, a part of which reads another sequence.
-build_fused_projections = _built(CrossAttention, (4, 4, WIDTH), (4, 4, WIDTH))
+build_fused_projections = _built(
+    lambda: Call(
+        _cross_attention,
+        stem=nn.Linear(WIDTH, WIDTH),
+        fused=nn.ParameterList(torch.randn(3 * WIDTH, WIDTH) / 4 for _ in range(2)),
+    ),
+    (4, 4, WIDTH),
+    (4, 4, WIDTH),
+)
 
 
 class NormedTwice(nn.Module):
@@ -296,19 +275,14 @@ build_siamese_with_batch_norms = _built(lambda: NormedTwice(nn.BatchNorm1d), (8,
 build_siamese_with_instance_norms = _built(lambda: NormedTwice(nn.InstanceNorm1d), (8, 4, 6), (8, 4, 6))
 
 
-class Waves(nn.Module):
-    """Layers without anything in front of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.sin(layer(x))
-        return (x - z).square().mean()
+def _waves(m: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    for layer in m.layers:
+        x = torch.sin(layer(x))
+    return (x - z).square().mean()
 
 
 def build_input_with_gradient() -> Built:
-    """The gradient of the input, which a script would have in ``x.grad``, is no part of a plan."""
-    return Waves(), (torch.randn(8, WIDTH, requires_grad=True), torch.randn(8, WIDTH))
+    """Layers without anything in front of them. The gradient of the input, which a script would have in
+    ``x.grad``, is no part of a plan."""
+    inputs = torch.randn(8, WIDTH, requires_grad=True), torch.randn(8, WIDTH)
+    return Call(_waves, layers=layers(3)), inputs

@@ -10,178 +10,130 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from tests.models import situation
+from tests.models import Call, situation
 
 Recipe = tuple[nn.Module, tuple[Any, ...]]
 
 
-class Steps(nn.Module):
-    """A counter of steps scales the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 4)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.steps += 1
-        loss = functional.cross_entropy(self.last(torch.relu(self.first(x))), y)
-        return loss * torch.clamp(self.steps / 10, max=1.0)
+def linears(**sizes: tuple[int, int]) -> dict[str, nn.Module]:
+    return {name: nn.Linear(*size) for name, size in sizes.items()}
 
 
-class RunningScale(nn.Module):
+def _counted(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m.steps += 1
+    loss = functional.cross_entropy(m.last(torch.relu(m.first(x))), y)
+    return loss * torch.clamp(m.steps / 10, max=1.0)
+
+
+def _running_scale(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A late layer keeps a decayed mean of its results, which an early one divides by in the next step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.last = nn.Linear(16, 4)
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = x / self.scale
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        logits = self.last(x)
-        with torch.no_grad():
-            self.scale.mul_(0.9).add_(0.1 * logits.abs().mean())
-        return functional.cross_entropy(logits, y)
+    x = x / m.scale
+    for layer in m.layers:
+        x = torch.tanh(layer(x))
+    logits = m.last(x)
+    with torch.no_grad():
+        m.scale.mul_(0.9).add_(0.1 * logits.abs().mean())
+    return functional.cross_entropy(logits, y)
 
 
-class Decaying(nn.Module):
+def _decaying(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A mask in a buffer decays from step to step, whatever the batch is, and is read by two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-        self.register_buffer("mask", torch.ones(16))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.first(x)) * self.mask
-        self.mask = self.mask * 0.9 + 0.01
-        x = torch.relu(self.second(x)) * self.mask
-        return functional.cross_entropy(self.last(x), y)
+    x = torch.relu(m.first(x)) * m.mask
+    m.mask = m.mask * 0.9 + 0.01
+    x = torch.relu(m.second(x)) * m.mask
+    return functional.cross_entropy(m.last(x), y)
 
 
-class Teacher(nn.Module):
+def _taught(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        m.weight.lerp_(m.student.weight, 0.01)
+        m.bias.lerp_(m.student.bias, 0.01)
+        target = functional.linear(x, m.weight, m.bias)
+    seen = m.student(x)
+    return functional.mse_loss(seen, target) + m.last(torch.relu(seen)).square().mean()
+
+
+def teacher() -> nn.Module:
     """The weights of a teacher are buffers that follow the student's (EMA)."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.student, self.last = nn.Linear(16, width), nn.Linear(width, 16)
-        self.register_buffer("weight", self.student.weight.detach().clone())
-        self.register_buffer("bias", self.student.bias.detach().clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            self.weight.lerp_(self.student.weight, 0.01)
-            self.bias.lerp_(self.student.bias, 0.01)
-            target = functional.linear(x, self.weight, self.bias)
-        seen = self.student(x)
-        return functional.mse_loss(seen, target) + self.last(torch.relu(seen)).square().mean()
+    student = nn.Linear(16, 64)
+    copies = {name: value.detach().clone() for name, value in student.named_parameters()}
+    return Call(_taught, student=student, last=nn.Linear(64, 16), **copies)
 
 
-class Codebook(nn.Module):
+def _coded(m: Any, x: torch.Tensor) -> torch.Tensor:
+    z = m.encoder(x)
+    flat, book = z.detach(), m.book.clone()
+    far = flat.square().sum(1, keepdim=True) - 2 * flat @ book.t() + book.square().sum(1)
+    hot = functional.one_hot(torch.argmin(far, 1), book.shape[0]).to(z.dtype)
+    quantised = hot @ book
+    with torch.no_grad():
+        m.sizes.mul_(0.9).add_(0.1 * hot.sum(0))
+        m.sums.mul_(0.9).add_(0.1 * hot.t() @ flat)
+        m.book.copy_(m.sums / m.sizes.clamp(min=1e-3).unsqueeze(1))
+    passed = z + (quantised - z).detach()
+    return functional.mse_loss(m.decoder(passed), x) + 0.25 * functional.mse_loss(z, quantised)
+
+
+def codebook() -> nn.Module:
     """A codebook that follows what was assigned to it (VQ-VAE with EMA), with sums and counts in buffers."""
-
-    def __init__(self, codes: int = 32, width: int = 16) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(16, width), nn.Linear(width, 16)
-        book = torch.randn(codes, width)
-        self.register_buffer("book", book)
-        self.register_buffer("sums", book.clone())
-        self.register_buffer("sizes", torch.ones(codes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = self.encoder(x)
-        flat, book = z.detach(), self.book.clone()
-        far = flat.square().sum(1, keepdim=True) - 2 * flat @ book.t() + book.square().sum(1)
-        hot = functional.one_hot(torch.argmin(far, 1), book.shape[0]).to(z.dtype)
-        quantised = hot @ book
-        with torch.no_grad():
-            self.sizes.mul_(0.9).add_(0.1 * hot.sum(0))
-            self.sums.mul_(0.9).add_(0.1 * hot.t() @ flat)
-            self.book.copy_(self.sums / self.sizes.clamp(min=1e-3).unsqueeze(1))
-        passed = z + (quantised - z).detach()
-        return functional.mse_loss(self.decoder(passed), x) + 0.25 * functional.mse_loss(z, quantised)
+    layers, book = linears(encoder=(16, 16), decoder=(16, 16)), torch.randn(32, 16)
+    return Call(_coded, **layers, book=book, sums=book.clone(), sizes=torch.ones(32))
 
 
-class Queue(nn.Module):
+def _queued(m: Any, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    query = functional.normalize(m.query(x), dim=1)
+    with torch.no_grad():
+        key = functional.normalize(m.key(seen), dim=1)
+    alike = (query * key).sum(1, keepdim=True)
+    other = query @ m.queue.clone().t()
+    loss = functional.cross_entropy(torch.cat([alike, other], 1) / 0.1, x.new_zeros(len(x)).long())
+    with torch.no_grad():
+        rows = (m.place + torch.arange(len(x), device=x.device)) % len(m.queue)
+        m.queue[rows] = key
+        m.place.copy_((m.place + len(x)) % len(m.queue))
+    return loss
+
+
+def queue() -> nn.Module:
     """A queue of keys, of which a pointer in a buffer says where the next ones go (MoCo)."""
-
-    def __init__(self, keys: int = 256, width: int = 32) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(16, width), nn.Linear(16, width)
-        self.key.requires_grad_(False)
-        self.register_buffer("queue", functional.normalize(torch.randn(keys, width), dim=1))
-        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
-
-    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        query = functional.normalize(self.query(x), dim=1)
-        with torch.no_grad():
-            key = functional.normalize(self.key(seen), dim=1)
-        alike = (query * key).sum(1, keepdim=True)
-        other = query @ self.queue.clone().t()
-        loss = functional.cross_entropy(torch.cat([alike, other], 1) / 0.1, x.new_zeros(len(x)).long())
-        with torch.no_grad():
-            rows = (self.place + torch.arange(len(x), device=x.device)) % len(self.queue)
-            self.queue[rows] = key
-            self.place.copy_((self.place + len(x)) % len(self.queue))
-        return loss
+    keys, place = functional.normalize(torch.randn(256, 32), dim=1), torch.zeros(1, dtype=torch.long)
+    model = Call(_queued, **linears(query=(16, 32), key=(16, 32)), queue=keys, place=place)
+    model.key.requires_grad_(False)
+    return model
 
 
-class Shifted(nn.Module):
+def _shifted(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """One buffer takes the last value of another, which takes the batch's mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
-        self.register_buffer("mean", torch.zeros(16))
-        self.register_buffer("before", torch.zeros(16))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = x - 0.5 * (self.mean + self.before)
-        self.before.copy_(self.mean)
-        self.mean = x.detach().mean(0)
-        return functional.cross_entropy(self.last(torch.relu(self.first(x))), y)
+    x = x - 0.5 * (m.mean + m.before)
+    m.before.copy_(m.mean)
+    m.mean = x.detach().mean(0)
+    return functional.cross_entropy(m.last(torch.relu(m.first(x))), y)
 
 
-class Normed(nn.Module):
+def _normed(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for convolution, norm in zip(m.convolutions, m.norms, strict=True):
+        x = torch.relu(norm(convolution(x)))
+    return functional.cross_entropy(m.last(x.mean((2, 3))), y)
+
+
+def normed(*norms: nn.Module) -> nn.Module:
     """Convolutions with one norm each."""
-
-    def __init__(self, *norms: nn.Module) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(norms)
-        channels = [3, *[8] * (len(norms) - 1)]
-        self.convolutions = nn.ModuleList(nn.Conv2d(n, 8, 3, padding=1) for n in channels)
-        self.last = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = torch.relu(norm(convolution(x)))
-        return functional.cross_entropy(self.last(x.mean((2, 3))), y)
+    channels = [3, *[8] * (len(norms) - 1)]
+    convolutions = nn.ModuleList(nn.Conv2d(n, 8, 3, padding=1) for n in channels)
+    return Call(_normed, norms=nn.ModuleList(norms), convolutions=convolutions, last=nn.Linear(8, 4))
 
 
-class Critic(nn.Module):
+def _judged(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return functional.softplus(-m.last(torch.relu(m.first(x)).mean((2, 3)))).mean()
+
+
+def critic(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """A discriminator with spectral norms."""
-
-    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
-        super().__init__()
-        self.first, self.last = norm(nn.Conv2d(3, 8, 3, padding=1)), norm(nn.Linear(8, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.softplus(-self.last(torch.relu(self.first(x)).mean((2, 3)))).mean()
+    return Call(_judged, first=norm(nn.Conv2d(3, 8, 3, padding=1)), last=norm(nn.Linear(8, 1)))
 
 
-class Renormed(nn.Module):
-    """An embedding that renormalises its table in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.last = nn.Embedding(16, 16, max_norm=1.0), nn.Linear(16, 4)
-
-    def forward(self, rows: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(self.last(torch.tanh(self.table(rows)).mean(1)), y)
+def _embedded(m: Any, rows: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(m.last(torch.tanh(m.table(rows)).mean(1)), y)
 
 
 class Changed(nn.Module):
@@ -249,36 +201,67 @@ def _seeded(
 
 
 # Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more.
-build_step_counter = _seeded(Steps, (8, 16))
+TWO = {"first": (16, 16), "last": (16, 4)}
+# Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more.
+build_step_counter = _seeded(
+    lambda: Call(_counted, **linears(first=(16, 32), last=(32, 4)), steps=torch.zeros((), dtype=torch.long)),
+    (8, 16),
+)
 # Runs, also in micro-batches and in pipelines, whose stages both read the mask.
-build_decay = _seeded(Decaying, (8, 16))
+build_decay = _seeded(
+    lambda: Call(_decaying, **linears(second=(16, 16), **TWO), mask=torch.ones(16)), (8, 16)
+)
 # Runs in one micro-batch; stages that read the scale are sent it.
-build_running_scale = _seeded(RunningScale, (8, 16))
+build_running_scale = _seeded(
+    lambda: Call(
+        _running_scale,
+        layers=nn.ModuleList(nn.Linear(16, 16) for _ in range(3)),
+        last=nn.Linear(16, 4),
+        scale=torch.ones(()),
+    ),
+    (8, 16),
+)
 # Runs, also in micro-batches: the teacher follows weights, not the batch.
-build_teacher = _seeded(Teacher, (8, 16), classes=0)
+build_teacher = _seeded(teacher, (8, 16), classes=0)
 # Runs in one micro-batch: the codes follow the batch.
-build_codebook = _seeded(Codebook, (16, 16), classes=0)
+build_codebook = _seeded(codebook, (16, 16), classes=0)
 # Runs in one micro-batch.
-build_queue = _seeded(Queue, (16, 16), (16, 16), classes=0)
+build_queue = _seeded(queue, (16, 16), (16, 16), classes=0)
 # Runs in one micro-batch; a buffer that takes another one's value has memory of its own.
-build_shifted = _seeded(Shifted, (8, 16))
-
-
-def instance_norms() -> nn.Module:
-    """Three alike norms, of which the second one keeps no statistics."""
-    kept = (True, False, True)
-    return Normed(*(nn.InstanceNorm2d(8, affine=True, track_running_stats=one) for one in kept))
+build_shifted = _seeded(
+    lambda: Call(_shifted, **linears(**TWO), mean=torch.zeros(16), before=torch.zeros(16)), (8, 16)
+)
+# Runs in one micro-batch: of three alike norms the first and the last have running statistics.
+build_instance_norms = _seeded(
+    lambda: normed(
+        *(nn.InstanceNorm2d(8, affine=True, track_running_stats=kept) for kept in (True, False, True))
+    ),
+    (4, 3, 6, 6),
+)
+# Runs, also in micro-batches: no state at all.
+build_group_norms = _seeded(lambda: normed(nn.GroupNorm(2, 8), nn.GroupNorm(4, 8)), (4, 3, 6, 6))
+# Run, also in micro-batches: one power iteration a step.
+build_spectral = _seeded(lambda: critic(parametrizations.spectral_norm), (8, 3, 6, 6), classes=0)
+build_spectral_hooks = _seeded(lambda: critic(nn.utils.spectral_norm), (8, 3, 6, 6), classes=0)
+# Refused: the embedding renormalises its table.
+build_max_norm = situation(
+    lambda: Call(_embedded, table=nn.Embedding(16, 16, max_norm=1.0), last=nn.Linear(16, 4)),
+    lambda: (torch.randint(0, 16, (8, 5)), torch.randint(0, 4, (8,))),
+    r"changes its parameter table\.weight in forward.*max_norm",
+)
+# Runs, also in micro-batches and in pipelines, whose stages both read the mask.
+# Runs in one micro-batch; stages that read the scale are sent it.
+# Runs, also in micro-batches: the teacher follows weights, not the batch.
+# Runs in one micro-batch: the codes follow the batch.
+# Runs in one micro-batch.
+# Runs in one micro-batch; a buffer that takes another one's value has memory of its own.
 
 
 # Runs in one micro-batch: the first and the last norm have running statistics.
-build_instance_norms = _seeded(instance_norms, (4, 3, 6, 6))
 
 
 # Runs, also in micro-batches: no state at all.
-build_group_norms = _seeded(lambda: Normed(nn.GroupNorm(2, 8), nn.GroupNorm(4, 8)), (4, 3, 6, 6))
 # Run, also in micro-batches: one power iteration a step.
-build_spectral = _seeded(lambda: Critic(parametrizations.spectral_norm), (8, 3, 6, 6), classes=0)
-build_spectral_hooks = _seeded(lambda: Critic(nn.utils.spectral_norm), (8, 3, 6, 6), classes=0)
 
 
 def _changed(change: str, refused: Any = None) -> Any:
@@ -298,8 +281,3 @@ build_exchanged_tensor = _changed("exchange_plain", r"changes its tensor plain i
 build_changed_tensor = _changed("change_plain", r"changes its tensor plain in forward")
 build_late_buffer = _changed("make_buffer", r"makes its buffer late in forward")
 # Refused: the embedding renormalises its table.
-build_max_norm = situation(
-    Renormed,
-    lambda: (torch.randint(0, 16, (8, 5)), torch.randint(0, 4, (8,))),
-    r"changes its parameter table\.weight in forward.*max_norm",
-)

@@ -24,43 +24,21 @@ class Report:
     """What :func:`check_graph` found.
 
     Attributes:
-        operators: how many operators the graph has.
-        signatures: how many different ones there are; each was checked once.
-        splits: how many (operator, choices, mesh) were run.
         unknown: target -> number of operators without a rule, and of which discovery found nothing.
         discovered: target -> number of operators without a rule that discovery can split.
-        unsplit: target -> number of operators whose rule offers no split at these shapes.
         mismatches: claims that do not hold.
     """
 
-    operators: int = 0
-    signatures: int = 0
-    splits: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
     discovered: Counter[str] = field(default_factory=Counter)
-    unsplit: Counter[str] = field(default_factory=Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    @property
-    def coverage(self) -> float:
-        """Share of the operators that have a rule, or for which discovery stands in."""
-        return 1.0 - sum(self.unknown.values()) / max(self.operators, 1)
-
     def __str__(self) -> str:
-        lines = [
-            f"{self.operators} operators, {100 * self.coverage:.1f} % with a rule; "
-            f"{self.signatures} different ones checked in {self.splits} splits, {len(self.mismatches)} wrong"
-        ]
-        lines += [f"  no rule: {target} ({count})" for target, count in self.unknown.most_common()]
-        lines += [f"  discovered: {target} ({count})" for target, count in self.discovered.most_common()]
-        lines += [f"  never split: {target} ({count})" for target, count in self.unsplit.most_common()]
-        lines += [f"  wrong: {mismatch}" for mismatch in self.mismatches]
-        return "\n".join(lines)
+        lines = [f"no rule: {target} ({count})" for target, count in self.unknown.most_common()]
+        return "\n".join([*lines, *(f"wrong: {mismatch}" for mismatch in self.mismatches)])
 
 
-def check_operator(
-    op: Operator, atoms: AtomGraph, choice: int, parts: int = 2, seed: int = 0
-) -> Mismatch | None:
+def check_operator(op: Operator, atoms: AtomGraph, choice: int, parts: int = 2) -> Mismatch | None:
     """Whether splitting ``op`` by ``choice`` over ``parts`` ranks gives what the whole operator gives.
 
     Args:
@@ -69,7 +47,7 @@ def check_operator(
     Returns:
         None when outputs and gradients recombine, else the first claim that does not hold.
     """
-    return check_choices(op, atoms, (NONE, choice), (1, parts), seed)
+    return check_choices(op, atoms, (NONE, choice), (1, parts))
 
 
 def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
@@ -104,7 +82,6 @@ def missing_splits(op: Operator, graph: OperatorGraph) -> Iterator[str]:
 def check_graph(
     graph: OperatorGraph | AtomGraph,
     parts: Sequence[int] = (2, 4),
-    seed: int = 0,
     thorough: bool = False,
     seen: set[Any] | None = None,
 ) -> Report:
@@ -119,25 +96,18 @@ def check_graph(
     atoms = graph if isinstance(graph, AtomGraph) else refine_graph(graph)
     report, seen = Report(), set[Any]() if seen is None else seen
     for op in atoms.graph.operators:
-        report.operators += 1
         space = atoms.spaces[op.name]
         if not space.known:
             report.unknown[op.target] += 1
         if space.discovered:
             report.discovered[op.target] += 1
         loops = [i for i, dim in enumerate(space.dims) if dim.splittable and is_offered(op, atoms, i)]
-        if space.known and not loops:
-            report.unsplit[op.target] += 1
         signature = _signature(op, atoms)
         if signature in seen:
             continue
         seen.add(signature)
-        report.signatures += 1
-        for choices, mesh in _splits(op, atoms, loops, parts, thorough):
-            report.splits += 1
-            mismatch = check_choices(op, atoms, choices, mesh, seed)
-            if mismatch is not None:
-                report.mismatches.append(mismatch)
+        found = [check_choices(op, atoms, *each) for each in _splits(op, atoms, loops, parts, thorough)]
+        report.mismatches += [mismatch for mismatch in found if mismatch is not None]
     return report
 
 

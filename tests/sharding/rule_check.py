@@ -246,20 +246,11 @@ class _Run:
 
 
 def check_choices(
-    op: Operator,
-    atoms: AtomGraph,
-    choices: tuple[int, ...],
-    mesh: tuple[int, ...],
-    seed: int = 0,
-    scale: float = 1.0,
+    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...]
 ) -> Mismatch | None:
-    """Check that splitting ``op`` gives the whole operator's results; return the first failing claim or None.
-
-    Args:
-        scale: the scale of operands and output gradients; operators with thresholds depend on it.
-    """
+    """Check that splitting ``op`` gives the whole operator's results; return the first claim that fails."""
     try:
-        _check(op, atoms, choices, mesh, seed, scale)
+        _check(op, atoms, choices, mesh)
     except _Wrong as wrong:
         dims = atoms.spaces[op.name].dims
         names = tuple(dims[c].name if c >= 0 else layout_names((c,))[0] for c in choices)
@@ -267,11 +258,9 @@ def check_choices(
     return None
 
 
-def _check(
-    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int, scale: float
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values, whole, gradients = _whole(op, atoms, generator, len(mesh), scale)
+def _check(op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, whole, gradients = _whole(op, atoms, generator, len(mesh))
     split = OperatorShard(op, atoms, choices, mesh)
     reads = {o.tensor: split.layout(o, written=False) for o in split.space.reads}
     writes = {o.tensor: split.layout(o, written=True) for o in split.space.writes}
@@ -310,7 +299,7 @@ def _check(
 
 
 def _whole(
-    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
+    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int
 ) -> tuple[_Tensors, _Run, _Tensors]:
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
@@ -323,11 +312,7 @@ def _whole(
     error: Exception | None = None
     for exact in (True, False):  # some calls exist only in the graph's own precision
         values = sample_inputs(op, graph, generator, exact=exact)
-        if scale != 1.0:
-            values = {
-                name: value * scale if value.is_floating_point() and name not in graph.constants else value
-                for name, value in values.items()
-            }
+
         try:
             outputs = _outputs(op, bind(call, SingleDevice()), call, values)
             break
@@ -336,7 +321,7 @@ def _whole(
     else:
         raise _Wrong("error", "", f"the whole operator fails: {error}")
     gradients = {
-        name: (scale * torch.randn(value.shape, generator=generator, dtype=_widest(value))).to(value.dtype)
+        name: torch.randn(value.shape, generator=generator, dtype=_widest(value)).to(value.dtype)
         for name, value in outputs.items()
         if _carries_gradient(graph, name)
     }

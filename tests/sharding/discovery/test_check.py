@@ -180,4 +180,3 @@ def test_the_report_names_what_has_no_rule():
     report = check_graph(graph)
     assert set(report.unknown) == {"aten.matrix_exp.default"}
     assert "no rule: aten.matrix_exp.default (1)" in str(report)
-    assert 0.5 < report.coverage < 1.0

@@ -96,11 +96,6 @@ def traced(monkeypatch):
 # -- alike --------------------------------------------------------------------------------------
 
 
-def test_of_six_equal_blocks_two_are_traced(traced):
-    assert traced(stack()) == (2, 6)
-    assert traced(stack(), mode="inference") == (2, 6)
-
-
 def test_blocks_with_tied_and_shared_parameters(traced):
     """Each layer has a parameter of its own and one that all share; two layers are tied."""
     shared = nn.Parameter(torch.randn(8))
@@ -119,64 +114,105 @@ def test_a_tensor_that_one_block_has_under_two_names_is_no_two_tensors(traced):
     assert traced(model) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("around", "found"),
-    [
-        pytest.param(
-            lambda s, x: sum(b(x, flag=i % 2 == 0) for i, b in enumerate(s.blocks)).sum(), (4, 6), id="flags"
-        ),
-        pytest.param(lambda s, x: sum(b(x, flag=None) for b in s.blocks).sum(), (2, 6), id="none"),
-    ],
-)
-def test_calls_with_other_arguments_are_other_calls(traced, around, found):
-    def gate(b, x, flag):
-        return torch.tanh(b.layer(x)) if flag else b.layer(x)
-
-    assert traced(stack(gate, around)) == found
+def gate(block, x, flag):
+    return torch.tanh(block.layer(x)) if flag else block.layer(x)
 
 
-@pytest.mark.slow
-def test_calls_with_tensors_of_other_shapes_are_other_calls(traced):
-    def around(s, x):
-        for i, block in enumerate(s.blocks):
-            x = block(x if i < 3 else x[:2])
-        return x.sum()
-
-    assert traced(stack(around=around)) == (4, 6)
+def shapes(stack, x):
+    for i, block in enumerate(stack.blocks):
+        x = block(x if i < 3 else x[:2])
+    return x.sum()
 
 
-def test_one_tensor_for_two_arguments_is_another_call(traced):
-    def around(s, x):
-        y = x * 2
-        return sum(b(x, y if i % 2 else x) for i, b in enumerate(s.blocks)).sum()
-
-    assert traced(stack(lambda b, x, y: b.layer(x) * y, around)) == (4, 6)
+def one_tensor_twice(stack, x):
+    y = x * 2
+    return sum(b(x, y if i % 2 else x) for i, b in enumerate(stack.blocks)).sum()
 
 
-def test_blocks_that_return_dictionaries_none_and_their_own_input(traced):
-    def around(s, x):
-        for block in s.blocks:
-            out = block(x)
-            assert out["attention"] is None
-            assert out["mask"] is x
-            x = out["x"]
-        return x.sum()
-
-    assert traced(stack(lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, around)) == (2, 6)
+def dictionaries(stack, x):
+    for block in stack.blocks:
+        out = block(x)
+        assert out["attention"] is None
+        assert out["mask"] is x
+        x = out["x"]
+    return x.sum()
 
 
-@pytest.mark.slow
-def test_what_nothing_reads_of_a_block_stays_unread(traced):
-    def around(s, x):
-        for block in s.blocks:
-            x, _ = block(x)
-        return x.sum()
-
-    assert traced(stack(lambda b, x: (plain(b, x), b.layer(x).exp()), around)) == (2, 6)
+def first_result(stack, x):
+    for block in stack.blocks:
+        x, _ = block(x)
+    return x.sum()
 
 
-def test_random_operators_keep_their_order_and_count(traced):
-    assert traced(stack(lambda b, x: torch.dropout(b.layer(x), 0.1, b.training))) == (2, 6)
+def skipping(block, x, skips):
+    skips.append(x * 2)
+    return block.layer(x)
+
+
+def skips(stack, x):
+    given = []
+    for block in stack.blocks:
+        x = block(x, given)
+    assert len(given) == len(stack.blocks)
+    return (x + sum(given)).sum()
+
+
+OUTER = []
+"""What blocks read, or write, past their arguments."""
+
+
+def handing_out(block, x):
+    OUTER.append(block.layer(x).relu())
+    return block.layer(x)
+
+
+def counting(block, x):
+    OUTER.append(1)
+    return block.layer(x) * len(OUTER)
+
+
+def from_outside(given, result=lambda x: x.sum()):
+    def around(stack, x):
+        OUTER[:] = given(x)
+        for block in stack.blocks:
+            x = block(x)
+        return result(x)
+
+    return around
+
+
+CALLS = {
+    "alike": (plain, None, (2, 6)),
+    "flags": (gate, lambda s, x: sum(b(x, flag=i % 2 == 0) for i, b in enumerate(s.blocks)).sum(), (4, 6)),
+    "none": (gate, lambda s, x: sum(b(x, flag=None) for b in s.blocks).sum(), (2, 6)),
+    "other shapes": (plain, shapes, (4, 6)),
+    "one tensor twice": (lambda b, x, y: b.layer(x) * y, one_tensor_twice, (4, 6)),
+    "dictionaries": (lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, dictionaries, (2, 6)),
+    "unread result": (lambda b, x: (plain(b, x), b.layer(x).exp()), first_result, (2, 6)),
+    "random": (lambda b, x: torch.dropout(b.layer(x), 0.1, b.training), None, (2, 6)),
+    # An index may differ where no code reads it: ``stack`` gives each one its own.
+    "index": (lambda b, x: b.layer(x) / (b.index + 1), None, (6, 6)),
+    "index in a branch": (lambda b, x: b.layer(x) if b.index % 2 else b.layer(x).tanh(), None, (6, 6)),
+    "index by vars": (lambda b, x: b.layer(x) * (vars(b)["index"] + 1), None, (6, 6)),
+    "index by __dict__": (lambda b, x: b.layer(x) * (b.__dict__["index"] + 1), None, (6, 6)),
+    "appended": (skipping, skips, (0, 0)),
+    "handed out": (handing_out, from_outside(lambda x: [], lambda x: x.sum() + sum(OUTER).sum()), (0, 0)),
+    "read outside": (lambda b, x: b.layer(x) + OUTER[0], from_outside(lambda x: [x * 3]), (0, 0)),
+    # Which shows in the second block.
+    "counted outside": (counting, from_outside(lambda x: []), (0, 0)),
+}
+"""Of six blocks what each computes, how they are called, (how many are traced, of how many calls)."""
+SLOW = {"other shapes", "unread result", "appended", "index by vars", "index by __dict__"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CALLS])
+def test_calls_that_are_alike_are_traced_twice(traced, name):
+    function, around, found = CALLS[name]
+    assert traced(stack(function, around)) == found
+
+
+def test_blocks_of_an_inference(traced):
+    assert traced(stack(), mode="inference") == (2, 6)
 
 
 def test_paths_of_modules_are_those_of_the_module_that_was_called():
@@ -196,12 +232,6 @@ def test_gpt2_and_a_mixture_of_experts(traced, name, layers, found):
 
 
 # -- not alike ----------------------------------------------------------------------------------
-
-
-def test_a_layer_index_that_is_read_is_read_for_each(traced):
-    """An index may differ where no code reads it (``stack`` gives each one its own)."""
-    assert traced(stack(lambda b, x: b.layer(x) / (b.index + 1))) == (6, 6)
-    assert traced(stack(lambda b, x: b.layer(x) if b.index % 2 else torch.tanh(b.layer(x)))) == (6, 6)
 
 
 @pytest.mark.slow
@@ -228,113 +258,55 @@ def test_norms_that_count_what_they_see_are_no_blocks(traced):
     assert traced(model.eval(), mode="inference") == (2, 6)
 
 
-def sets(b, x):
-    b.last = 3
-    return b.layer(x)
+def setting(block, x):
+    block.last = 3
+    return block.layer(x)
 
 
-def changes_in_place(b, x):
+def changing(block, x):
     x.add_(1)
-    return b.layer(x)
+    return block.layer(x)
 
 
-def counts(b, x):
-    b.shared.calls += 1
-    return b.layer(x) * b.shared.calls
+def sharing(block, x):
+    block.shared.calls += 1
+    return block.layer(x) * block.shared.calls
 
 
-def appends(b, x):
-    b.history.append(1)
-    return b.layer(x) * len(b.history)
+def appending(block, x):
+    block.history.append(1)
+    return block.layer(x) * len(block.history)
 
 
-def buffered(b, x):
-    b.seen.add_(1)
-    return b.layer(x) + b.seen
+def buffered(block, x):
+    block.seen.add_(1)
+    return block.layer(x) + block.seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "held"),
+    "function",
     [
-        pytest.param(sets, {}, id="attribute"),
-        pytest.param(lambda b, x: x[:, :4].repeat(1, 2) + b.layer(x).add_(1), {}, id="in place, its own"),
-        pytest.param(changes_in_place, {}, id="in place"),
-        pytest.param(lambda b, x: x.view(4, 8), {}, id="view"),
-        pytest.param(counts, {"shared": None}, id="shared object"),
-        pytest.param(appends, {"history": None}, id="list"),
-        pytest.param(buffered, {}, id="buffer"),
+        setting, changing, sharing, appending, buffered,
+        lambda b, x: x[:, :4].repeat(1, 2) + b.layer(x).add_(1), lambda b, x: x.view(4, 8),
     ],
-)
-def test_blocks_whose_trace_stands_for_no_other_one(traced, function, held):
+)  # fmt: skip
+def test_blocks_whose_trace_stands_for_no_other_one(traced, function):
     """Each is traced by itself wherever that matters; the fixture compares the graphs."""
 
-    def model():
-        shared = types.SimpleNamespace(calls=0)
-        made = stack(function, lambda s, x: s_calls(s, x))
-        for block in made.blocks:
-            if "shared" in held:
-                block.shared = shared
-            if "history" in held:
-                block.history = []
-            block.register_buffer("seen", torch.zeros(8))
-        return made
-
-    def s_calls(s, x):
-        if "shared" in held:
-            s.blocks[0].shared.calls = 0
+    def around(s, x):
+        shared.calls = 0
         for block in s.blocks:
-            if "history" in held:
-                block.history.clear()
+            block.history.clear()
             x = block(x.clone())
         return x.sum()
 
-    traced(model())
-
-
-@pytest.mark.slow
-def test_a_list_that_a_block_appends_to(traced):
-    def around(s, x):
-        skips = []
-        for block in s.blocks:
-            x = block(x, skips)
-        assert len(skips) == len(s.blocks)
-        return (x + sum(skips)).sum()
-
-    def gate(b, x, skips):
-        skips.append(x * 2)
-        return b.layer(x)
-
-    assert traced(stack(gate, around)) == (0, 0)
-
-
-def test_a_tensor_that_is_handed_out_beside_the_result(traced):
-    kept = []
-
-    def around(s, x):
-        kept.clear()
-        for block in s.blocks:
-            x = block(x)
-        return x.sum() + sum(kept).sum()
-
-    def gate(b, x):
-        y = b.layer(x)
-        kept.append(y.relu())
-        return y
-
-    assert traced(stack(gate, around)) == (0, 0)
-
-
-def test_a_tensor_that_is_read_though_it_was_not_given(traced):
-    outer = []
-
-    def around(s, x):
-        outer[:] = [x * 3]
-        for block in s.blocks:
-            x = block(x)
-        return x.sum()
-
-    assert traced(stack(lambda b, x: b.layer(x) + outer[0], around)) == (0, 0)
+    shared = types.SimpleNamespace(calls=0)
+    model = stack(function, around, shared=shared)
+    for block in model.blocks:
+        block.history = []
+        block.register_buffer("seen", torch.zeros(8))
+    traced(model)
 
 
 @pytest.mark.slow
@@ -351,28 +323,6 @@ def test_inside_blocks_that_are_traced_one_by_one_smaller_ones_are_found(traced)
     for block in model.blocks:
         block.parts = nn.ModuleList([Gate(0, plain), Gate(1, plain)])
     assert traced(model) == (2, 6)
-
-
-def test_what_is_counted_in_a_global_shows_in_the_second_block(traced):
-    calls = [0]
-
-    def counting(b, x):
-        calls[0] += 1
-        return b.layer(x) * calls[0]
-
-    def around(s, x):
-        calls[0] = 0
-        for block in s.blocks:
-            x = block(x)
-        return x.sum()
-
-    assert traced(stack(counting, around)) == (0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", [lambda b: vars(b)["index"], lambda b: b.__dict__["index"]])
-def test_an_index_that_is_read_past_the_attribute(traced, index):
-    assert traced(stack(lambda b, x: b.layer(x) * (index(b) + 1))) == (6, 6)
 
 
 def test_a_block_that_refuses_gives_the_models_own_reason():

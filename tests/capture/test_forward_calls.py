@@ -17,17 +17,10 @@ from tests.models import Call
 
 TOKENS = 12
 SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 GPT2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 BERT = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
 FAMILIES = {
@@ -103,16 +96,14 @@ def test_a_mask_that_depends_on_an_input_stays(name):
     assert {(masked, causal) for *_, masked, causal, _ in attention_of(graph)} == {(False, False)}
 
 
-class Branches(nn.Module):
-    """Takes the branch that ``question`` says of its positions."""
+def branches(question):
+    """A model that takes the branch that ``question`` says of its positions."""
 
-    def __init__(self, question):
-        super().__init__()
-        self.layer, self.question = nn.Linear(4, 4), question
+    def forward(m, x):
+        y = m.a(x)
+        return y.sin().sum() if question(torch.arange(x.shape[1]), x) else y.cos().sum()
 
-    def forward(self, x):
-        y = self.layer(x)
-        return y.sin().sum() if self.question(torch.arange(x.shape[1]), x) else y.cos().sum()
+    return net(forward)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +116,7 @@ class Branches(nn.Module):
     ],
 )
 def test_branches_on_what_is_always_the_same(question, taken):
-    graph = capture(Branches(question), (torch.randn(3, 4),)).graph
+    graph = capture(branches(question), (torch.randn(3, 4),)).graph
     assert [op.target for op in graph.operators if taken in op.target]
 
 
@@ -137,7 +128,6 @@ def changed(positions, x):
 @pytest.mark.parametrize(
     "question",
     [
-        lambda positions, x: x.sum() > 0,
         lambda positions, x: torch.rand_like(positions.float()).sum() > 0,
         lambda positions, x: torch.randint(0, 2, (1,)).sum() > 0,
         changed,
@@ -145,7 +135,7 @@ def changed(positions, x):
 )
 def test_branches_on_other_values_are_refused(question):
     with pytest.raises(CaptureError):
-        capture(Branches(question), (torch.randn(3, 4),))
+        capture(branches(question), (torch.randn(3, 4),))
 
 
 def net(forward):
@@ -183,19 +173,6 @@ def test_constants_have_their_values_wherever_the_model_is_captured(forward):
     assert not any(value.is_meta for value in graph.constants.values())
     found = rebuild(graph, model)(x)
     torch.testing.assert_close(found, model(x))
-
-
-def _written_data(m, x):
-    m.count.data.mul_(2.0).add_(1.0)
-    m.count.data = m.count + 1
-    return m.a(x).sum() * m.count
-
-
-def test_a_buffer_changed_through_data_is_seen():
-    model = net(_written_data)
-    model.register_buffer("count", torch.ones(()))
-    graph = capture(model, (torch.randn(4, 4),)).graph
-    assert list(graph.mutations) == ["b_model_count"]
 
 
 def test_seeding_in_forward_is_noted_and_does_not_touch_the_scripts_numbers():

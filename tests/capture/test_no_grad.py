@@ -7,6 +7,8 @@ Each module's own mode is captured; only a model that evaluates as a whole is se
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -52,15 +54,6 @@ def trained(model):
         return modes(model), notes
 
 
-def test_modules_in_eval_stay_so_and_are_named():
-    model = Net()
-    model.norm.eval()
-    found, notes = trained(model)
-    assert found == {"", "layer", "drop"}
-    assert notes == ("held in eval mode, as the model has them: norm",)
-    assert modes(model) == {"", "layer", "drop"}
-
-
 def test_the_graph_is_that_of_the_model_as_it_was_set():
     built = load_model("tests/situations/gradients.py:build_held_norm")
     graph = capture(built.model, built.args).graph
@@ -71,35 +64,41 @@ def test_the_graph_is_that_of_the_model_as_it_was_set():
     assert not built.model.norm.training
 
 
-def test_a_model_that_evaluates_as_a_whole_is_set_to_train_with_a_note():
-    found, notes = trained(Net().eval())
-    assert found == {"", "layer", "norm", "drop"}
-    assert "was in eval mode and is captured in train mode" in notes[0]
-    assert "norm, drop" in notes[0]
+def net(*held, new_head=False, train=()):
+    """A net whose modules ``held`` evaluate, or all of it but ``train``."""
+    model = Net()
+    for name in held:
+        model.get_submodule(name).eval()
+    if new_head:
+        model.layer = nn.Linear(8, 8)
+    for name in train:
+        model.get_submodule(name).train()
+    return model
+
+
+ALL = {"", "layer", "norm", "drop"}
+MODES = {
+    "one held": (net("norm"), {"drop"}, "^held in eval mode, as the model has them: norm$"),
+    "all": (net(""), {"norm", "drop"}, "was in eval mode and is captured in train mode.*norm, drop"),
+    "a new head in a loaded model": (net("", new_head=True), {"norm", "drop"}, "was in eval mode"),
+    "a part that trains": (net("", train=["drop"]), {"drop"}, "norm"),
+    "its own train": (Held(), {"drop"}, ""),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_modules_are_captured_as_they_were_set_unless_all_evaluate(name):
+    model, train, said = MODES[name]
+    before = modes(model)
+    found, notes = trained(model)
+    assert found & {"norm", "drop"} == train
+    assert not said or re.search(said, notes[0])
+    assert modes(model) == before
 
 
 def test_no_note_where_modes_change_nothing():
     assert trained(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)).eval())[1] == ()
     assert trained(Net())[1] == ()
-
-
-def test_a_new_head_in_a_loaded_model_does_not_count_as_set_by_hand():
-    model = Net().eval()
-    model.layer = nn.Linear(8, 8)
-    assert trained(model)[0] == {"", "layer", "norm", "drop"}
-
-
-def test_parts_set_to_train_in_a_model_that_evaluates_are_kept():
-    model = Net().eval()
-    model.drop.train()
-    found, notes = trained(model)
-    assert "drop" in found
-    assert "norm" not in found
-    assert "norm" in notes[0]
-
-
-def test_a_models_own_train_is_asked():
-    assert trained(Held())[0] == {"", "layer", "drop"}
 
 
 def test_inference_evaluates_everything():
@@ -114,34 +113,26 @@ def _scaled(module, x):
     return x * 0.5 if module.training else x
 
 
-class Chosen(nn.Module):
-    """Depends on its mode in a method and in a function that forward calls."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.layer, self.how = nn.Linear(8, 8), how
+class Chosen(nn.Linear):
+    """Depends on its mode in a method that forward calls."""
 
     def _mixed(self, x):
         return x + 1 if self.training else x
 
     def forward(self, x):
-        if self.how == "method":
-            return self._mixed(self.layer(x))
-        return self.layer(x)
+        return self._mixed(super().forward(x))
 
 
-class ByFunction(Chosen):
+class ByFunction(nn.Linear):
     def forward(self, x):
-        return _scaled(self, self.layer(x))
+        return _scaled(self, super().forward(x))
 
 
-def test_what_forward_calls_may_depend_on_the_mode():
-    for layer, said in ((Chosen("method"), True), (ByFunction(""), True), (nn.Linear(8, 8), False)):
-        model = nn.Sequential(layer, nn.BatchNorm1d(8))
-        layer.eval()
-        _, notes = trained(model)
-        assert bool(notes) is said
-        assert not said or "held in eval mode, as the model has them: 0" in notes[0]
+@pytest.mark.parametrize("kind", [Chosen, ByFunction, nn.Linear])
+def test_what_forward_calls_may_depend_on_the_mode(kind):
+    model = nn.Sequential(kind(8, 8).eval(), nn.BatchNorm1d(8))
+    _, notes = trained(model)
+    assert notes == (() if kind is nn.Linear else ("held in eval mode, as the model has them: 0",))
 
 
 @pytest.mark.parametrize(
@@ -168,31 +159,20 @@ def test_a_teacher_in_inference_mode_gets_no_gradient(name):
     assert _trained_parameters(graph) == {"student.weight", "student.bias"}
 
 
-class Nested(nn.Module):
-    """Gradients on inside a region where they are off, and inference mode off inside one where it is on."""
-
-    def __init__(self, outer, inner):
-        super().__init__()
-        self.student, self.teacher, self.inner = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.contexts = outer, inner
-
-    def forward(self, x):
-        outer, inner = self.contexts
-        with outer():
-            wanted = torch.tanh(self.teacher(x))
-            with inner():
-                extra = self.inner(x).mean()
-        return F.mse_loss(self.student(x), wanted.clone()) + extra
-
-
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [(torch.no_grad, torch.enable_grad), (torch.inference_mode, lambda: torch.inference_mode(False))],
 )
 def test_gradients_switched_on_inside(outer, inner):
-    model = Nested(outer, inner)
-    graph = capture(model, (torch.randn(4, 8),)).graph
-    assert _trained_parameters(graph) == {
+    def forward(m, x):
+        with outer():
+            wanted = torch.tanh(m.teacher(x))
+            with inner():
+                extra = m.inner(x).mean()
+        return F.mse_loss(m.student(x), wanted.clone()) + extra
+
+    model = Call(forward, **{name: nn.Linear(8, 8) for name in ("student", "teacher", "inner")})
+    assert _trained_parameters(capture(model, (X,)).graph) == {
         f"{layer}.{kind}" for layer in ("student", "inner") for kind in ("weight", "bias")
     }
 

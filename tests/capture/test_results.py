@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from tensoropt.capture import OutputPlaces, Returned, WithResults, capture, find_loss
 from tensoropt.errors import CaptureError
+from tests.models import Call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,18 +107,12 @@ def test_what_cannot_be_made_is_refused_by_its_name() -> None:
         returned.rebuild(torch.tensor(3.0))
 
 
-class Scores(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor, also: bool = False) -> Any:
-        scores = self.linear(x)
+def test_the_graph_has_all_results() -> None:
+    def forward(m: Any, x: torch.Tensor, also: bool = False) -> Any:
+        scores = m.linear(x)
         return Attributes(scores.sum(), scores) if also else "nothing"
 
-
-def test_the_graph_has_all_results() -> None:
-    module = WithResults(Scores(), None, Returned(Attributes, "loss"))
+    module = WithResults(Call(forward, linear=nn.Linear(3, 2)), None, Returned(Attributes, "loss"))
     graph = capture(module, (torch.ones(4, 3),), {"also": True}, mode="inference").graph
     assert [graph.tensors[name].shape for name in graph.outputs] == [(), (4, 2)]
     assert module.results.loss == 0

@@ -12,6 +12,7 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.capture.fidelity import rebuild
 from tensoropt.errors import CaptureError
+from tests.models import Call
 from tests.situations import state
 
 IN_GRAPH = {
@@ -65,35 +66,24 @@ def test_numbers_and_lists_that_change_are_said() -> None:
     assert model.count == 1
 
 
-class Written(nn.Module):
+def test_what_carries_nothing_over_is_not_mentioned() -> None:
     """Attributes that forward sets and nothing reads, or reads only once it has set them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.seen = nn.Linear(4, 4), torch.zeros(4)
-        self.last: Any = None
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.last, m.seen = x, x.mean(0)
+        return (m.layer(x) * m.seen).mean()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = x
-        self.seen = x.mean(0)
-        return (self.layer(x) * self.seen).mean()
-
-
-def test_what_carries_nothing_over_is_not_mentioned() -> None:
-    assert not capture(Written(), (torch.randn(3, 4),)).graph.notes
-
-
-class Reshaped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("kept", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.kept = x.detach()
-        return self.layer(x).mean()
+    model = Call(forward, layer=nn.Linear(4, 4))
+    model.last, model.seen = None, torch.zeros(4)
+    assert not capture(model, (torch.randn(3, 4),)).graph.notes
 
 
 def test_buffers_of_another_shape_are_refused() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.kept = x.detach()
+        return m.layer(x).mean()
+
+    model = Call(forward, layer=nn.Linear(4, 4))
+    model.register_buffer("kept", torch.zeros(4))
     with pytest.raises(CaptureError, match=r"its buffer kept in forward, or gives it another shape"):
-        capture(Reshaped(), (torch.randn(3, 4),))
+        capture(model, (torch.randn(3, 4),))

@@ -11,17 +11,15 @@ from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.capture.fidelity import in_double
-from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.models import model_values
-from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
 from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.question.model_source import load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import group_operators
+from tests.models import Call
+from tests.situations import gradients
 
 SITUATIONS = Path(__file__).parents[1] / "situations" / "gradients.py"
+X = torch.randn(4, 8)
 KEPT = {
     "build_straight_through": ["Round", "Round"],
     "build_reversal": ["Reverse", "Reverse"],
@@ -47,25 +45,8 @@ def test_functions_are_kept(name):
     assert functions(capture(built.model, built.args).graph) == KEPT[name]
 
 
-def test_the_engine_gives_the_gradients_of_the_function():
-    built = load_model(f"{SITUATIONS}:build_straight_through")
-    captured = capture(built.model, built.args)
-    engine = ShardedEngine(
-        unsplit_strategy(group_operators(refine_graph(captured.graph))), model_values(captured)
-    )
-    loss = engine(*built.args)[0]
-    loss.backward()
-    wanted = built.model(*built.args)
-    wanted.backward()
-    torch.testing.assert_close(loss, wanted)
-    for tensor in captured.graph.parameters:
-        own = built.model.get_parameter(tensor.key).grad
-        torch.testing.assert_close(engine.shards.gradients[tensor.name], own, rtol=1e-4, atol=1e-6)
-
-
 def quantised(rank: int, world: int) -> str:
-    built = load_model(f"{SITUATIONS}:build_quantised")
-    return capture(built.model, built.args).graph.fingerprint
+    return capture(*gradients.build_quantised()).graph.fingerprint
 
 
 @pytest.mark.slow
@@ -76,8 +57,7 @@ def test_names_are_the_same_in_another_process(ranks: RankPool):
 
 
 def test_a_module_on_the_meta_device_keeps_its_functions():
-    built = load_model(f"{SITUATIONS}:build_straight_through")
-    here = capture(built.model, built.args).graph
+    here = capture(*gradients.build_straight_through()).graph
     meta = load_model(f"{SITUATIONS}:build_straight_through", device="meta")
     assert capture(meta.model, meta.args).graph.fingerprint == here.fingerprint
 
@@ -105,21 +85,17 @@ class Scaled(torch.autograd.Function):
         return grad * ctx.saved_tensors[0] * ctx.by, None, None, None
 
 
-class Structured(nn.Module):
-    """Calls it."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.three = (nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        made, nothing, free = Scaled.apply(self.one(x), [x], {"by": 2.0}, self.two(x))
+def structured():
+    def forward(m, x):
+        made, nothing, free = Scaled.apply(m.one(x), [x], {"by": 2.0}, m.two(x))
         assert nothing is None
-        return (made * self.three(free)).square().mean()
+        return (made * m.three(free)).square().mean()
+
+    return Call(forward, **{name: nn.Linear(8, 8) for name in ("one", "two", "three")})
 
 
 def test_arguments_and_results_of_any_structure():
-    graph = capture(Structured(), (torch.randn(4, 8),)).graph
+    graph = capture(structured(), (X,)).graph
     trained = {t.key for t in graph.parameters if t.requires_grad}
     # `two` is added to the result, and the function gives it no gradient: as in the module.
     assert functions(graph) == ["Scaled"]
@@ -141,21 +117,17 @@ def made_with(bits):
     return Quantise
 
 
-class Made(nn.Module):
-    """Calls classes that a function made, alike but for what is around them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        h = self.layer(x)
+def test_classes_are_told_apart_by_what_is_around_them():
+    def forward(m, x):
+        h = m.layer(x)
         return (made_with(2).apply(h) - made_with(5).apply(h) + h).square().mean()
 
-
-def test_classes_are_told_apart_by_what_is_around_them():
-    graph = capture(Made(), (torch.randn(4, 8),)).graph
+    graph = capture(layered(forward), (X,)).graph
     assert len({op.target for op in graph.operators if op.target.startswith(FUNCTIONS)}) == 2
+
+
+def layered(forward):
+    return Call(forward, layer=nn.Linear(8, 8))
 
 
 class Blind(torch.autograd.Function):
@@ -170,37 +142,19 @@ class Blind(torch.autograd.Function):
         return grad
 
 
-class Peeking(nn.Module):
-    """Calls it in the middle, or without gradients."""
+def test_a_function_that_needs_values_is_refused_and_apply_is_pytorchs_own_again():
+    before = torch.autograd.Function.apply.__func__.__code__
+    with pytest.raises(CaptureError, match=r"Blind .*forward cannot run without values"):
+        capture(layered(lambda m, x: Blind.apply(m.layer(x)).square().mean()), (X,))
+    assert torch.autograd.Function.apply.__func__.__code__ is before
 
-    def __init__(self, gradients):
-        super().__init__()
-        self.layer, self.gradients = nn.Linear(8, 8), gradients
 
-    def forward(self, x):
-        h = self.layer(x)
-        if self.gradients:
-            return Blind.apply(h).square().mean()
+def test_without_gradients_a_function_is_what_it_calls():
+    def forward(m, x):
+        h = m.layer(x)
         with torch.no_grad():
             target = Scaled.apply(h, [x], {"by": 1.0}, x)[0]
         return F.mse_loss(h, target)
 
-
-def test_a_function_that_needs_values_is_refused():
-    with pytest.raises(CaptureError, match=r"Blind .*forward cannot run without values"):
-        capture(Peeking(True), (torch.randn(4, 8),))
-
-
-def test_without_gradients_a_function_is_what_it_calls():
-    graph = capture(Peeking(False), (torch.randn(4, 8),)).graph
-    assert functions(graph) == []
-    graph = capture(Structured(), (torch.randn(4, 8),), mode="inference").graph
-    assert functions(graph) == []
-
-
-def test_apply_is_pytorchs_own_again():
-    before = torch.autograd.Function.apply.__func__.__code__
-    capture(Structured(), (torch.randn(4, 8),))
-    with pytest.raises(CaptureError):
-        capture(Peeking(True), (torch.randn(4, 8),))
-    assert torch.autograd.Function.apply.__func__.__code__ is before
+    assert functions(capture(layered(forward), (X,)).graph) == []
+    assert functions(capture(structured(), (X,), mode="inference").graph) == []

@@ -13,6 +13,7 @@ from tensoropt.ops.families.experts import GROUPED_PRODUCTS
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.zoo.hugging_face import ModelLoss
+from tests.models import Call
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -68,26 +69,22 @@ def test_mixed_precision_keeps_the_operator():
     assert {graph.tensors[n.name].master_dtype for n in layer.args[3]} == {"float32"}
 
 
-class Layer(nn.Module):
+def layer(more) -> nn.Module:
     """A layer of experts; ``more`` may read its rows as well."""
 
-    def __init__(self, more):
-        super().__init__()
-        self.router = nn.Linear(8, 4)
-        self.up, self.down = nn.Parameter(torch.randn(4, 8, 12)), nn.Parameter(torch.randn(4, 12, 8))
-        self.more = more
-
-    def forward(self, x):
+    def forward(m, x):
         product = torch.ops.transformers.grouped_mm_fallback
-        factors, choice = self.router(x).softmax(-1).topk(2)
+        factors, choice = m.router(x).softmax(-1).topk(2)
         ids, order = choice.reshape(-1).sort()
         ends = torch.histc(ids.float(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
-        rows = product(x[order // 2], self.up, ends)
-        made = product(rows.relu(), self.down, ends) * factors.reshape(-1)[order].unsqueeze(-1)
+        rows = product(x[order // 2], m.up, ends)
+        made = product(rows.relu(), m.down, ends) * factors.reshape(-1)[order].unsqueeze(-1)
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.shape[0])
         y = made[inverse].view(x.shape[0], 2, 8).sum(1)
-        return y.square().sum() + self.more(ids, rows, made)
+        return y.square().sum() + more(ids, rows, made)
+
+    return Call(forward, router=nn.Linear(8, 4), up=(4, 8, 12), down=(4, 12, 8))
 
 
 READERS = {
@@ -101,7 +98,7 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_what_else_reads_the_order_of_rows_keeps_it(name):
     pytest.importorskip("transformers.integrations.moe")
-    graph = capture(Layer(READERS[name]), (torch.randn(6, 8),)).graph
+    graph = capture(layer(READERS[name]), (torch.randn(6, 8),)).graph
     kept = [op for op in graph.operators if op.target in GROUPED_PRODUCTS]
     noted = any("products of experts" in note for note in graph.notes)
     assert (len(kept), noted) == ((0, False) if name == "no other" else (2, True))

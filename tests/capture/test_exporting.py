@@ -19,6 +19,8 @@ from tensoropt.capture.exporting import _EAGER_NOTE
 from tensoropt.capture.fidelity import _trained_parameters
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
+from tests.models import Call
+from tests.situations import gradients
 
 SITUATIONS = "tests/situations/gradients.py"
 NOTE = "the model's own checkpointing is replaced"
@@ -35,99 +37,81 @@ def test_both_kinds_give_the_graph_of_a_model_without():
 
 
 def test_a_reentrant_checkpoint_of_what_has_no_gradient_trains_nothing():
-    built = load_model(f"{SITUATIONS}:build_idle_reentrant")
-    graph = capture(built.model, built.args).graph
+    graph = capture(*gradients.build_idle_reentrant()).graph
     assert _trained_parameters(graph) == {"head.weight", "head.bias"}
     assert any("gives no gradient, as in the model" in note for note in graph.notes)
 
 
-class Selective(nn.Module):
+def test_a_selective_checkpoint():
     """Keeps products and computes the rest again."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
+    def policy(ctx, operator, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if "mm" in str(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def forward(self, x):
-        def policy(ctx, operator, *args, **kwargs):
-            return CheckpointPolicy.MUST_SAVE if "mm" in str(operator) else CheckpointPolicy.PREFER_RECOMPUTE
-
+    def forward(m, x):
         context = functools.partial(create_selective_checkpoint_contexts, policy)
-        made = checkpoint(functools.partial(self.layer), x, use_reentrant=False, context_fn=context)
+        made = checkpoint(functools.partial(m.layer), x, use_reentrant=False, context_fn=context)
         return torch.tanh(made).sum()
 
-
-def test_a_selective_checkpoint():
-    graph = capture(Selective(), (torch.randn(4, 8),)).graph
+    graph = capture(Call(forward, layer=nn.Linear(8, 8)), (torch.randn(4, 8),)).graph
     assert _trained_parameters(graph) == {"layer.weight", "layer.bias"}
     assert any(note.startswith(NOTE) for note in graph.notes)
 
 
-class Moved(nn.Module):
+def moved(dtype: torch.dtype = torch.float32) -> nn.Module:
     """Keeps its router's type in forward, as sparse models of ``transformers`` do."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32):
-        super().__init__()
-        self.router, self.dtype = nn.Linear(4, 2), dtype
+    def forward(m, x):
+        m.router = m.router.to(dtype)
+        return m.router(x.to(dtype)).sum()
 
-    def forward(self, x):
-        self.router = self.router.to(self.dtype)
-        return self.router(x.to(self.dtype)).sum()
+    return Call(forward, router=nn.Linear(4, 2))
 
 
 def test_a_layer_that_has_its_type_already_stays():
-    graph = capture(Moved(), (torch.randn(3, 4),)).graph
+    graph = capture(moved(), (torch.randn(3, 4),)).graph
     assert [op.target.split(".")[1] for op in graph.operators] == ["linear", "sum"]
-    with pytest.raises(CaptureError, match=r"self\.router\.to"):
-        capture(Moved(torch.float64), (torch.randn(3, 4),))
-
-
-class Masked(nn.Module):
-    """Leaves its mask out under a compiler and then reads it, as some encoder-decoders do."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        mask = None if torch.compiler.is_compiling() else x.new_ones(x.shape)
-        return (self.layer(x) * mask.cos()).sum()
+    with pytest.raises(CaptureError, match=r"m\.router\.to"):
+        capture(moved(torch.float64), (torch.randn(3, 4),))
 
 
 def test_a_model_that_needs_eager_mode_is_exported_so():
-    captured = capture(Masked(), (torch.randn(3, 4),))
+    """It leaves its mask out under a compiler and then reads it, as some encoder-decoders do."""
+
+    def forward(m, x):
+        mask = None if torch.compiler.is_compiling() else x.new_ones(x.shape)
+        return (m.layer(x) * mask.cos()).sum()
+
+    captured = capture(Call(forward, layer=nn.Linear(4, 4)), (torch.randn(3, 4),))
     assert _EAGER_NOTE in captured.graph.notes
-    assert _EAGER_NOTE not in capture(Moved(), (torch.randn(3, 4),)).graph.notes
+    assert _EAGER_NOTE not in capture(moved(), (torch.randn(3, 4),)).graph.notes
 
 
 def test_a_refusal_prints_nothing(capfd):
-    class Branches(nn.Linear):
-        def forward(self, x):
-            y = super().forward(x)
-            return y.sum() if y.mean() > 0 else y.prod()
+    def branches(m, x):
+        y = m.layer(x)
+        return y.sum() if y.mean() > 0 else y.prod()
 
     with pytest.raises(CaptureError, match=r"use torch\.where"):
-        capture(Branches(4, 4), (torch.randn(3, 4),))
+        capture(Call(branches, layer=nn.Linear(4, 4)), (torch.randn(3, 4),))
     shown = capfd.readouterr()
     assert shown.out == shown.err == ""
 
 
-class Composed(nn.Module):
+def composed(tracks: bool) -> nn.Module:
     """Three composite operators, of which one changes its statistics only where it tracks them."""
 
-    def __init__(self, tracks: bool):
-        super().__init__()
-        self.layer, self.norm = nn.Linear(8, 8), nn.InstanceNorm1d(4, track_running_stats=tracks)
-
-    def forward(self, x):
-        y = self.norm(self.layer(x))
+    def forward(m, x):
+        y = m.norm(m.layer(x))
         return functional.scaled_dot_product_attention(y, y, y).square().mean()
+
+    return Call(forward, layer=nn.Linear(8, 8), norm=nn.InstanceNorm1d(4, track_running_stats=tracks))
 
 
 def test_composite_operators_of_an_earlier_capture_are_as_prepared_anew(monkeypatch):
     def both() -> list[str]:
         return [
-            capture(Composed(tracks), (torch.ones(2, 4, 8),)).graph.fingerprint for tracks in (True, False)
+            capture(composed(tracks), (torch.ones(2, 4, 8),)).graph.fingerprint for tracks in (True, False)
         ]
 
     def kernels() -> list[dict]:

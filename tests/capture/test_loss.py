@@ -13,6 +13,8 @@ from tensoropt.capture import capture, find_loss
 from tensoropt.capture.loss import WithLoss
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
+from tests.models import Call
+from tests.situations import gradients
 
 SITUATIONS = "tests/situations/gradients.py"
 LOSS, OTHER = (torch.ones((), requires_grad=True) * value for value in (1.0, 2.0))
@@ -28,26 +30,12 @@ class Output:
     second: torch.Tensor | None = None
 
 
-class Returning(torch.nn.Module):
-    """Returns what it is made with."""
-
-    def __init__(self, output):
-        super().__init__()
-        self.output = output
-
-    def forward(self):
-        return self.output
-
-
 @pytest.mark.parametrize(
     "output",
     [
-        LOSS,
         (LOSS, ACCURACY),
-        [torch.ones(3), LOSS],
         {"logits": torch.ones(3), "error": LOSS, "accuracy": ACCURACY},
         {"auxiliary": OTHER, "loss": LOSS},
-        Output(torch.ones(3), LOSS),
     ],
 )
 def test_the_loss_is_found(output):
@@ -84,8 +72,7 @@ def test_a_model_file_says_how_losses_add_up():
 
 
 def test_what_else_could_be_trained_is_named():
-    built = load_model(f"{SITUATIONS}:build_named_loss")
-    notes = capture(built.model, built.args).graph.notes
+    notes = capture(*gradients.build_named_loss()).graph.notes
     assert any("'loss' is trained; out['auxiliary'] could be too" in note for note in notes)
 
 
@@ -99,7 +86,7 @@ def test_what_else_could_be_trained_is_named():
     ],
 )
 def test_what_else_could_be_trained_is_found_inside(output, named):
-    model = WithLoss(Returning(output), None)
+    model = WithLoss(Call(lambda m: output), None)
     model()
     assert len(model.notes) == (named is not None)
     assert all(re.search(named, note) for note in model.notes)

@@ -15,6 +15,7 @@ from tensoropt.capture import capture
 from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.errors import CaptureError
 from tensoropt.verify.fake_ranks import fake_job
+from tests.models import Call
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
@@ -43,20 +44,16 @@ def logged(x: torch.Tensor) -> torch.Tensor:
     return x * (2 if dist.is_initialized() and dist.get_rank() == 0 else 1)
 
 
-class Net(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.linear, self.norm, self.function = nn.Linear(4, 6), nn.SyncBatchNorm(6), function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.norm(self.linear(x))).square().mean()
+def net(function):
+    layers = {"linear": nn.Linear(4, 6), "norm": nn.SyncBatchNorm(6)}
+    return Call(lambda m, x: function(m.norm(m.linear(x))).square().mean(), **layers)
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
 @pytest.mark.parametrize("function", [centred, added, gathered, together])
 def test_a_model_that_communicates_if_it_can_is_refused(function, mode):
     with pytest.raises(CaptureError, match=rf"{__file__}:\d+ communicates with other processes if there are"):
-        capture(Net(function), (torch.randn(8, 4),), mode=mode)
+        capture(net(function), (torch.randn(8, 4),), mode=mode)
 
 
 BUILT = """
@@ -95,12 +92,12 @@ def test_a_model_that_takes_a_group_when_it_is_built_is_refused_if_its_step_uses
 
 
 def test_a_model_that_only_asks_has_the_graph_of_one_process():
-    alone = capture(Net(logged), (torch.randn(8, 4),)).graph
+    alone = capture(net(logged), (torch.randn(8, 4),)).graph
     assert any(
         note.endswith("asks for a process group; the graph is that of one process") for note in alone.notes
     )
     with fake_job(0, 2):
-        as_rank = capture(Net(logged), (torch.randn(8, 4),)).graph
+        as_rank = capture(net(logged), (torch.randn(8, 4),)).graph
         assert dist.is_initialized()
         with no_other_processes() as asked:
             assert not dist.is_initialized()
@@ -109,6 +106,6 @@ def test_a_model_that_only_asks_has_the_graph_of_one_process():
 
 
 def test_layers_of_pytorchs_own_ask_for_nothing():
-    graph = capture(Net(nn.Identity()), (torch.randn(8, 4),)).graph
+    graph = capture(net(nn.Identity()), (torch.randn(8, 4),)).graph
     assert any("batch_norm" in op.target for op in graph.operators)
     assert not graph.notes

@@ -11,6 +11,7 @@ from tensoropt.capture.quantised import weights_in_bytes
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.families.quantised import QUANTISED_LINEAR
 from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, quantised
+from tests.models import Call
 
 INPUTS, OUTPUTS = 128, 6
 
@@ -24,22 +25,16 @@ def whole(graph: OperatorGraph) -> list[str]:
     return [op.name for op in graph.operators if op.target == QUANTISED_LINEAR]
 
 
-class Layered(nn.Module):
+def layered(scheme: str) -> nn.Module:
     """Two layers whose weights are bytes."""
-
-    def __init__(self, scheme: str):
-        super().__init__()
-        self.before = nn.Linear(INPUTS, INPUTS)
-        layers = [QuantisedLinear(quantised(torch.randn(INPUTS, INPUTS), scheme), scheme) for _ in range(2)]
-        self.layers = nn.Sequential(layers[0], nn.ReLU(), layers[1])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.before(x)).square().mean()
+    layers = [QuantisedLinear(quantised(torch.randn(INPUTS, INPUTS), scheme), scheme) for _ in range(2)]
+    held = {"before": nn.Linear(INPUTS, INPUTS), "layers": nn.Sequential(layers[0], nn.ReLU(), layers[1])}
+    return Call(lambda m, x: m.layers(m.before(x)).square().mean(), **held)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_layer_is_one_operator(scheme: str) -> None:
-    graph = graph_of(Layered(scheme))
+    graph = graph_of(layered(scheme))
     assert len(whole(graph)) == 2
     schemes, more = weights_in_bytes(graph)
     assert schemes == {scheme}
@@ -48,12 +43,12 @@ def test_a_layer_is_one_operator(scheme: str) -> None:
 
 
 def test_values_are_not_needed() -> None:
-    there, missing = (graph_of(Layered("nf4"), device=device) for device in ("cpu", "meta"))
+    there, missing = (graph_of(layered("nf4"), device=device) for device in ("cpu", "meta"))
     assert there.fingerprint == missing.fingerprint
 
 
 def test_bytes_and_scales_stay_as_they_are_in_mixed_precision() -> None:
-    graph = graph_of(Layered("nf4"), dtype="bfloat16")
+    graph = graph_of(layered("nf4"), dtype="bfloat16")
     for name in whole(graph):
         x, codes, scales, *_ = (ref and graph.tensors[ref.name] for ref in graph.by_name[name].args[:6])
         assert (x.dtype, codes.dtype, scales.dtype) == ("bfloat16", "uint8", "float32")

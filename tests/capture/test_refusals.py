@@ -18,6 +18,8 @@ from torch.nn.modules.module import register_module_full_backward_hook
 from tensoropt.capture import capture
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
+from tests.models import Call
+from tests.situations import gradients
 
 SITUATIONS = "tests/situations/gradients.py"
 
@@ -36,78 +38,41 @@ def test_hooks_of_all_modules_are_found():
         handle.remove()
 
 
-class Several(nn.Module):
-    """Registers one hook on several tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        one, two = self.layer(x), self.layer(x * 2)
-        torch.autograd.graph.register_multi_grad_hook((one, two), lambda grads: None)
-        return (one * two).sum()
-
-
-class SeveralByName(Several):
-    """The same by a name that was imported before the capture."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self.mode = mode
-
-    def forward(self, x):
-        one, two = self.layer(x), self.layer(x * 2)
-        register_multi_grad_hook((one, two), seen, mode=self.mode)
-        return (one * two).sum()
-
-
 def seen(grads):
     """What a person's hook does."""
 
 
 @pytest.mark.parametrize("mode", ["all", "any"])
-def test_a_hook_that_pytorch_wraps_is_named_as_it_was_written(mode):
+@pytest.mark.parametrize(
+    "register", [register_multi_grad_hook, torch.autograd.graph.register_multi_grad_hook]
+)
+def test_a_hook_on_several_tensors_is_named_as_it_was_written(register, mode):
+    def forward(m, x):
+        one, two = m.layer(x), m.layer(x * 2)
+        register_multi_grad_hook((one, two), seen, mode=mode)
+        return (one * two).sum()
+
     with pytest.raises(CaptureError, match=r"backward runs the hook seen \(.*test_refusals\.py:\d+\)"):
-        capture(SeveralByName(mode), (torch.randn(2, 4),))
-
-
-def test_a_hook_on_several_tensors_is_refused():
-    with pytest.raises(CaptureError, match=r"backward runs the hook .*test_refusals\.py:\d+"):
-        capture(Several(), (torch.randn(2, 4),))
+        capture(Call(forward, layer=nn.Linear(4, 4)), (torch.randn(2, 4),))
 
 
 def test_hooks_of_forward_and_parametrizations_are_traced():
-    built = load_model(f"{SITUATIONS}:build_forward_hooks")
-    graph = capture(built.model, built.args).graph
+    graph = capture(*gradients.build_forward_hooks()).graph
     assert "aten.clamp.default" in {op.target for op in graph.operators}
     assert not graph.notes
-
-
-def test_registering_works_again_afterwards():
-    built = load_model(f"{SITUATIONS}:build_tensor_hook")
-    with pytest.raises(CaptureError):
-        capture(built.model, built.args)
-    built.model(*built.args).backward()
-    assert built.model.first.weight.grad is not None
 
 
 def test_what_changes_no_gradient_is_no_hook():
     """A checkpoint's hooks, PyTorch's own for what backward keeps, and a Function's backward."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def forward(m, x):
+        x = torch.utils.checkpoint.checkpoint(m.layer, x, use_reentrant=False)
+        with torch.autograd.graph.save_on_cpu():
+            x = Halved.apply(x.tanh())
+        x.retain_grad()
+        return x.square().mean()
 
-        def forward(self, x):
-            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
-            with torch.autograd.graph.save_on_cpu():
-                x = Halved.apply(x.tanh())
-            x.retain_grad()
-            return x.square().mean()
-
-    notes = capture(Model(), (torch.randn(2, 4),)).graph.notes
+    notes = capture(Call(forward, layer=nn.Linear(4, 4)), (torch.randn(2, 4),)).graph.notes
     assert [note for note in notes if "checkpointing" not in note] == []
 
 
@@ -143,28 +108,14 @@ def test_inputs_that_no_plan_can_hold_are_named(args, kwargs, pattern):
         capture(Net(), args, kwargs)
 
 
-def _sparse_buffer():
+def test_models_that_are_wrapped_or_unfinished_are_named():
     net = Net()
     net.register_buffer("graph", torch.eye(4).to_sparse())
-    return net
-
-
-def _held_in_parts():
-    net = Net()
+    with pytest.raises(CaptureError, match=r"`graph` is a sparse tensor.*index_select"):
+        capture(net, (torch.ones(2, 4),))
     net.a.weight.ds_id = 0
-    return net
-
-
-@pytest.mark.parametrize(
-    ("make", "pattern"),
-    [
-        (_sparse_buffer, r"`graph` is a sparse tensor.*index_select"),
-        (_held_in_parts, r"`a\.weight` is partitioned by DeepSpeed"),
-    ],
-)
-def test_models_that_are_wrapped_or_unfinished_are_named(make, pattern):
-    with pytest.raises(CaptureError, match=pattern):
-        capture(make(), (torch.ones(2, 4),))
+    with pytest.raises(CaptureError, match=r"`a\.weight` is partitioned by DeepSpeed"):
+        capture(net, (torch.ones(2, 4),))
 
 
 def test_pytorchs_log_is_quiet_during_a_capture_only():

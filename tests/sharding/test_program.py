@@ -33,7 +33,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Storage
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, two_layers, unrolled
+from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, unrolled
 from tests.models import Call
 from tests.sharding.test_regions import Layer, Stack
 from tests.simulate.test_collectives import FIRST, SECOND
@@ -123,26 +123,6 @@ def by_batch(build, ahead: Iterable[str] = (), mode: str = "train") -> Strategy:
 
 
 # -- node by node ---------------------------------------------------------------------------------
-
-
-def test_the_first_operator_that_needs_a_tensor_brings_it() -> None:
-    program = lower_program(by_batch(two_layers))
-    assert [node.name for node in program.nodes[:4]] == ["args_0", "args_1", FIRST, SECOND]
-    assert lines(program) == [
-        "slice(args_0)",
-        f"parameter to linear({FIRST})",
-        f"linear(args_0', {FIRST}')",
-        "relu(linear)",
-        f"parameter to linear_1({SECOND})",
-        f"linear_1(relu, {SECOND}')",
-        "slice(args_1)",
-        "mse_loss(linear_1, args_1')",
-        "output to all(mse_loss)",
-    ]
-    assert program.outputs == ("mse_loss",)
-    assert [(name, shown(node)) for name, node in program.results] == [
-        ("mse_loss", "output to all(mse_loss)")
-    ]
 
 
 def test_a_partial_sum_is_resolved_behind_its_operator() -> None:

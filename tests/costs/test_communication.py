@@ -42,33 +42,14 @@ def make_fit(kind: str, group: tuple[int, ...], alpha: float, slope: float) -> L
 def test_formulas_inside_a_node():
     model = CommunicationModel(make_cluster(1, 4), Mesh(shape=(4,)))
     n = 100e6  # 1 ms at full speed
-    assert model.time_s("all_gather", [0], n) == pytest.approx(3e-6 + 0.75e-3)
-    assert model.time_s("reduce_scatter", [0], n) == pytest.approx(3e-6 + 0.75e-3)
-    assert model.time_s("all_reduce", [0], n) == pytest.approx(6e-6 + 1.5e-3)
+    for kind, seconds in (
+        ("all_gather", 3e-6 + 0.75e-3), ("reduce_scatter", 3e-6 + 0.75e-3), ("all_reduce", 6e-6 + 1.5e-3),
+        ("all_to_all", 3e-6 + 0.75e-3), ("broadcast", 2e-6 + 1e-3),
+    ):  # fmt: skip
+        assert model.time_s(kind, [0], n) == pytest.approx(seconds)
+        assert model.source(kind, [0]) == "data sheet"
     assert model.time_s("all_reduce", [0], 100) == pytest.approx(4e-6 + 2e-9)  # the tree
-    assert model.time_s("all_to_all", [0], n) == pytest.approx(3e-6 + 0.75e-3)
-    assert model.time_s("broadcast", [0], n) == pytest.approx(2e-6 + 1e-3)
-    assert model.source("all_gather", [0]) == "data sheet"
-
-
-@pytest.mark.parametrize(
-    ("cards", "shape", "axes", "bandwidth"),
-    [
-        (1, (2, 4), (1,), 100e9),  # inside a node
-        (1, (2, 4), (0, 1), 10e9),  # one ring through both nodes: it owns the card
-        (1, (2, 4), (0,), 2.5e9),  # four groups leave each node by one card
-        (2, (2, 4), (0,), 5e9),
-        (4, (2, 4), (0,), 10e9),
-        (8, (2, 4), (0,), 10e9),  # a rank drives one card
-        (4, (2, 4), (0, 1), 40e9),  # a ring per card
-        (8, (2, 4), (0, 1), 40e9),  # no more rings than ranks per node
-        (1, (2, 2, 2), (0, 1), 5e9),  # two groups, each with two ranks per node
-        (4, (2, 2, 2), (0, 2), 20e9),
-    ],
-)
-def test_groups_share_the_cards_of_a_node(cards, shape, axes, bandwidth):
-    link = group_link(make_cluster(2, 4, cards), Mesh(shape=shape), axes)
-    assert 1 / link.seconds_per_byte == pytest.approx(bandwidth)
+    assert model.source("ring_send", [0]) == "data sheet"
 
 
 @pytest.mark.parametrize(
@@ -91,26 +72,50 @@ def test_a_message_to_the_next_rank_takes_as_long_as_over_the_slowest_hop(
     assert gathered < steps * model.time_s("ring_send", axes, 1e6) * (1 + 1e-9)
 
 
-def test_messages_over_wires_of_pairs():
-    # 0-1, 1-2, 2-3 and 3-0 of the cube mesh: one wire of 25 GB/s at least, and two between 0 and 3.
-    model = CommunicationModel(load_cluster("dgx-v100"), Mesh(shape=(2, 4)))
-    link = group_link(load_cluster("dgx-v100"), Mesh(shape=(2, 4)), (1,))
-    assert 1 / link.hop_seconds_per_byte == pytest.approx(25e9)
-    assert model.source("ring_send", (1,)) == "data sheet"
+CARDS = {cards: make_cluster(2, 4, cards) for cards in (1, 2, 4, 8)}
+V100X2, PAIRS = load_cluster("dgx-v100x2"), load_cluster("netsplit-paper")
+"""With four cards of 12.5 GB/s per node; a rank with a fast link to one other alone."""
 
 
-def test_latency_is_the_mean_of_the_hops():
-    link = group_link(make_cluster(2, 4), Mesh(shape=(2, 4)), (0, 1))
-    assert link.hop_s == pytest.approx((6 * 1e-6 + 2 * 10e-6) / 8)
-    assert group_link(make_cluster(2, 4), Mesh(shape=(2, 4)), (0,)).hop_s == pytest.approx(10e-6)
+@pytest.mark.parametrize(
+    ("cluster", "shape", "axes", "bandwidth"),
+    [
+        (CARDS[1], (2, 4), (1,), 100e9),  # inside a node
+        (CARDS[1], (2, 4), (0, 1), 10e9),  # one ring through both nodes: it owns the card
+        (CARDS[1], (2, 4), (0,), 2.5e9),  # four groups leave each node by one card
+        (CARDS[2], (2, 4), (0,), 5e9),
+        (CARDS[4], (2, 4), (0,), 10e9),
+        (CARDS[8], (2, 4), (0,), 10e9),  # a rank drives one card
+        (CARDS[4], (2, 4), (0, 1), 40e9),  # a ring per card
+        (CARDS[8], (2, 4), (0, 1), 40e9),  # no more rings than ranks per node
+        (CARDS[1], (2, 2, 2), (0, 1), 5e9),  # two groups, each with two ranks per node
+        (CARDS[4], (2, 2, 2), (0, 2), 20e9),
+        (V100X2, (2, 8), (1,), 150e9),  # pairs inside nodes, and cards between
+        (V100X2, (2, 8), (0, 1), 50e9),
+        (V100X2, (2, 8), (0,), 6.25e9),
+        (PAIRS, (3,), (0,), 10e9),  # the slow pair decides the ring
+    ],
+)
+def test_groups_share_the_cards_of_a_node(cluster, shape, axes, bandwidth):
+    assert 1 / group_link(cluster, Mesh(shape=shape), axes).seconds_per_byte == pytest.approx(bandwidth)
 
 
-def test_an_exchange_between_nodes_is_held_up_at_the_card():
-    # Each of 4 ranks sends 4/8 of its input to the other node by one card of 10 GB/s.
-    link = group_link(make_cluster(2, 4), Mesh(shape=(2, 4)), (0, 1))
-    assert link.exchange_seconds_per_byte == pytest.approx(4 * 0.5 / 10e9)
-    link = group_link(make_cluster(2, 4, 4), Mesh(shape=(2, 4)), (0,))
-    assert link.exchange_seconds_per_byte == pytest.approx(0.5 / 10e9)
+@pytest.mark.parametrize(
+    ("cluster", "shape", "axes", "of_link", "value"),
+    [
+        (CARDS[1], (2, 4), (0, 1), "hop_s", (6 * 1e-6 + 2 * 10e-6) / 8),  # the mean of the hops
+        (CARDS[1], (2, 4), (0,), "hop_s", 10e-6),
+        # Each of 4 ranks sends 4/8 of its input to the other node by one card of 10 GB/s.
+        (CARDS[1], (2, 4), (0, 1), "exchange_seconds_per_byte", 4 * 0.5 / 10e9),
+        (CARDS[4], (2, 4), (0,), "exchange_seconds_per_byte", 0.5 / 10e9),
+        # A rank sends a third by each of two links, one after the other; ranks 0 and 1 have one fast link.
+        (PAIRS, (3,), (0,), "exchange_seconds_per_byte", 2 / 10e9 / 3),
+        # 0-1, 1-2, 2-3 and 3-0 of the cube mesh: one wire of 25 GB/s at least, and two between 0 and 3.
+        (load_cluster("dgx-v100"), (2, 4), (1,), "hop_seconds_per_byte", 1 / 25e9),
+    ],
+)
+def test_hops_and_exchanges(cluster, shape, axes, of_link, value):
+    assert getattr(group_link(cluster, Mesh(shape=shape), axes), of_link) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -126,21 +131,6 @@ def test_an_exchange_between_nodes_is_held_up_at_the_card():
 )
 def test_the_cube_mesh(ranks, bandwidth):
     assert _pair_ring_bandwidth(load_cluster("dgx-v100"), tuple(ranks)) == pytest.approx(bandwidth)
-
-
-def test_pairs_inside_nodes_and_cards_between():
-    cluster = load_cluster("dgx-v100x2")  # four cards of 12.5 GB/s per node
-    assert 1 / group_link(cluster, Mesh(shape=(2, 8)), (1,)).seconds_per_byte == pytest.approx(150e9)
-    assert 1 / group_link(cluster, Mesh(shape=(2, 8)), (0, 1)).seconds_per_byte == pytest.approx(50e9)
-    assert 1 / group_link(cluster, Mesh(shape=(2, 8)), (0,)).seconds_per_byte == pytest.approx(6.25e9)
-
-
-def test_the_slow_pair_decides_the_ring():
-    cluster = load_cluster("netsplit-paper")
-    assert 1 / group_link(cluster, Mesh(shape=(3,)), (0,)).seconds_per_byte == pytest.approx(10e9)
-    # A rank sends a third by each of two links, one after the other; ranks 0 and 1 have one fast link.
-    model = group_link(cluster, Mesh(shape=(3,)), (0,))
-    assert model.exchange_seconds_per_byte == pytest.approx(2 / 10e9 / 3)
 
 
 def test_measured_beats_fitted_beats_data_sheet():

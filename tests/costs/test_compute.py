@@ -18,7 +18,6 @@ from tensoropt.costs.compute import (
     _FEWEST_SAMPLES,
     _MATRIX_EFFICIENCY,
     _MEMORY_EFFICIENCY,
-    Efficiencies,
     MeasuredCompute,
     RooflineCompute,
     Sample,
@@ -147,15 +146,6 @@ def test_a_host_issues_what_launches_a_kernel(device):
         assert len(source) > 20
 
 
-def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
-    forward, backward = RooflineCompute(device, "adam").seconds(
-        work("aten.linear.default"), facts(1e13, 1000)
-    )
-    peak = device.flops_of("float32") * _MATRIX_EFFICIENCY
-    assert forward == pytest.approx(1e13 / peak + KERNEL_S)
-    assert backward == pytest.approx(2e13 / peak + 2 * KERNEL_S)
-
-
 @pytest.mark.parametrize(
     ("call", "setting"),
     [
@@ -180,37 +170,31 @@ def test_float32_is_computed_in_tf32_where_pytorch_is_set_to(device, call, setti
     assert seconds(core, "tf32") == seconds(core, "ieee")
 
 
-def test_without_a_fit_an_addition_is_bound_by_memory(device):
-    forward, _ = RooflineCompute(device, "adam", Efficiencies({})).seconds(
-        work("aten.add.Tensor"), facts(0.0, 10**9)
-    )
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY) + KERNEL_S)
-
-
-def test_views_launch_nothing(device):
-    roofline = RooflineCompute(device, "adam")
-    assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
-    assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == KERNEL_S
-
-
 def by_call(flops: float, *calls: CallWork) -> Facts:
     return replace(facts(flops, sum(c.traffic_bytes for c in calls)), work_of_calls=calls)
 
 
-def test_kernels_of_a_gpu_run_one_after_the_other(device):
-    product, activation = CallWork(1e13, 10**6, 10**6), CallWork(0.0, 10**9, 10**9)
-    both = work("aten.linear.default", "aten.gelu.default")
-    forward, backward = RooflineCompute(device, "adam").seconds(both, by_call(1e13, product, activation))
-    arithmetic = 1e13 / (device.flops_of("float32") * _MATRIX_EFFICIENCY)
-    memory = 1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
-    assert forward == pytest.approx(arithmetic + memory + 2 * KERNEL_S)
-    assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * KERNEL_S)
+GB = CallWork(0.0, 10**9, 10**9)
+PRODUCT, NORM = CallWork(1e13, 10**6, 10**6), CallWork(0.0, 6 * 10**9, 10**9)
+BY_HAND = {
+    # name: (calls, facts, FLOP at the peak, GB at the bandwidth, kernels)
+    "a large product": (["linear.default"], facts(1e13, 1000), 1e13, 0, 1),
+    "an addition": (["add.Tensor"], facts(0.0, 10**9), 0, 1, 1),
+    "a view": (["reshape.default"], facts(), 0, 0, 0),
+    "a view behind an addition": (["add.Tensor", "reshape.default"], facts(), 0, 0, 1),
+    "a norm, which is one kernel": (["rms_norm.default"], by_call(0.0, NORM), 0, 1, 1),
+    "one after the other": (["linear.default", "gelu.default"], by_call(1e13, PRODUCT, GB), 1e13, 1, 2),
+}
 
 
-def test_a_norm_is_one_kernel_of_a_gpu(device):
-    norm = by_call(0.0, CallWork(0.0, 6 * 10**9, 10**9))
-    forward, _ = RooflineCompute(device, "adam").seconds(work("aten.rms_norm.default"), norm)
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY) + KERNEL_S)
+@pytest.mark.parametrize("name", BY_HAND)
+def test_without_a_fit_kernels_of_a_gpu_are_bound_by_arithmetic_or_memory(device, name):
+    calls, of, flops, gigabytes, kernels = BY_HAND[name]
+    found = RooflineCompute(device, "adam").seconds(work(*(f"aten.{call}" for call in calls)), of)
+    arithmetic = flops / (device.flops_of("float32") * _MATRIX_EFFICIENCY)
+    memory = gigabytes * 1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
+    forward = arithmetic + memory + kernels * KERNEL_S
+    assert found == pytest.approx((forward, 2 * forward))
 
 
 def test_fused_neighbours_are_one_kernel_of_a_gpu(device):

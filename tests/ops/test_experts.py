@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.ops.index_space import operand_placement
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
+from tests.models import Call
 from tests.sharding.graph_check import check_graph
 
 
-class Experts(nn.Module):
+def experts(m, x, expert):
     """Rows sorted by expert meet the matrix of theirs; where each expert's rows end is counted."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(16))
-        self.weight = nn.Parameter(torch.randn(4, 16, 8))
-
-    def forward(self, x, expert):
-        order = expert.sort().indices
-        counts = torch.histc(expert.float(), bins=4, min=0, max=3)
-        ends = counts.cumsum(0, dtype=torch.int32)
-        product = torch.ops.transformers.grouped_mm_fallback((x * self.scale)[order], self.weight, ends)
-        return product.square().sum()
+    order = expert.sort().indices
+    counts = torch.histc(expert.float(), bins=4, min=0, max=3)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    product = torch.ops.transformers.grouped_mm_fallback((x * m.scale)[order], m.weight, ends)
+    return product.square().sum()
 
 
 def experts_graph():
     pytest.importorskip("transformers.integrations.moe")
-    return refine_graph(capture(Experts(), (torch.randn(16, 16), torch.randint(0, 4, (16,)))).graph)
+    model = Call(experts, scale=16, weight=(4, 16, 8))
+    return refine_graph(capture(model, (torch.randn(16, 16), torch.randint(0, 4, (16,)))).graph)
 
 
 def test_a_grouped_product_splits_four_ways():

@@ -49,6 +49,7 @@ def test_the_operator_runs_the_function():
 def test_other_constants_are_another_operator():
     assert scaled(2.0) is scaled(2.0)
     assert scaled(2.0) is not scaled(3.0)
+    assert len({_constant_text(value) for value in (1, 1.0, True, "1")}) == 4
 
 
 def test_a_process_without_the_model_says_whose_it_is():
@@ -73,7 +74,3 @@ def test_constants_have_a_text_without_an_address(value):
 def test_other_objects_have_none(value):
     with pytest.raises(NotConstant):
         _constant_text(value)
-
-
-def test_types_are_told_apart():
-    assert len({_constant_text(value) for value in (1, 1.0, True, "1")}) == 4

@@ -130,12 +130,17 @@ def test_a_kernel_that_is_not_there_is_named():
 
 
 def test_what_nobody_said_is_the_default():
-    assert spec_of("mine.operator.default").rule is None
-    assert precision_of("mine.operator.default") is None
-    assert cost_class_of("mine.operator.default") is None
-    assert launches("mine.operator.default")
-    assert samples_of("mine.operator.default").limits is None
+    mine = "mine.operator.default"
+    said = (spec_of(mine).rule, precision_of(mine), cost_class_of(mine), samples_of(mine).limits)
+    assert said == (None,) * 4
+    assert launches(mine)
     assert flops_of("mine::operator") is None
+
+
+def test_what_operators_return():
+    one = [returns_one_tensor(f"aten.{name}") for name in ("dropout.default", "split.Tensor", "max.dim")]
+    assert one == [True, False, False]
+    assert resolve_overload("aten.dropout.default") is torch.ops.aten.dropout.default
 
 
 def test_classes_and_precision_hold_for_every_overload():
@@ -149,12 +154,12 @@ def test_classes_and_precision_hold_for_every_overload():
 
 def test_indices_of_timings_stay_in_range():
     shapes = {"w": (50, 8), "i": (4, 6), "x": (4, 7), "y": (4,)}
-    lookup = LocalCall("kernels.vocabulary_embedding", (Ref("w"), Ref("i")), {})
-    loss = LocalCall("aten.cross_entropy_loss.default", (Ref("x"), Ref("y")), {})
-    plain = LocalCall("aten.index.Tensor", (Ref("x"), [Ref("y")]), {})
-    assert dict(timed_limits(lookup, shapes.__getitem__)) == {"i": 50}
-    assert dict(timed_limits(loss, shapes.__getitem__)) == {"y": 7}
-    assert dict(timed_limits(plain, shapes.__getitem__)) == {}
+    for function, args, limits in (
+        ("kernels.vocabulary_embedding", (Ref("w"), Ref("i")), {"i": 50}),
+        ("aten.cross_entropy_loss.default", (Ref("x"), Ref("y")), {"y": 7}),
+        ("aten.index.Tensor", (Ref("x"), [Ref("y")]), {}),
+    ):
+        assert dict(timed_limits(LocalCall(function, args, {}), shapes.__getitem__)) == limits
 
 
 def test_a_kernel_is_bound_to_its_context():
@@ -170,10 +175,3 @@ def test_evaluating_leaves_dropout_out():
     assert evaluated(op, call) == LocalCall("aten.alias.default", (Ref("x"),), {}, "drop")
     other = Operator("relu", "aten.relu.default", (Ref("x"),), {}, ("relu",))
     assert evaluated(other, call) is call
-
-
-def test_what_operators_return():
-    assert returns_one_tensor("aten.dropout.default")
-    assert not returns_one_tensor("aten.split.Tensor")
-    assert not returns_one_tensor("aten.max.dim")
-    assert resolve_overload("aten.dropout.default") is torch.ops.aten.dropout.default

@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensoropt.capture import capture
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipe_name, recipes_of
 from tensoropt.sharding.regions import find_regions
+from tests.models import Call
+from tests.sharding.models import grouped_model
 
 
-class Layer(nn.Module):
-    """A block of a decoder; attention is one kernel, or products and a softmax with a mask and dropout."""
+def decoder(fused: bool) -> nn.Module:
+    """Attention is one kernel, or products and a softmax with a mask and dropout."""
 
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.fused = fused
-        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
-        self.up, self.gate, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.qkv(self.first(x)).chunk(3, dim=-1)
+    def block(m: Any, x: torch.Tensor) -> torch.Tensor:
+        parts = m.qkv(m.first(x)).chunk(3, dim=-1)
         q, k, v = (part.view(2, 4, 2, 4).transpose(1, 2) for part in parts)
-        if self.fused:
+        if fused:
             mixed = F.scaled_dot_product_attention(q, k, v)
         else:
             mixed = F.dropout((q @ k.transpose(-2, -1) * 0.5).softmax(-1), 0.1) @ v
-        x = x + self.out(mixed.transpose(1, 2).reshape(2, 4, 8))
-        h = self.second(x)
-        return x + self.down(self.up(h) * torch.sigmoid(self.gate(h)))
+        x = x + m.out(mixed.transpose(1, 2).reshape(2, 4, 8))
+        h = m.second(x)
+        return x + m.down(m.up(h) * torch.sigmoid(m.gate(h)))
 
-
-class Decoder(nn.Module):
-    def __init__(self, fused: bool, layers: int = 3) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(fused) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
+    def layers(m: Any, x: torch.Tensor) -> torch.Tensor:
+        for layer in m.layers:
             x = layer(x)
         return x.square().mean()
+
+    def layer() -> nn.Module:
+        sizes = {"qkv": (8, 24), "out": (8, 8), "up": (8, 16), "gate": (8, 16), "down": (16, 8)}
+        held = {name: nn.Linear(*size) for name, size in sizes.items()}
+        return Call(block, first=nn.LayerNorm(8), second=nn.LayerNorm(8), **held)
+
+    return Call(layers, layers=nn.ModuleList(layer() for _ in range(3)))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fused", "scores"])
 def graph(request: pytest.FixtureRequest) -> GroupGraph:
-    made = capture(Decoder(request.param), (torch.randn(2, 4, 8),)).graph
-    return group_operators(refine_graph(made))
+    return grouped_model(decoder(request.param), torch.randn(2, 4, 8), loss=None)
 
 
 def modules_run_again(graph: GroupGraph, recipe: str) -> set[str]:
@@ -95,8 +90,7 @@ def test_what_runs_again_has_the_name_of_its_recipe(graph: GroupGraph) -> None:
 
 def test_a_block_without_attention_has_no_core() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)) for _ in "ab"))
-    made = capture(model, (torch.randn(4, 8),), loss=lambda out: out.square().mean())
-    graph = group_operators(refine_graph(made.graph))
+    graph = grouped_model(model, torch.randn(4, 8), loss=lambda out: out.square().mean())
     for region in find_regions(graph):
         assert groups_run_once(graph, region, "attention core") is None
         assert set(recipes_of(graph, region)) <= {*RECIPES} - {"attention core", "attention products"}

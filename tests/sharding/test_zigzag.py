@@ -20,33 +20,26 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.zigzag import contiguous_note
 from tensoropt.verify.random_strategies import random_pipeline
+from tests.models import Call
 
 SEQUENCE = 24
 Layer = Callable[[nn.Module, Tensor], Tensor]
-
-
-class Attending(nn.Module):
-    """Tokens, something before attention, causal attention, and something behind it."""
-
-    def __init__(self, before: Layer, behind: Layer, causal: bool = True):
-        super().__init__()
-        self.before, self.behind, self.causal = before, behind, causal
-        self.project, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(SEQUENCE, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.project(self.before(self, x)).unsqueeze(1)
-        return self.behind(self, F.scaled_dot_product_attention(x, x, x, is_causal=self.causal).squeeze(1))
 
 
 def same(_: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
-def atoms_of(before: Layer = same, behind: Layer = same, **more: bool) -> AtomGraph:
-    model = Attending(before, behind, **more)
-    return refine_graph(
-        capture(model, (torch.randn(4, SEQUENCE, 8),), loss=lambda y: y.square().mean()).graph
-    )
+def atoms_of(before: Layer = same, behind: Layer = same, causal: bool = True) -> AtomGraph:
+    """Tokens, something before attention, causal attention, and something behind it."""
+
+    def attending(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.project(before(m, x)).unsqueeze(1)
+        return behind(m, F.scaled_dot_product_attention(x, x, x, is_causal=causal).squeeze(1))
+
+    model = Call(attending, project=nn.Linear(8, 8), table=(SEQUENCE, 8))
+    x = torch.randn(4, SEQUENCE, 8)
+    return refine_graph(capture(model, (x,), loss=lambda y: y.square().mean()).graph)
 
 
 def test_all_along_the_sequence_is_cut_alike_and_nothing_else() -> None:

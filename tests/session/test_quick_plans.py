@@ -51,7 +51,7 @@ from tests.situations import branching
 
 QUICK = [entry.name for entry in quick_planners(1, 2)]
 ALL_PLACED = (*_PLACED, *_FEW_PLACED, *_CUTTING)
-SLOW = ("flexflow", "post", "pesto", "pesto_extended", "netsplit", "netsplit_shared")
+SLOW = ("flexflow", "pesto", "pesto_extended", "netsplit", "netsplit_shared")
 """Planners that take more than a few seconds for a model of the zoo at laptop size."""
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
 EFFORT = [f"{name}.seconds={seconds}" for name, seconds in _SECONDS.items()]

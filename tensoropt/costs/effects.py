@@ -83,6 +83,8 @@ OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output",
 READ, USED = When("forward", "read"), When("forward", "used")
 READ_AGAIN, USED_AGAIN = When("again", "read"), When("again", "used")
 READ_BACK, USED_BACK = When("backward", "read"), When("backward", "used")
+# Another tensor's gradient, which is the same tensor as the last reader's, is used up.
+SAME_USED = When("backward", "same")
 # A copy is made again for its backward, or for its second forward.
 READ_ANEW, READ_ANEW_AGAIN = When("backward", "anew"), When("again", "anew")
 # Moments of a parameter.

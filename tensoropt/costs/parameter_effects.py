@@ -42,7 +42,7 @@ from tensoropt.costs.effects import (
     allocations,
     part_of,
 )
-from tensoropt.costs.prices import Queues, Send
+from tensoropt.costs.prices import NO_WORK, Queues, Send
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.sharding.buckets import reduction_axes
@@ -425,6 +425,8 @@ class ParameterEffects:
 
     def _with_cast(self, moved: Effect, name: str, stored: Layout) -> Effect:
         cast = self.prices.cast(self.moves.tensors[name], self.moves.elements(name, stored))
+        if cast == NO_WORK:
+            return moved
         return replace(moved, local_s=moved.local_s + cast.device_s, host_s=moved.host_s + cast.host_s)
 
     def _together(self, when: When, name: str, sends: tuple[Send, ...], *, stays: bool = False) -> Effect:

@@ -82,7 +82,7 @@ class Tensor:
         return self.elements * self.element_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operator:
     """One ATen-level call; ``args``/``kwargs`` hold a :class:`Ref` in place of each tensor.
 
@@ -99,6 +99,10 @@ class Operator:
 
     def inputs(self) -> tuple[str, ...]:
         """Return the tensors that it reads, in argument order, with repetitions."""
+        return self._inputs
+
+    @cached_property
+    def _inputs(self) -> tuple[str, ...]:
         return tuple(iter_refs((self.args, tuple(self.kwargs.values()))))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 # Negative, so that a single comparison distinguishes shards (an atom's number) from the rest.
 REPLICATE = -1
@@ -50,6 +50,7 @@ def placement_code(name: str) -> int:
     return _CODES[name]
 
 
+@cache
 def layout_names(layout: Layout) -> tuple[str, ...]:
     """Return the names of a layout's placements, one per axis."""
     return tuple(placement_name(code) for code in layout)

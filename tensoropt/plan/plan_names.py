@@ -97,7 +97,6 @@ _PLANNER_TITLES = {
     "placer": "Placer",
     "pesto": "Pesto",
     "netsplit": "NetSplit",
-    "post": "Post",
     "pesto_extended": "Pesto extended",
 }
 """Display names of planners; others appear under their own name."""

@@ -1,10 +1,10 @@
 """The planners that every exploration runs beside its search, and the conditions for each.
 
 Published plans outside of the search's space can lie below its frontier: those with a device for each
-operator, and those with stages; sharded plans can if a gap was allowed. *Sharded* ones are always tried;
-*placing* ones where their plans can be the answer (branches that can run beside each other, devices of
-several kinds, CPU ranks), for a share of the exploration's seconds; *pipelined* ones on small models, as on
-larger ones the search for pipelines is there (``--pipelines``).
+operator, and those with stages; sharded plans can if a gap was allowed. Those *sharded* ones that people use
+are always tried; *placing* ones where their plans can be the answer (branches that can run beside each other,
+devices of several kinds, CPU ranks), for a share of the exploration's seconds; *pipelined* ones on small
+models, as on larger ones the search for pipelines is there (``--pipelines``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from tensoropt.planners.registry import ENTRIES, Entry
 
 SHARDED = ("data_parallel", "zero", "megatron")
 _PLACED = (*HEURISTICS, "local_search")
-_MORE_SHARDED = ("tofu",)
-_FEW_SHARDED = ("optcnn",)
 _FEW_PLACED = ("placer", "os_dpos")
 _CUTTING = ("cut_search",)
 _PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
@@ -34,11 +32,8 @@ _MOST_PIECES = 1_000
 _SECONDS = {"local_search": 1.0, "cut_search": 1.0}
 """The effort in seconds of slower planners; an assumption about how long a person waits."""
 _FEW_GROUPS = 64
-"""The most operators of a model for which pipelined planners, and those in ``FEW_...``, are quick: with twice
-as many, each pipelined one takes seconds.
-"""
-_MORE_GROUPS = 400
-"""The most operators for planners in ``MORE_...``; an assumption."""
+"""The most operators of a model for which pipelined planners and ``_FEW_PLACED`` are quick: with twice as
+many, each pipelined one takes seconds."""
 _PARALLEL = 1.5
 """The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
 equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D
@@ -54,13 +49,9 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     """Return the planners that are quick for a model of ``operators`` operators on so many devices, in the
     order in which they run.
     """
-    names: tuple[str, ...]
-    if operators > _MORE_GROUPS:
-        names = (*SHARDED, *_PLACED)
-    elif operators > _FEW_GROUPS:
-        names = (*SHARDED, *_MORE_SHARDED, *_PLACED)
-    else:
-        names = (*SHARDED, *_MORE_SHARDED, *_FEW_SHARDED, *_PLACED, *_FEW_PLACED, *_PIPELINED)
+    names: tuple[str, ...] = (*SHARDED, *_PLACED)
+    if operators <= _FEW_GROUPS:
+        names = (*names, *_FEW_PLACED, *_PIPELINED)
     if operators * devices <= _MOST_PIECES:
         names = (*names, *_CUTTING)
     options = {name: {"seconds": seconds} for name, seconds in _SECONDS.items()}

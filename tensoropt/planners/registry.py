@@ -204,7 +204,6 @@ ENTRIES = {
             "local_search",
             "ours: annealing from the heuristics' placements, for every amount of memory",
         ),
-        _PlacedEntry("post", "Post: placements drawn from a distribution that learns from the fast ones"),
         _PlacedEntry(
             "cut_search",
             "ours: operators cut along the batch or placed whole, segment by segment, annealed",

@@ -505,7 +505,7 @@ class _Probe:
         forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
         # From here on only autograd holds the saved tensors, so backward can release them.
         self.saved.clear()
-        gradient_extents = self._backward(leaves, taken) if self.training else {}
+        gradient_extents, same_gradients = self._backward(leaves, taken) if self.training else ({}, ())
         backward = self.peaks.take()
         return Facts(
             kept_bytes=kept,
@@ -525,6 +525,7 @@ class _Probe:
             lies_in=lies_in,
             extents=extents,
             gradient_extents=gradient_extents,
+            same_gradients=same_gradients,
             free_kept=tuple(n for n in self.touched if roles[n] == "free"),
             lies_in_free=lies_in_free,
         )
@@ -649,11 +650,17 @@ class _Probe:
         traffic = self.live.traffic - sum(done.traffic_bytes for done in self.work_of_calls)
         self.work_of_calls.append(CallWork(flops, traffic, outer if np.any(traffic) else 0))
 
-    def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Run a backward, parameters' gradients going to buckets; return :attr:`Facts.gradient_extents`."""
+    def _backward(
+        self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, Any], tuple[tuple[str, ...], ...]]:
+        """Run a backward, parameters' gradients going to buckets.
+
+        Returns:
+            (:attr:`Facts.gradient_extents`, :attr:`Facts.same_gradients`).
+        """
         names = [n for n in self.work.writes if self.tensors[n].requires_grad]
         if not names or not leaves:
-            return {}
+            return {}, ()
         for name in self.parameters & leaves.keys():
             # As in the executor: a gradient is added to its bucket, which is counted with the parameter.
             bucket = torch.zeros_like(leaves[name])
@@ -670,13 +677,16 @@ class _Probe:
         with self.live:
             root.backward(start, inputs=list(leaves.values()))
         self.peaks.close(ended=True)
-        extents = {}
+        extents: dict[str, Any] = {}
+        lies: dict[int, list[str]] = {}
         for name, spec, role in self.work.inputs:
             if role == "read" and spec.requires_grad:
                 size = self.live.size(taken[name].untyped_storage().nbytes() if name in taken else 0)
                 if _differ(size, self.live.size(spec.bytes)):
                     extents[name] = size
-        return extents
+                elif name in taken:
+                    lies.setdefault(taken[name].untyped_storage()._cdata, []).append(name)
+        return extents, tuple(tuple(names) for names in lies.values() if len(names) > 1)
 
     def _arrived(self, name: str, _: torch.Tensor) -> None:
         self.peaks.arrived(name)

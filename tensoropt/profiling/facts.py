@@ -99,6 +99,7 @@ class Facts:
         extents: result -> bytes of its storage if they differ: of a larger tensor, or 0 for views of stored
             data.
         gradient_extents: read -> bytes of its gradient's storage if they differ.
+        same_gradients: reads whose gradients are one tensor, as those of a sum without broadcasting.
     """
 
     kept_bytes: int
@@ -118,6 +119,7 @@ class Facts:
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
     gradient_extents: Mapping[str, int] = field(default_factory=dict)
+    same_gradients: tuple[tuple[str, ...], ...] = ()
     free_kept: tuple[str, ...] = ()
     lies_in_free: Mapping[str, str] = field(default_factory=dict)
 
@@ -133,6 +135,7 @@ class Facts:
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         # Explorations that were saved before this field existed lack it.
         data["free_kept"] = tuple(data.get("free_kept", ()))
+        data["same_gradients"] = tuple(map(tuple, data.get("same_gradients", ())))
         data["calls"] = tuple(CallMemory(kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
         # Explorations that were saved before this field existed lack it.
         data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))

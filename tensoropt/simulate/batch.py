@@ -24,6 +24,7 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
@@ -193,6 +194,7 @@ class _TensorPlan:
         orders: place -> its position in forward.
         inside: reader -> whether it is in the producer's region.
         replaced: where a buffer's new value replaces the old one; -1 as forward ends.
+        same: the tensor whose gradient may be the same as the last reader's, and is used first; or "".
         kind: tensors of one kind have equal effects for equal readings.
     """
 
@@ -204,6 +206,7 @@ class _TensorPlan:
     orders: tuple[int, ...]
     inside: tuple[bool, ...]
     replaced: int
+    same: str
     kind: Hashable
 
 
@@ -351,8 +354,42 @@ class Batch:
             for part in view.with_inner()
         )
         replaced = self._replaced(name)
-        kind = ("tensor", self._look(group, name), inside, orders, of_views, replaced >= 0)
-        return _TensorPlan(group, name, readers, views, places, orders, inside, replaced, kind)
+        same = self._same_gradient(group, name)
+        kind = ("tensor", self._look(group, name), inside, orders, of_views, replaced >= 0, bool(same))
+        return _TensorPlan(group, name, readers, views, places, orders, inside, replaced, same, kind)
+
+    def _writer(self, name: str) -> Group:
+        return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+
+    def _same_gradient(self, group: Group, name: str) -> str:
+        """Return the tensor that gets the same gradient from the last reader, and is done with it before
+        anything else happens to it: of a residual sum, the block's result; "" if there is none.
+        """
+        readers, position = self.schedule.readers.get(name, ()), self.schedule.position
+        if not readers:
+            return ""
+        last, done = readers[-1], position("backward", "compute", group.name)
+        next_at = position("backward", "read", readers[-2].name, name) if len(readers) > 1 else done
+        found: dict[int, str] = {}
+        for other in last.reads:
+            if other == name or len(self.schedule.readers[other]) > 1 or leaves_model(self.graph, other):
+                continue
+            used_up = position("backward", "compute", self._writer(other).name)
+            if used_up < next_at and self.readings.same_gradients(last.name, name, other).any():
+                found[used_up] = other
+        return found[max(found)] if found else ""
+
+    def _same(self, plan: _TensorPlan) -> Indices:
+        """Return 1 for each strategy in which :attr:`_TensorPlan.same` has the same gradient."""
+        reader, steps = plan.readers[-1].name, self._of_groups.moves.steps
+        made = self.readings.written(self._writer(plan.same).name, plan.same)
+        read = self.readings.read(reader, plan.same)
+        firsts, which = distinct([made.which, read.which])
+        moved = [
+            bool(steps(plan.same, made.at(row).layout, read.at(row).layout)[1]) for row in firsts.tolist()
+        ]
+        same = self.readings.same_gradients(reader, plan.name, plan.same)[self._choices[reader]]
+        return (same & ~np.array(moved)[which]).astype(np.int64)
 
     def _replaced(self, name: str) -> int:
         """Return where a buffer's new value replaces the old one, behind all that may need it in some
@@ -375,7 +412,7 @@ class Batch:
 
     def _keeps(self, reader: Group, name: str) -> bool:
         """Return whether a reader may keep a tensor for backward as it is made, not a copy in its layout."""
-        of, maker = self.candidates, self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        of, maker = self.candidates, self._writer(name)
         made = [configuration.layout(name) for configuration in of.configurations(maker)]
         found = of.hubs(name) if name in self.graph.hubs else made
         read = [configuration.layout(name) for configuration in of.configurations(reader)]
@@ -401,6 +438,7 @@ class Batch:
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(reader.name, name) for reader in plan.readers]
         gathered = self.readings.gathered_again(name)
+        same = self._same(plan) if plan.same else None
 
         def make(row: int) -> Effects:
             return self._of_tensors.tensor(
@@ -413,6 +451,7 @@ class Batch:
                 plan.orders[: len(plan.readers)],
                 BACKWARD_END if plan.replaced >= 0 else FORWARD_END,
                 gathered_again=gathered is not None and bool(gathered[row]),
+                same=same is not None and bool(same[row]),
             )
 
         columns = [
@@ -420,9 +459,11 @@ class Batch:
             *(reader.which for reader in read),
             *((hub.which,) if hub else ()),
             *((gathered,) if gathered is not None else ()),
+            *((same,) if same is not None else ()),
             *self._views.columns(plan.views),
         ]
-        position = self.schedule.of_tensor(group.name, name, plan.places, plan.replaced)
+        first = self._writer(plan.same).name if plan.same else ""
+        position = self.schedule.of_tensor(group.name, name, plan.places, plan.replaced, first)
         return _Chosen(("tensor", name), columns, make, position)
 
     def _parameter(self, name: str) -> tuple[Hashable, _Chosen]:

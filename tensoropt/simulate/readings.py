@@ -20,7 +20,7 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.storage import Storage, Turn, UsePlace, turns
 from tensoropt.simulate.candidates import Candidates
-from tensoropt.types import SOURCES, Floats, Indices
+from tensoropt.types import SOURCES, Flags, Floats, Indices
 
 Axes = tuple[int, ...]
 
@@ -296,6 +296,20 @@ class Readings:
                 for (c, f, recomputed), work in zip(looks, candidates.works(group), strict=True)
             ]
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
+
+    def same_gradients(self, group_name: str, *names: str) -> Flags:
+        """Return, per configuration of a group, whether the gradients of tensors that it reads are one."""
+        group = self.graph.group_of[group_name]
+        shorts = {group.short_names[name] for name in names}
+        key = ("same gradients", self.candidates.signature(group), *sorted(shorts))
+        facts = self.candidates.facts(group)
+        found: Flags = self.memo.once(
+            key,
+            lambda: np.array(
+                [any(shorts <= {*same} for same in f.same_gradients) for f in facts], dtype=bool
+            ),
+        )
+        return found
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
         group, memo = self.graph.group_of[group_name], self.memo

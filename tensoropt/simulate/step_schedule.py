@@ -183,12 +183,15 @@ class StepSchedule:
 
         return resolve
 
-    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1) -> Resolver:
+    def of_tensor(
+        self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1, same: str = ""
+    ) -> Resolver:
         """Return the resolver of a tensor's effects.
 
         Args:
             readers: its own, then those of its views.
             replaced: the position at which a buffer's new value replaces the old one in backward.
+            same: the group whose backward uses the same gradient first.
         """
 
         def resolve(when: When) -> int:
@@ -199,6 +202,8 @@ class StepSchedule:
                     return self.forward_end
                 case "over":
                     return replaced
+                case "same":
+                    return self.position("backward", "compute", same)
                 case "read":
                     return self._read(when.phase, readers[when.number])
                 case "used":

@@ -21,6 +21,7 @@ from tensoropt.costs.effects import (
     READ_ANEW,
     READ_ANEW_AGAIN,
     READ_BACK,
+    SAME_USED,
     USED,
     USED_AGAIN,
     USED_BACK,
@@ -120,6 +121,7 @@ class TensorEffects:
         replaced: When = FORWARD_END,
         *,
         gathered_again: bool = False,
+        same: bool = False,
     ) -> Effects:
         """Return the effects of an activation that is written, materialised in its ``hub`` (if any), and
         read.
@@ -129,6 +131,7 @@ class TensorEffects:
             orders: for each reader, its position in forward.
             replaced: when a buffer's new value replaces the old one.
             gathered_again: its copy, in the hub or at the only reader, is made again in backward.
+            same: the last reader's gradient is the same tensor as another one, which counts it first.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
@@ -153,7 +156,7 @@ class TensorEffects:
             copied = (write.layout, source) if hub is not None else (source, reads[keepers[0].number].layout)
             effects += self._gathered_again(name, *copied, keepers)
         if self.moves.learns(name):
-            effects += self._backward(name, write, source, reads, inside)
+            effects += self._backward(name, write, source, reads, inside, same=same)
             if back is not None:
                 effects.append(back)
         return Effects(tuple(effects))
@@ -322,11 +325,12 @@ class TensorEffects:
         source: Layout,
         reads: Sequence[Reading],
         inside: Sequence[bool],
+        *,
+        same: bool,
     ) -> list[Effect]:
         """Return the effects in backward: readers' gradients are moved, summed, and moved to the writer.
 
-        Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place. Gradients
-        that lie in one storage are counted apart.
+        Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place.
         """
         overlapped = self._reduced_beside(name, write, source, reads, inside)
         effects, size = [], self.moves.bytes(name, source)
@@ -342,7 +346,8 @@ class TensorEffects:
                 continue
             steps, first = self.moves.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = _gradient(f"of {number}", self._gradient_bytes(name, read))
-            effects.append(Effect(reader(number, USED_BACK), after=True, begins=allocations(came)))
+            begin = SAME_USED if same and first and not steps else reader(number, USED_BACK)
+            effects.append(Effect(begin, after=True, begins=allocations(came)))
             workspace = self.moves.resharding_bytes(steps, name) if steps else 0
             if not first:
                 # The new sum, in addition to its two operands: the incoming gradient is already alive, and

@@ -13,11 +13,10 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto, pesto_extended, post
+from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto, pesto_extended
 from tensoropt.planners.placed.cut_search import CutSearch
 from tensoropt.planners.placed.exact import solver as exact
 from tensoropt.planners.placed.local_search import LocalSearch
-from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
 from tensoropt.units import format_bytes
@@ -37,7 +36,6 @@ def short_walks(monkeypatch):
         monkeypatch.setattr(module, "DEFAULTS", replace(module.DEFAULTS, most_blocks=12))
     monkeypatch.setattr(cut_search, "DEFAULTS", CutSearch(seconds=1.0))
     monkeypatch.setattr(local_search, "DEFAULTS", LocalSearch(seconds=1.0))
-    monkeypatch.setattr(post, "DEFAULTS", Post(placements=300, per_ascent=20, per_fit=100))
 
 
 def plans(name: str, question, limit=None, seed: int = 0):

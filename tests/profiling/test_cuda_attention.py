@@ -134,7 +134,7 @@ from tests.fake_cuda.library import load
 load(Path(sys.argv[1]))
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from tensoropt.profiling.cuda_kernels import attention_kernel
+from tensoropt.profiling.cuda_kernels import _attention_kernel
 from tensoropt.profiling.fact_finding import _Probe, find_facts
 from tensoropt.profiling.workload import random_tensor
 from tests.profiling.test_cuda_attention import A100, CASES, H100, V100, attention
@@ -146,7 +146,7 @@ for capability in (V100, A100, H100):
         with FakeTensorMode():
             tensors = {n: random_tensor(spec, torch.device("cuda")) for n, spec, _ in work.inputs}
             args = work.calls[0][0].args
-            kernel = attention_kernel(
+            kernel = _attention_kernel(
                 capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:],
                 **work.calls[0][0].kwargs,
             )

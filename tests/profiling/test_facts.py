@@ -211,6 +211,13 @@ def test_lstm(directions: int):
     assert facts.backward_flops == 4 * directions * gates
 
 
+@pytest.mark.parametrize(("rows", "same"), [(8, (("a", "b"),)), (1, ())])
+def test_a_sum_hands_on_its_gradient_unless_it_repeats_an_operand(rows, same):
+    inputs = {"a": ((8, 4), "read"), "b": ((rows, 4), "read")}
+    facts = find_facts(chain(inputs, ("aten.add.Tensor", (Ref("a"), Ref("b")), ("y",)), writes="y"))
+    assert facts.same_gradients == same
+
+
 def test_backward_reads_one_parameter_after_the_other():
     """That of the second product is used up when the gradient of the first's weight is made."""
     second = ("aten.linear.default", (Ref("y"), Ref("v")), ("z",))

@@ -62,7 +62,24 @@ def play(build, micro_batches: int = 1) -> MemoryCurve:
     return memory_curve(strategy, facts, "sgd")
 
 
-@pytest.mark.parametrize("build", [joined, dense])
+class Residual(nn.Module):
+    """A sum whose gradient both operands take as it is: the peak is in the backward of the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        return F.mse_loss(self.last(x + self.second(F.gelu(x)))[:, 0], y)
+
+
+def residual() -> tuple:
+    return Residual(), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
+
+
+@pytest.mark.parametrize("build", [joined, dense, residual])
 def test_a_real_step_peaks_where_it_was_predicted(build):
     """Slices of one gradient are counted apart: in a model as small as this 1 %."""
     predicted = play(build).peak.total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Literal
 
@@ -77,11 +77,13 @@ def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tu
     )
 
 
+@cache
 def forward_placements(layout: Layout) -> tuple[int, ...]:
     """Return the placement of the tensor itself on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     return tuple(REPLICATE if code == PARTIAL_GRAD else code for code in layout)
 
 
+@cache
 def gradient_placements(layout: Layout) -> tuple[int, ...]:
     """Return the placement of the tensor's gradient on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     swapped = {PARTIAL_GRAD: PARTIAL, PARTIAL: REPLICATE}

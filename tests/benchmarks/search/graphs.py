@@ -69,8 +69,8 @@ class Kind:
 class Modeller:
     """Adds operators and edges of a model to a cost graph, with equal tables shared."""
 
-    def __init__(self, mesh: tuple[Axis, ...], flops: float = 1e14, zero: bool = True):
-        self.mesh, self.flops, self.zero = mesh, flops, zero
+    def __init__(self, mesh: tuple[Axis, ...], flops: float = 1e14):
+        self.mesh, self.flops = mesh, flops
         self.graph = CostGraph()
         self.kinds: dict[str, Kind] = {}
         self._costs: dict[int, tuple] = {}
@@ -128,7 +128,7 @@ class Modeller:
         copies = [a for a, d in zip(self.mesh, assigned, strict=True) if d not in kind.weight]
         reduce = sum(_collective("reduce", 2 * weight, a) for a in sync)
         options = [[kept + 16 * weight, time + reduce]]
-        if self.zero and copies:
+        if copies:
             shards = np.prod([a.size for a in copies])
             gather = sum(_collective("gather", 2 * weight, a) for a in copies)
             options.append([kept + 2 * weight + 14 * weight / shards, time + reduce])
@@ -162,9 +162,9 @@ class Modeller:
         return name
 
 
-def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, vocabulary=50304, zero=True):
+def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, vocabulary=50304):
     """A GPT: about ten operators a layer, residual edges, loss at the end."""
-    model = Modeller(mesh, zero=zero)
+    model = Modeller(mesh)
     b, s, d = {"b": batch}, {"s": sequence}, {"d": width}
     tokens = batch * sequence
     bsd = ("b", "s", "d")

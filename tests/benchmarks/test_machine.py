@@ -46,8 +46,8 @@ def test_every_program_writes_through_machine() -> None:
     """``write`` refuses a result without date, commit and machine; here: that nothing goes past it."""
     for module in (*PROGRAMS.values(), *BY_NAME.values()):
         text = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-        assert re.search(r"\bTaking\(\)|\bResults\(", text), module
-        assert re.search(r"\bpart\(\)|\bResults\(|taking\.about", text), module
+        assert re.search(r"\bTaking\(\)|\bResults\(|\brun_sections\(", text), module
+        assert re.search(r"\bpart\(\)|\bResults\(|taking\.about|\brun_sections\(", text), module
         assert "json.dump" not in text, module
         assert "datetime" not in text, module
 

@@ -34,7 +34,7 @@ class UnsplittableError(Exception):
 
 
 def stepper(model: nn.Module, args: tuple, kwargs: dict) -> Step:
-    """A step with multi-tensor Adam, which does not mix DTensors with others: they are groups of their own."""
+    """A step with multi-tensor Adam, which takes DTensors and others as groups of their own."""
     parameters = list(model.parameters())
     groups = [[p for p in parameters if isinstance(p, DTensor) is kind] for kind in (True, False)]
     of_groups = [{"params": group} for group in groups if group]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.machine import described
+from tests.benchmarks.program import Row, table
 
 CLUSTER = "netsplit-paper"
 BASELINES = ("pesto_extended", "m_topo", "m_etf", "m_sct")
 """The thesis' own baselines, in the order of its table."""
 PLANNERS = (*BASELINES, "netsplit_shared", "netsplit")
 TITLES = ("Pesto, extended", "m-TOPO", "m-ETF", "m-SCT", "NetSplit, devices shared", "NetSplit, ours")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ CASES = {
 }
 
 
-def markdown(data: dict[str, Any]) -> str:
+def markdown(data: Mapping[str, Any]) -> str:
     lines = [
         f"# NetSplit's comparison, {data['date']}",
         "",
@@ -95,25 +95,29 @@ def markdown(data: dict[str, Any]) -> str:
         "## Table 6-4: samples per second",
         "",
         *_steps(data, "steps"),
+    ]
+    if _found(data, "tight"):
+        lines += [
+            "",
+            "## The same, with memory as full as in the thesis",
+            "",
+            "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes.",
+            "Here each device has so much less that the bytes that planners add up fill as much of it.",
+            "",
+            *_steps(data, "tight"),
+        ]
+    lines += [
         "",
-        *_tight(data),
         "## Table 6-3: nodes and memory at batch 128",
         "",
         "The thesis says neither what a node is nor whose bytes its memory counts. Here: operators after",
         "decomposition, and the groups that are placed; parameters, what backward keeps, and all outputs.",
         "",
-        "| model | operators | groups | paper: nodes | parameters, MB | kept | outputs | paper: MB "
-        "| paper over outputs |",
-        "|" + " --- |" * 9,
+        *table(SIZE_TITLES, (_sizes(row) for row in data["rows"] if row["section"] == "sizes")),
+        "",
+        "## Notes of the planners",
+        "",
     ]
-    for row in data["rows"]:
-        if row["section"] == "sizes":
-            case = CASES[row["model"]]
-            size = {name: row[f"{name}_bytes"] / 2**20 for name in ("parameter", "kept", "output")}
-            cells = [row["model"], f"{row['operators']:,}", f"{row['groups']:,}", str(case.nodes)]
-            cells += [f"{each:,.0f}" for each in (*size.values(), case.megabytes)]
-            lines.append(_line([*cells, f"{case.megabytes / size['output']:.2f}"]))
-    lines += ["", "## Notes of the planners", ""]
     for row in data["rows"]:
         if row["section"] in ("steps", "tight"):
             said = row["refused"] if "refused" in row else "; ".join(row["notes"])
@@ -122,44 +126,34 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tight(data: Mapping[str, Any]) -> Iterator[str]:
-    if _found(data, "tight"):
-        yield "## The same, with memory as full as in the thesis"
-        yield ""
-        yield "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes."
-        yield "Here each device has so much less that the bytes that planners add up fill as much of it."
-        yield ""
-        yield from _steps(data, "tight")
-        yield ""
+def _sizes(row: Row) -> list[str]:
+    case = CASES[row["model"]]
+    size = {name: row[f"{name}_bytes"] / 2**20 for name in ("parameter", "kept", "output")}
+    cells = [row["model"], f"{row['operators']:,}", f"{row['groups']:,}", str(case.nodes)]
+    cells += [f"{each:,.0f}" for each in (*size.values(), case.megabytes)]
+    return [*cells, f"{case.megabytes / size['output']:.2f}"]
 
 
-def _steps(data: Mapping[str, Any], section: str) -> Iterator[str]:
+def _steps(data: Mapping[str, Any], section: str) -> list[str]:
     """The rates of a section, and ours over the best baseline."""
-    yield _line(("model", "batch", "device", "", *TITLES))
-    yield "|" + " --- |" * (4 + len(TITLES))
+    rows = []
     for title, of in _found(data, section).items():
         case, first = CASES[title], next(iter(of.values()))
         room = f"{first['limit_bytes'] / 2**30:.1f} GiB" if first.get("limit_bytes") else "24 GiB"
-        yield _line([title, str(first["batch"]), room, "here", *(_rate(of.get(name)) for name in PLANNERS)])
-        yield _line(["", str(case.batch), "24 GB", "paper", *(f"{rate:.2f}" for rate in case.rates), ""])
-    yield ""
-    yield _line(RATIO_TITLES)
-    yield "|" + " --- |" * len(RATIO_TITLES)
-    yield from map(_line, ratios(data, section))
+        rows.append([title, first["batch"], room, "here", *(_rate(of.get(name)) for name in PLANNERS)])
+        rows.append(["", case.batch, "24 GB", "paper", *(f"{rate:.2f}" for rate in case.rates), ""])
+    rates = table(["model", "batch", "device", "", *TITLES], rows)
+    return [*rates, "", *table(RATIO_TITLES, ratios(data, section))]
 
 
+SIZE_TITLES = (
+    "model", "operators", "groups", "paper: nodes", "parameters, MB", "kept", "outputs", "paper: MB",
+    "paper over outputs",
+)  # fmt: skip
 RATIO_TITLES = (
-    "model",
-    "best baseline",
-    "ours over it: samples/s",
-    "seconds",
-    "at most",
-    "closed",
-    "paper: best baseline",
-    "paper: samples/s",
-    "paper: seconds",
-    "reached",
-)
+    "model", "best baseline", "ours over it: samples/s", "seconds", "at most", "closed",
+    "paper: best baseline", "paper: samples/s", "paper: seconds", "reached",
+)  # fmt: skip
 
 
 def ratios(data: Mapping[str, Any], section: str) -> Iterator[list[str]]:
@@ -205,7 +199,3 @@ def _rate(row: Row | None) -> str:
     if row is None:
         return ""
     return "refuses" if "refused" in row else f"{row['batch'] / row['time_s']:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

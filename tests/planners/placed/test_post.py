@@ -7,39 +7,18 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
-from tensoropt.planners.placed.post import Post, _Learner, place
+from tensoropt.planners.placed.post import _Learner, place
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
-from tests.planners.placed.test_methods import constrained
-
-LITTLE = Post(placements=300, per_ascent=20, per_fit=100)
+from tests.planners.placed.test_methods import LITTLE
 
 
 def learner(problem, chosen=LITTLE):
     memory = MemoryBook.empty(problem.devices.within(None))
     return _Learner(problem, units_of(problem), memory, chosen, 0)
-
-
-@pytest.mark.slow
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.4, 0.7, 1.5, float("inf")]))
-@settings(max_examples=20)
-def test_answers_keep_constraints_and_fit_or_are_refused(seed, training, capacity):
-    problem = constrained(seed, training, capacity)
-    try:
-        answer = place(problem, None, seed, LITTLE)
-    except InfeasibleError:
-        with pytest.raises(InfeasibleError, match=r"^post finds no plan within"):
-            place(problem, None, seed, LITTLE)
-        assert capacity < float("inf")
-        return
-    assert simulate_placement(problem, answer.placement).fits()  # checks pins and groups
-    assert place(problem, None, seed, LITTLE) == answer
 
 
 @pytest.mark.slow

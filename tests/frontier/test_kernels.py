@@ -48,9 +48,20 @@ def test_union_of_products_under_a_limit(pairs, limit):
     roff, rm, rt = flat([b for _, b in pairs])
     index = np.arange(len(pairs))
     limit_m, limit_t = arrays(limit)
-    rooms = *scratch(), *scratch(), np.empty(64, np.int64)
     n, m, t, k, *_ = kernels.union_of_products(
-        index, index, loff, lm, lt, roff, rm, rt, limit_m, limit_t, *rooms
+        index,
+        index,
+        loff,
+        lm,
+        lt,
+        roff,
+        rm,
+        rt,
+        limit_m,
+        limit_t,
+        *scratch(),
+        *scratch(),
+        np.empty(64, np.int64),
     )
     found = list(zip(m[:n].tolist(), t[:n].tolist(), strict=True))
     assert found == naive.union_of_products(pairs, limit)

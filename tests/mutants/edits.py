@@ -23,10 +23,7 @@ class Text:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        return (
-            self.offset(node.lineno, node.col_offset),
-            self.offset(node.end_lineno, node.end_col_offset),
-        )
+        return (self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset))
 
     def of(self, node: ast.AST) -> str:
         start, end = self.span(node)

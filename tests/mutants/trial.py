@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -24,8 +25,8 @@ HOOK = Path(__file__).parent / "hook"
 ADDRESS_SPACE = 24 << 30
 """Bytes of one process: a mutant that asks for more is stopped."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-TIMED_OUT = "Timeout"
-"""The word by which pytest-timeout says so."""
+TIMED_OUT = "+ Timeout +"
+"""How pytest-timeout says so, before it ends the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,8 @@ class Ran:
     """What became of a trial.
 
     Attributes:
-        code: of the process, None where it was stopped.
-        by, words: the test that failed and how, "" for none.
+        code: of the process, None where it timed out.
+        by, words: the test that failed, or was under way in the end, and how; "" for none.
         test_s: seconds of each test file.
         slowest_s: of a test.
         lines: per file and line the test files that execute it, in this process.
@@ -91,8 +92,10 @@ def run(trial: Trial) -> Ran:
         if trial.cover:
             command += ["coverage", "run", f"--rcfile={folder / 'rc'}", f"--data-file={lines}"]
             command += [f"--include={','.join(trial.cover)}", "-m"]
-        command += ["pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
-        command += ["-p", "tests.mutants.plugin", f"--junitxml={report}", f"--timeout={trial.test_s}"]
+        command += ["pytest", "-v", "--tb=line", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin"]
+        # Not by a signal: hypothesis would run what hangs again.
+        command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={trial.test_s}"]
+        command += [f"--junitxml={report}"]
         command += ["-x"] if trial.test_s else []
         command += ["-m", "not slow" if trial.ranks else "not slow and not distributed", *trial.tests]
         with log.open("w") as printed:
@@ -108,10 +111,13 @@ def run(trial: Trial) -> Ran:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        said = log.read_text(errors="replace")
         by, words, test_s, slowest_s = _read(report)
+        if code != 0 and not by:  # it was stopped or died: the test that was under way
+            by = next(reversed(re.findall(r"^(tests/\S+::\S+)", said, re.MULTILINE)), "collection")
         return Ran(
-            code, round(time.monotonic() - begun, 2), by, words, test_s, slowest_s,
-            _executed(lines) if trial.cover else {}, log.read_text(errors="replace")[-4000:],
+            None if TIMED_OUT in said else code, round(time.monotonic() - begun, 2), by, words, test_s,
+            slowest_s, _executed(lines) if trial.cover else {}, said[-4000:],
         )  # fmt: skip
 
 

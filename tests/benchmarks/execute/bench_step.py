@@ -52,18 +52,9 @@ def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], floa
     """
     model, args, kwargs = spec.build()
     found = tensoropt.explore(
-        model,
-        args,
-        kwargs,
-        cluster=f"local:{RANKS}",
-        micro_batches=(1,),
-        max_points=20,
-        dtype="float32",
-        source=spec.source,
-        placements="never",
-        pipelines="never",
-        measure=measure,
-    )
+        model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, dtype="float32",
+        source=spec.source, placements="never", pipelines="never", measure=measure,
+    )  # fmt: skip
     chosen = found.plan(len(found.points) - 1)
     return chosen.strategy_data(), chosen.predicted.time_s
 

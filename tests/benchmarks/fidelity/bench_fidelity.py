@@ -85,17 +85,11 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     with RankPool(found.devices, timeout_s=600.0) as pool:
         # Placed plans have no strategy on a mesh, whose stamps and terms are what this compares.
         on_mesh = [i for i, point in enumerate(found.points) if point.kind is SHARDED]
-        chosen = [
-            (i, found.points[i], found.plan(i)) for i in (on_mesh[n] for n in evenly(len(on_mesh), plans))
-        ]
-        drawn = [plan.strategy(loaded.graph) for *_, plan in chosen]
-        found_in = [
-            [pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS) for strategy in drawn]
-            for _ in range(rounds)
-        ]
-        peaks_of = [
-            pool.run(tracked_peaks, spec, strategy.to_data(), OPTIMIZER, TRACKED) for strategy in drawn
-        ]
+        indices = [on_mesh[n] for n in evenly(len(on_mesh), plans)]
+        chosen = [(i, found.points[i], found.plan(i)) for i in indices]
+        drawn = [plan.strategy(loaded.graph).to_data() for *_, plan in chosen]
+        found_in = [[pool.run(run_steps, spec, of, OPTIMIZER, STEPS) for of in drawn] for _ in range(rounds)]
+        peaks_of = [pool.run(tracked_peaks, spec, of, OPTIMIZER, TRACKED) for of in drawn]
     rows = []
     for (index, point, plan), alive, *ran in zip(chosen, peaks_of, *found_in, strict=True):
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]

@@ -43,41 +43,23 @@ class Case:
 
 CASES = {
     "AmoebaNet-D": Case(
-        name="amoebanet-d",
-        batch=64,
-        nodes=784,
-        megabytes=117_756.06,
-        rates=(30.17, 36.46, 19.59, 28.82, 41.83),
-        seconds=(2.13, 1.75, 3.26, 2.22, 1.55),
+        name="amoebanet-d", batch=64, nodes=784, megabytes=117_756.06,
+        rates=(30.17, 36.46, 19.59, 28.82, 41.83), seconds=(2.13, 1.75, 3.26, 2.22, 1.55),
     ),
     "Wide ResNet-152": Case(
-        name="wide-resnet-152",
-        settings={"width": 2},
-        batch=64,
-        nodes=388,
-        megabytes=115_179.77,
-        rates=(38.66, 39.81, 34.15, 32.26, 42.34),
-        seconds=(1.66, 1.59, 1.87, 1.98, 1.53),
+        name="wide-resnet-152", settings={"width": 2}, batch=64, nodes=388, megabytes=115_179.77,
+        rates=(38.66, 39.81, 34.15, 32.26, 42.34), seconds=(1.66, 1.59, 1.87, 1.98, 1.53),
     ),
     "U-Net": Case(
-        name="unet",
-        settings={"image": 224},
-        batch=128,
-        nodes=134,
-        megabytes=50_121.92,
-        rates=(38.66, 33.35, 37.69, 37.60, 40.36),
-        seconds=(3.31, 3.84, 3.40, 3.40, 3.11),
+        name="unet", settings={"image": 224}, batch=128, nodes=134, megabytes=50_121.92,
+        rates=(38.66, 33.35, 37.69, 37.60, 40.36), seconds=(3.31, 3.84, 3.40, 3.40, 3.11),
     ),
     "DeepLab-V3": Case(
-        name="deeplab-v3",
-        settings={"depth": 152, "width": 2, "image": 224},
-        batch=48,
-        nodes=417,
-        megabytes=168_094.43,
-        rates=(11.58, 16.18, 14.00, 12.80, 18.39),
+        name="deeplab-v3", settings={"depth": 152, "width": 2, "image": 224}, batch=48, nodes=417,
+        megabytes=168_094.43, rates=(11.58, 16.18, 14.00, 12.80, 18.39),
         seconds=(4.15, 2.97, 3.43, 3.73, 2.79),
     ),
-}
+}  # fmt: skip
 
 
 def markdown(data: Mapping[str, Any]) -> str:

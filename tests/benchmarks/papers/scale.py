@@ -47,16 +47,13 @@ def micro_batches(devices: int) -> tuple[int, ...]:
 
 
 def measure(devices: int, layers: int | None) -> dict[str, Any]:
-    built = zoo.build(
-        "llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **({"layers": layers} if layers else {})
-    )
+    cut = {"layers": layers} if layers else {}
+    built = zoo.build("llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **cut)
     begun, cpu = time.perf_counter(), time.process_time()
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"dgx-h100x{devices // PER_NODE}", dtype="bfloat16",
         optimizer="adam_fused", micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS,
-        source="zoo:llama3-405b",
-        constraints=OF_NODES,
-        process_memory=False, progress=ProgressDisplay(),
+        source="zoo:llama3-405b", constraints=OF_NODES, process_memory=False, progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]
@@ -83,13 +80,10 @@ def measure(devices: int, layers: int | None) -> dict[str, Any]:
 def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
     """What a plan takes, on which mesh."""
     point, plan = found.points[index], found.plan(index)
+    seconds = ("time_s", "compute_s", "communication_s", "exposed_s")
     return {
-        "memory_bytes": point.memory_bytes,
+        **{name: getattr(point, name) for name in ("memory_bytes", *seconds)},
         "memory_split": list(point.memory),
-        "time_s": point.time_s,
-        "compute_s": point.compute_s,
-        "communication_s": point.communication_s,
-        "exposed_s": point.exposed_s,
         "mesh": plan.mesh.label,
         "stages": len(plan.stages.stages) if plan.stages is not None else 1,
         "schedule": plan.stages.schedule if plan.stages is not None else "",

@@ -45,12 +45,7 @@ MODELS = Path(__file__).with_name("models.yaml")
 SOURCES: dict[str, dict[str, str]] = {
     # Section 4.1: dropout of attention's weights and of what is added, masks of 1 byte; attention as
     # products.
-    "arXiv 2205.05198": {
-        "framework": "Megatron-LM",
-        "date": "2022-05",
-        "flash_attn": "no",
-        "dropout": "0.1",
-    },
+    "arXiv 2205.05198": {"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no", "dropout": "0.1"},
     # torchtitan 9dec370 (2024-12-26), which the tables name: parallelize_llama.py leaves parameters of
     # pipelines unsharded after forward, and their gradients are reduced once, as PyTorch's schedules tell
     # FSDP2; run_llama_train.sh sets expandable_segments; the loss is not compiled (train.py).
@@ -179,9 +174,7 @@ def lasting_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> float:
     return sum(kinds) + (kinds[0] / 2 if run.framework.startswith("Megatron") else 0.0)
 
 
-def tensors_of(
-    found: PinnedPoint | PinnedPipelinePoint,
-) -> tuple[float, Mapping[str, float], int]:
+def tensors_of(found: PinnedPoint | PinnedPipelinePoint) -> tuple[float, Mapping[str, float], int]:
     """The peak of tensors on the fullest rank in bytes, what its process takes beside them, and its place in
     the pipeline."""
     of = found.evaluation

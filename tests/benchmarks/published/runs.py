@@ -156,8 +156,7 @@ class Run:
     def variant(self) -> Variant:
         """How its model computes. Attention without a fused kernel stores the scores."""
         return Variant(
-            stored_scores=self.flash_attn.startswith("no"),
-            dropout=float(self.row.get("dropout") or 0.0),
+            stored_scores=self.flash_attn.startswith("no"), dropout=float(self.row.get("dropout") or 0.0)
         )
 
     @property

@@ -26,18 +26,8 @@ import yaml
 from tensoropt.errors import TensorOptError
 from tests.benchmarks.machine import Taking, dated, described, write
 from tests.benchmarks.program import table
-from tests.benchmarks.published.parts import (
-    BUBBLE,
-    HOST,
-    LAUNCHES,
-    OPTIMIZER,
-    SLOWER,
-    WAITS,
-    RunParts,
-    keep_parts,
-    load_parts,
-    parts_of,
-)
+from tests.benchmarks.published import parts
+from tests.benchmarks.published.parts import RunParts, keep_parts, load_parts, parts_of
 from tests.benchmarks.published.predict import open_store
 from tests.benchmarks.published.report import fitted_sources
 from tests.benchmarks.published.runs import RefusedRunError, load_models, load_runs, pinned_of
@@ -47,7 +37,9 @@ HOLDS = 0.8
 """The share of jobs that a range is to hold."""
 APART = 0.05
 """By how much published steps differ whose order is compared."""
-TERMS = (LAUNCHES, OPTIMIZER, "copies and additions", SLOWER, *WAITS, BUBBLE, HOST)
+TERMS = (
+    parts.LAUNCHES, parts.OPTIMIZER, parts.COPIES, parts.SLOWER, *parts.WAITS, parts.BUBBLE, parts.HOST,
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -82,10 +74,7 @@ def _rows(runs: Runs, predicted_s: np.ndarray, fitted: Fit) -> list[Row]:
     low, high = fitted.factor((1 - HOLDS) / 2), fitted.factor((1 + HOLDS) / 2)
     return [
         {
-            "id": run.id,
-            "source": run.source,
-            "model": run.model,
-            "cluster": run.cluster,
+            **{name: getattr(run, name) for name in ("id", "source", "model", "cluster")},
             "predicted_step_s": float(seconds),
             "published_step_s": run.published_s,
             "held": bool(low * seconds <= run.published_s <= high * seconds),
@@ -139,25 +128,16 @@ def terms_of(found: Sequence[RunParts], errors: Mapping[str, Any]) -> list[dict[
         without = summary(left_out(found, {name: 0.0}))
         # Rounded, so that nothing is a little less than nothing.
         share = np.round(1 - runs.seconds(runs.simulated_at, {name: 0.0}) / runs.simulated_s, 9) + 0.0
-        rows.append(
-            {
-                "term": name,
-                "mean_share": float(share.mean()),
-                "largest_share": float(share.max()),
-                **{f"{key}_without": without[key] for key in ("median_error", "percentile_90_error")},
-                "median_error_gained": without["median_error"] - errors["median_error"],
-            }
-        )
+        row = {"term": name, "mean_share": float(share.mean()), "largest_share": float(share.max())}
+        row |= {f"{key}_without": without[key] for key in ("median_error", "percentile_90_error")}
+        rows.append(row | {"median_error_gained": without["median_error"] - errors["median_error"]})
     return rows
 
 
 def shares_yaml(fitted: Fit) -> str:
     """The fit to all sources: shares by name, and the range around them."""
-    spread = {
-        "well_tuned": round(fitted.factor((1 - HOLDS) / 2), 3),
-        "slow": round(fitted.factor((1 + HOLDS) / 2), 3),
-        "holds": HOLDS,
-    }
+    well_tuned, slow = (round(fitted.factor((1 + sign * HOLDS) / 2), 3) for sign in (-1, 1))
+    spread = {"well_tuned": well_tuned, "slow": slow, "holds": HOLDS}
     shares = {name: round(share, 3) for name, share in sorted(fitted.shares.items())}
     factors = {source: round(factor, 3) for source, factor in fitted.factors.items()}
     return yaml.safe_dump({"shares": shares, "factors": factors, "spread": spread}, sort_keys=False)

@@ -45,18 +45,17 @@ MODELS = Path(__file__).with_name("models.yaml")
 SOURCES: dict[str, dict[str, str]] = {
     # Section 4.1: dropout of attention's weights and of what is added, masks of 1 byte; attention as
     # products.
-    "arXiv 2205.05198": {"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no", "dropout": "0.1"},
+    "arXiv 2205.05198": {
+        "framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no", "dropout": "0.1",
+    },
     # torchtitan 9dec370 (2024-12-26), which the tables name: parallelize_llama.py leaves parameters of
     # pipelines unsharded after forward, and their gradients are reduced once, as PyTorch's schedules tell
     # FSDP2; run_llama_train.sh sets expandable_segments; the loss is not compiled (train.py).
     "torchtitan": {
-        "framework": "torchtitan",
-        "date": "2024-12",
-        "flash_attn": "yes",
-        "root": "gathered once",
+        "framework": "torchtitan", "date": "2024-12", "flash_attn": "yes", "root": "gathered once",
         "gpu": "H100-80GB",
     },
-}
+}  # fmt: skip
 """Of each source, by how it begins, what its rows leave out."""
 
 

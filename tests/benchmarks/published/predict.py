@@ -42,12 +42,9 @@ DEPTHS = (3, 5)
 """Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
 bucket of gradients."""
 FIGURES = {
-    "predicted_step_s": "time_s",
-    "predicted_memory_bytes": "memory_bytes",
-    "compute_s": "compute_s",
-    "communication_s": "communication_s",
-    "exposed_s": "exposed_s",
-}
+    "predicted_step_s": "time_s", "predicted_memory_bytes": "memory_bytes",
+    **{name: name for name in ("compute_s", "communication_s", "exposed_s")},
+}  # fmt: skip
 """What a row says, and what a simulated point calls it."""
 
 
@@ -176,18 +173,9 @@ def extended(
 
 def predict(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
     """The row of a run: its prediction, or why there is none."""
-    row: Row = {
-        "id": run.id,
-        "source": run.source,
-        "gpu": run.gpu,
-        "model": run.model,
-        "single_node": run.single_node,
-        "core": run.core,
-        "predicted_step_s": None,
-        "published_step_s": run.published_step_s,
-        "predicted_memory_bytes": None,
-        "refused": None,
-    }
+    about = ("id", "source", "gpu", "model", "single_node", "core", "published_step_s")
+    nothing = dict.fromkeys(("predicted_step_s", "predicted_memory_bytes", "refused"))
+    row: Row = {name: getattr(run, name) for name in about} | nothing
     try:
         pinned_of(run)  # refused before the model is looked for
         if run.published_step_s is None or run.outcome != "ok":

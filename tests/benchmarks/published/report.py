@@ -45,21 +45,20 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
 def medians(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors by source, of single-node runs, and apart of those whose source nothing was fitted to."""
     fitted = fitted_sources()
-    single = [row for row in rows if row["single_node"]]
+    single, several = ([row for row in rows if row["single_node"] is alone] for alone in (True, False))
     return {
         "fitted_sources": list(fitted),
         "all": summary(rows),
         "single_node": summary(single),
-        "single_node_fitted": summary(r for r in single if r["source"] in fitted),
-        "single_node_held_out": summary(r for r in single if r["source"] not in fitted),
-        "several_nodes_fitted": summary(r for r in rows if not r["single_node"] and r["source"] in fitted),
-        "several_nodes_held_out": summary(
-            r for r in rows if not r["single_node"] and r["source"] not in fitted
-        ),
+        **{
+            f"{name}_{kind}": summary(row for row in of if (row["source"] in fitted) is wanted)
+            for name, of in (("single_node", single), ("several_nodes", several))
+            for kind, wanted in (("fitted", True), ("held_out", False))
+        },
         "by_source": {
             source: {
                 "single_node": summary(r for r in single if r["source"] == source),
-                "several_nodes": summary(r for r in rows if r["source"] == source and not r["single_node"]),
+                "several_nodes": summary(r for r in several if r["source"] == source),
                 "refused": sum(r["source"] == source and r["refused"] is not None for r in rows),
             }
             for source in dict.fromkeys(row["source"] for row in rows)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import networkx as nx
-from importlinter import api
 
 from tests.test_processes import succeeds
 from tests.test_vocabulary import parsed
@@ -22,27 +21,6 @@ def test_imports_go_downward_only() -> None:
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
     run = subprocess.run([*command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-
-
-def test_every_stage_has_its_layer() -> None:
-    contracts = {
-        c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
-    }
-    layers = contracts["layers"]["layers"]
-    assert layers[-12:] == [
-        "evaluation | exploration",
-        "plan | search",
-        "question",
-        "simulate",
-        "costs | frontier",
-        "profiling",
-        "sharding",
-        "ranks",
-        "capture | cluster | launchers | zoo",
-        "ops",
-        "graph",
-        "errors : files : processes : terms : types : units : console : version",
-    ]
 
 
 def test_imports_are_light() -> None:

@@ -122,10 +122,11 @@ def over(names: list[str], explore_on: Any, out: Path) -> sweeps.Sweep:
 
 
 FAST_LOST = replace(FAST, costs=None)
+OUR_FAULT = "TensorOpt itself failed with ZeroDivisionError: oh"
 
 
 def raising(fault: Exception) -> Callable[[Cluster, Exploration | None], Exploration]:
-    """Explores the first cluster; on others this fault happens."""
+    """Explores dgx-h100; on other clusters this fault happens."""
 
     def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
         if cluster.name == "dgx-h100":
@@ -136,17 +137,17 @@ def raising(fault: Exception) -> Callable[[Cluster, Exploration | None], Explora
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("names", "fault", "said"),
     [
-        (ZeroDivisionError("oh"), "TensorOpt itself failed with ZeroDivisionError: oh"),
-        (LackingDevicesError("no device 7"), "no device 7"),
+        (["dgx-h100", "dgx-a100"], ZeroDivisionError("oh"), OUR_FAULT),
+        (["dgx-a100", "dgx-h100"], LackingDevicesError("no device 7"), "no device 7"),
     ],
 )
 def test_a_fault_of_one_cluster_costs_the_others_nothing(
-    fault: Exception, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    names: list[str], fault: Exception, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        found = over(["dgx-h100", "dgx-a100"], raising(fault), tmp_path)
+        found = over(names, raising(fault), tmp_path)
     assert ("exploring dgx-a100 failed" in caplog.text) is isinstance(fault, ZeroDivisionError)
     assert found.explorations == (FAST_LOST,)
     assert json.loads((tmp_path / "refused.json").read_text()) == found.refused == {"dgx-a100": said}

@@ -16,11 +16,7 @@ import pytest
 
 import tensoropt
 from tensoropt import console
-from tensoropt.console import (
-    ProgressDisplay,
-    json_text,
-    reserved_stdout,
-)
+from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 from tensoropt.types import heard
 

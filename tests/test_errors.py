@@ -20,10 +20,6 @@ def test_is_a_tensoropt_error_with_a_docstring(error: type[Exception]) -> None:
     assert error.__doc__
 
 
-def test_the_message_is_what_was_given() -> None:
-    assert str(TensorOptError("the rule, the values, the remedy")) == "the rule, the values, the remedy"
-
-
 def test_a_bad_cluster_is_also_a_value_error() -> None:
     with pytest.raises(ValueError, match="negative"):
         raise ClusterError("link 0-1 has a negative bandwidth")

@@ -19,6 +19,13 @@ from tensoropt.processes import _can_fork, garbage_sought_seldom, in_forks
 ROOT = Path(__file__).parents[1]
 
 
+def succeeds(program: str) -> None:
+    """Run a program in a process of its own."""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, timeout=60, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 def test_forks_answer_in_the_order_of_the_items():
     """In a process of its own, as test runners have threads."""
     program = """
@@ -57,10 +64,7 @@ except ChildProcessError:
     sys.exit(0)
 raise AssertionError
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], timeout=60, cwd=ROOT, check=False, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    succeeds(program)
 
 
 def test_forks_run_on_so_many_cores_at_a_time():
@@ -78,7 +82,7 @@ spans = in_forks(span, range(4))
 most = max(sum(b <= began < e for b, e in spans) for began, _ in spans)
 assert most == 2, spans
 """
-    subprocess.run([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
+    succeeds(program)
 
 
 def test_a_process_with_other_threads_or_cuda_does_all_itself(monkeypatch):
@@ -109,15 +113,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 print(os.getpid(), flush=True)
 processes.in_forks(lambda _: (os.write(1, b"forked\\n"), time.sleep(60)), range(4))
 """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes) as process:
         assert process.stdout.readline().strip() == str(process.pid)
         assert [process.stdout.readline() for _ in range(2)] == ["forked\n"] * 2
         group = process.pid
@@ -151,13 +149,14 @@ def test_garbage_is_sought_seldom_only_during_the_block() -> None:
 
 def test_garbage_is_not_searched_for_in_what_is_in_memory() -> None:
     """In a process of its own: tests keep modules out of garbage collections themselves."""
-    program = (
-        "import gc\n"
-        "from tensoropt.processes import not_searched_for_garbage as block\n"
-        "with block():\n    assert gc.get_freeze_count()\n"
-        "assert not gc.get_freeze_count()\n"
-        "gc.freeze()\n"
-        "with block():\n    pass\n"
-        "assert gc.get_freeze_count()  # somebody else's\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    succeeds("""
+import gc
+from tensoropt.processes import not_searched_for_garbage as block
+with block():
+    assert gc.get_freeze_count()
+assert not gc.get_freeze_count()
+gc.freeze()
+with block():
+    pass
+assert gc.get_freeze_count()  # somebody else's
+""")

@@ -64,23 +64,25 @@ CHOSEN: dict[str, Any] = {
 def at(**more: Any) -> Callable[[int], Exploration]:
     """Explores LeNet at a batch."""
 
-    def explored(batch: int) -> Exploration:
-        return tensoropt.explore(
-            load_model("zoo:lenet?classes=2", device="meta", batch=batch), **CHOSEN | more
-        )
-
-    return explored
+    return lambda batch: tensoropt.explore(
+        load_model("zoo:lenet?classes=2", device="meta", batch=batch), **CHOSEN | more
+    )
 
 
 def quiet(*_: object) -> None:
     """Progress that nobody hears of."""
 
 
+def over_batches(batches: Any, out: Path, memory_bytes: float | None = None, **more: Any) -> sweeps.Sweep:
+    explored = at(**more if memory_bytes is None else {"memory_bytes": memory_bytes})
+    return sweeps.over_batches(
+        batches, "zoo:lenet", explored, memory_bytes=memory_bytes, out=out, progress=quiet
+    )
+
+
 def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> None:
     limit = sum(at()(batch).needs.min() for batch in (64, 128)) / 2
-    found = sweeps.over_batches(
-        "auto", "zoo:lenet", at(memory_bytes=limit), memory_bytes=limit, out=tmp_path, progress=quiet
-    )
+    found = over_batches("auto", tmp_path, limit)
     batches = [one.model.batch for one in found.explorations]
     assert batches[:2] == [32, 64]
     assert batches[2:] == [96] or list(found.refused) == ["batch-128", "batch-96"]
@@ -98,17 +100,12 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_list_of_batches_is_explored_whatever_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def over(batches: Any, **more: Any) -> sweeps.Sweep:
-        return sweeps.over_batches(
-            batches, "zoo:lenet", at(**more), memory_bytes=None, out=tmp_path, progress=quiet
-        )
-
-    found = over((3, 2), micro_batches=(2,))
+    found = over_batches((3, 2), tmp_path, micro_batches=(2,))
     assert [one.model.batch for one in found.explorations] == [2]
     assert "batch-3" in found.refused
     # Without an end to it, the search ends.
     monkeypatch.setattr(sweeps, "_MOST_BATCHES", 2)
-    assert [one.model.batch for one in over("auto").explorations] == [32, 64]
+    assert [one.model.batch for one in over_batches("auto", tmp_path).explorations] == [32, 64]
 
 
 def test_a_model_that_brings_its_inputs_has_no_batch_to_choose(tmp_path: Path) -> None:
@@ -125,55 +122,46 @@ def over(names: list[str], explore_on: Any, out: Path) -> sweeps.Sweep:
 
 
 FAST_LOST = replace(FAST, costs=None)
+OUR_FAULT = "TensorOpt itself failed with ZeroDivisionError: oh"
 
 
-def test_a_fault_of_one_cluster_costs_the_others_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def raising(fault: Exception) -> Callable[[Cluster, Exploration | None], Exploration]:
+    """Explores dgx-h100; on other clusters this fault happens."""
+
     def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
         if cluster.name == "dgx-h100":
             return FAST_LOST
-        raise ZeroDivisionError("out of luck")
+        raise fault
 
+    return explore_on
+
+
+@pytest.mark.parametrize(
+    ("names", "fault", "said"),
+    [
+        (["dgx-h100", "dgx-a100"], ZeroDivisionError("oh"), OUR_FAULT),
+        (["dgx-a100", "dgx-h100"], LackingDevicesError("no device 7"), "no device 7"),
+    ],
+)
+def test_a_fault_of_one_cluster_costs_the_others_nothing(
+    names: list[str], fault: Exception, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
-        found = over(["dgx-h100", "dgx-a100"], explore_on, tmp_path)
-    assert "exploring dgx-a100 failed" in caplog.text
+        found = over(names, raising(fault), tmp_path)
+    assert ("exploring dgx-a100 failed" in caplog.text) is isinstance(fault, ZeroDivisionError)
     assert found.explorations == (FAST_LOST,)
-    assert found.refused == {"dgx-a100": "TensorOpt itself failed with ZeroDivisionError: out of luck"}
-    assert json.loads((tmp_path / "refused.json").read_text()) == found.refused
+    assert json.loads((tmp_path / "refused.json").read_text()) == found.refused == {"dgx-a100": said}
 
 
-def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault(tmp_path: Path) -> None:
-    def explore_on(cluster: object, first: object) -> Exploration:
-        raise CaptureError("it branches")
-
-    with pytest.raises(CaptureError):
-        over(["dgx-h100"], explore_on, tmp_path)
-
-
-def test_a_constraint_is_a_cluster_s_fault_if_that_lacks_devices(tmp_path: Path) -> None:
-    def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
-        if cluster.device_count < 8:
-            raise LackingDevicesError("no device 7")
-        return FAST_LOST
-
-    found = over(["dgx-a100[2]", "dgx-h100"], explore_on, tmp_path)
-    assert found.explorations == (FAST_LOST,)
-    assert found.refused == {"dgx-a100[2]": "no device 7"}
-
-    def nowhere(cluster: object, first: object) -> Exploration:
-        raise ConstraintError("no such operator")
-
-    with pytest.raises(ConstraintError):
-        over(["dgx-h100"], nowhere, tmp_path)
+@pytest.mark.parametrize("fault", [CaptureError("it branches"), ConstraintError("no such operator")])
+def test_a_fault_of_the_model_or_a_constraint_is_no_cluster_s(fault: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(fault)):
+        over(["dgx-a100"], raising(fault), tmp_path)
 
 
 def test_where_no_cluster_will_do_each_says_why(tmp_path: Path) -> None:
-    def explore_on(cluster: object, first: object) -> Exploration:
-        raise InfeasibleError("too small")
-
-    with pytest.raises(InfeasibleError, match="dgx-h100: too small; dgx-a100: too small"):
-        over(["dgx-h100", "dgx-a100"], explore_on, tmp_path)
+    with pytest.raises(InfeasibleError, match="dgx-b200: too small; dgx-a100: too small"):
+        over(["dgx-b200", "dgx-a100"], raising(InfeasibleError("too small")), tmp_path)
 
 
 def test_offers_list_what_is_left_out() -> None:

@@ -21,182 +21,98 @@ from tensoropt.units import (
     without_zeros,
 )
 
+READ = {
+    parse_bytes: {
+        "24GiB": 24 * 2**30, "24 GiB": 24 * 2**30, " 512mib ": 512 * 2**20, "1e9": 1e9, "1.5GB": 1.5e9,
+        ".5KiB": 512, "7b": 7, "0": 0, "2TiB": 2 * 2**40, "80G": 80e9, "80 GB": 80e9, "80gi": 80 * 2**30,
+        "80\u00a0GiB": 80 * 2**30, "16 Gbytes": 16e9, "2.TB": 2e12,
+        # A comma groups thousands or is a decimal.
+        "4,5GiB": 4.5 * 2**30, "1,024 MiB": 2.0**30, "1,24MB": 1.24e6, "12,345,678": 12345678,
+    },
+    parse_seconds: {
+        "0.5": 0.5, "500ms": 0.5, "2s": 2.0, "3 us": 3e-6, "1.5 us": 1.5e-6, "4usec": 4e-6, "2min": 120.0,
+        "1h": 3600.0,
+        "3\u00b5s": 3e-6,  # the sign for micro
+        "3\u03bcs": 3e-6,  # the Greek letter mu
+    },
+    parse_bandwidth: {
+        "450GB/s": 450e9, "450 GB/s": 450e9, "1 GiB/s": 2.0**30, "100Gbit/s": 12.5e9, "100Gb/s": 12.5e9,
+        "100Gbps": 12.5e9, "100gbps": 12.5e9, "100 Gbits/sec": 12.5e9, "25GBps": 25e9, "3.35TB/s": 3.35e12,
+        "8bit/s": 1.0, "1e9": 1e9,
+    },
+    parse_flops: {
+        "60TFLOPS": 60e12, "60 TFLOP/s": 60e12, "60 tflops": 60e12, "60TFLOPs/s": 60e12, "60TF": 60e12,
+        "60T": 60e12, "1.2PFLOP/s": 1.2e15, "500 GFLOPS": 5e11, "624TOPS": 624e12, "15.7e12": 15.7e12,
+    },
+    read_number: {
+        "4,5": 4.5, "5%": 0.05, " 0,1 % ": 0.001, "1,024": 1024.0, "2.5e3": 2500.0, "-1": -1.0,
+    },
+    parse_count: {"50,000": 50_000, "1,5T": 1.5e12},
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24GiB", 24 * 2**30),
-        ("24 GiB", 24 * 2**30),
-        (" 512mib ", 512 * 2**20),
-        ("1e9", 1e9),
-        ("1.5GB", 1.5e9),
-        (".5KiB", 512),
-        ("7b", 7),
-        ("0", 0),
-        ("2TiB", 2 * 2**40),
-        ("80G", 80e9),
-        ("80 GB", 80e9),
-        ("80gi", 80 * 2**30),
-        ("80\u00a0GiB", 80 * 2**30),
-        ("16 Gbytes", 16e9),
-        ("2.TB", 2e12),
-    ],
+    ("parse", "text"), [(parse, text) for parse, texts in READ.items() for text in texts]
 )
-def test_sizes(text: str, expected: float) -> None:
-    assert parse_bytes(text) == expected
+def test_what_people_write_is_read(parse, text: str) -> None:
+    assert parse(text) == pytest.approx(READ[parse][text], rel=1e-15)
+
+
+OTHER_UNITS = {
+    parse_bandwidth: ["25G", "25GB", "16GT/s", "1410MHz"],  # 25G: bits or bytes?
+    parse_flops: ["60GB", "1410MHz", "TFLOPS"],
+    parse_seconds: ["5us/s"],
+    parse_bytes: ["80GHz"],
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0.5", 0.5),
-        ("500ms", 0.5),
-        ("2s", 2.0),
-        ("3 us", 3e-6),
-        ("3\u00b5s", 3e-6),  # the sign for micro
-        ("3\u03bcs", 3e-6),  # the Greek letter mu
-        ("1.5 us", 1.5e-6),
-        ("4usec", 4e-6),
-        ("2min", 120.0),
-        ("1h", 3600.0),
-    ],
-)
-def test_times(text: str, expected: float) -> None:
-    assert parse_seconds(text) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("450GB/s", 450e9),
-        ("450 GB/s", 450e9),
-        ("1 GiB/s", 2.0**30),
-        ("100Gbit/s", 12.5e9),
-        ("100Gb/s", 12.5e9),
-        ("100Gbps", 12.5e9),
-        ("100gbps", 12.5e9),
-        ("100 Gbits/sec", 12.5e9),
-        ("25GBps", 25e9),
-        ("3.35TB/s", 3.35e12),
-        ("8bit/s", 1.0),
-        ("1e9", 1e9),
-    ],
-)
-def test_bandwidths(text: str, expected: float) -> None:
-    assert parse_bandwidth(text) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("60TFLOPS", 60e12),
-        ("60 TFLOP/s", 60e12),
-        ("60 tflops", 60e12),
-        ("60TFLOPs/s", 60e12),
-        ("60TF", 60e12),
-        ("60T", 60e12),
-        ("1.2PFLOP/s", 1.2e15),
-        ("500 GFLOPS", 5e11),
-        ("624TOPS", 624e12),
-        ("15.7e12", 15.7e12),
-    ],
-)
-def test_flops(text: str, expected: float) -> None:
-    assert parse_flops(text) == pytest.approx(expected, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_bandwidth, "25G"),  # bits or bytes?
-        (parse_bandwidth, "25GB"),
-        (parse_bandwidth, "16GT/s"),
-        (parse_bandwidth, "1410MHz"),
-        (parse_flops, "60GB"),
-        (parse_flops, "1410MHz"),
-        (parse_flops, "TFLOPS"),
-        (parse_seconds, "5us/s"),
-        (parse_bytes, "80GHz"),
-    ],
+    ("parse", "text"), [(parse, text) for parse, texts in OTHER_UNITS.items() for text in texts]
 )
 def test_what_has_another_unit_is_refused_with_those_that_are_known(parse, text: str) -> None:
     with pytest.raises(TensorOptError, match=r"is not a .*; write a number and a unit \(.*\), for example"):
         parse(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "-1GiB", "12 parsecs", "1,5,5GB", "1,5.5GB", "nan", "inf", "1e", "0x10"]
-)
-def test_what_is_not_a_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(TensorOptError, match=r"not a size.*for example 24GiB"):
-        parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("4,5GiB", 4.5 * 2**30), ("1,024 MiB", 2.0**30), ("1,24MB", 1.24e6), ("12,345,678", 12345678.0)],
-)
-def test_a_comma_groups_thousands_or_is_a_decimal(text: str, expected: float) -> None:
-    assert parse_bytes(text) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("4,5", 4.5), ("5%", 0.05), (" 0,1 % ", 0.001), ("1,024", 1024.0), ("2.5e3", 2500.0), ("-1", -1.0)],
-)
-def test_a_number_is_read_as_people_write_it(text: str, expected: float) -> None:
-    assert read_number(text) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("text", ["", "%", "5%%", "5 %5", "1,5,5", "1,5.5", "nan", "five"])
-def test_what_is_no_number_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(TensorOptError, match=r"is not a number; write for example"):
-        read_number(text)
-
-
-def test_counts_are_read_alike() -> None:
-    assert parse_count("50,000") == 50_000
-    assert parse_count("1,5T") == 1.5e12
-
-
-@pytest.mark.parametrize("text", ["", "ms", "-1s", "5 GiB"])
-def test_what_is_not_a_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(TensorOptError, match=r"not a time.*for example 0\.5s"):
-        parse_seconds(text)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (11.3 * 2**30, "11.3 GiB"),
-        (1023 * 2**20, "1023 MiB"),
-        (2**40, "1 TiB"),
-        (-(2**20), "-1 MiB"),
-        (math.inf, "∞"),
+NOT_READ = {
+    (parse_bytes, r"not a size.*for example 24GiB"): [
+        "", "GiB", "-1GiB", "12 parsecs", "1,5,5GB", "1,5.5GB", "nan", "inf", "1e", "0x10",
     ],
-)
-def test_sizes_for_people(value: float, expected: str) -> None:
-    assert format_bytes(value) == expected
+    (read_number, r"is not a number; write for example"): [
+        "", "%", "5%%", "5 %5", "1,5,5", "1,5.5", "nan", "five",
+    ],
+    (parse_seconds, r"not a time.*for example 0\.5s"): ["", "ms", "-1s", "5 GiB"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (0, "0 s"),
-        (1.0, "1 s"),
-        (0.0124, "12.4 ms"),
-        (0.9, "900 ms"),
-        (2.5e-6, "2.5 µs"),
-        (3e-9, "3 ns"),
-        (3600, "3600 s"),
-        (math.inf, "∞"),
-    ],
+    ("parse", "words", "text"), [(*how, text) for how, texts in NOT_READ.items() for text in texts]
 )
-def test_times_for_people(value: float, expected: str) -> None:
-    assert format_seconds(value) == expected
+def test_what_is_not_read_is_refused_with_an_example(parse, words: str, text: str) -> None:
+    with pytest.raises(TensorOptError, match=words):
+        parse(text)
+
+
+SHOWN = {
+    format_bytes: {
+        0: "0 B", 1023: "1023 B", 1024: "1 KiB", 11.3 * 2**30: "11.3 GiB", 1023 * 2**20: "1023 MiB",
+        2**40: "1 TiB", -(2**20): "-1 MiB", math.inf: "∞",
+    },
+    format_seconds: {
+        0: "0 s", 1.0: "1 s", 0.0124: "12.4 ms", 0.9: "900 ms", 2.5e-6: "2.5 µs", 3e-9: "3 ns",
+        3600: "3600 s", math.inf: "∞",
+    },
+    without_zeros: {
+        "24.0 GiB": "24 GiB", "8.00 GiB": "8 GiB", "13.60 ms": "13.6 ms", "100 GiB": "100 GiB", "5": "5",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shown", "value"), [(shown, value) for shown, values in SHOWN.items() for value in values]
+)
+def test_what_is_shown_to_people(shown, value) -> None:
+    assert shown(value) == SHOWN[shown][value]
 
 
 @pytest.mark.parametrize("text", [format_bytes(999.6 * 2**30), format_seconds(0.9996)])
@@ -212,17 +128,3 @@ def test_a_printed_size_reads_back_within_its_three_figures(value: int) -> None:
 @given(st.floats(min_value=1e-9, max_value=1e6))
 def test_a_printed_time_reads_back_within_its_three_figures(value: float) -> None:
     assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=6e-3)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24.0 GiB", "24 GiB"),
-        ("8.00 GiB", "8 GiB"),
-        ("13.60 ms", "13.6 ms"),
-        ("100 GiB", "100 GiB"),
-        ("5", "5"),
-    ],
-)
-def test_limits_are_written_without_zeros_behind_a_dot(text: str, expected: str) -> None:
-    assert without_zeros(text) == expected

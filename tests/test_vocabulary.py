@@ -18,84 +18,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-NAMES = {
-    "menu": "candidates",
-    "play": "simulate",
-    "plays": "simulate",
-    "played": "StepMetrics, simulated",
-    "walk": "simulate; traverse for a graph",
-    "judge": "simulate, evaluate; the simulator",
-    "judged": "simulated, evaluated",
-    "course": "step schedule",
-    "spot": "workspace_bytes",
-    "heir": "gradient alias",
-    "heirs": "gradient aliases",
-    "estate": "lifetimes",
-    "lodger": "view alias",
-    "lodgers": "view aliases",
-    "lodging": "view alias",
-    "held": "unsharded; gathered once",
-    "patience": "timeout",
-    "upkeep": "overheads",
-    "outlook": "eta",
-    "here": "local",
-    "settle": "pin_ranks; otherwise the verb of what is done",
-    "settled": "pin_ranks; otherwise the verb of what is done",
-    "stopwatch": "timer",
-    "twin": "probe operator",
-    "twins": "probe operators",
-    "aim": "pruning target",
-    "aimed": "pruning target",
-    "hope": "pruning target",
-    "hoped": "pruning target",
-    "census": "zoo statistics",
-    "home": "materialised placement of a hub",
-    "homes": "materialised placements of hubs",
-}
-"""Words of names that are not used, and what is said instead."""
 
-TEXTS = {
-    "menu": "candidates",
-    "menus": "candidates",
-    "played": "simulated",
-    "plays": "simulates",
-    "judge": "the simulator; to simulate, to evaluate",
-    "judges": "simulates, evaluates",
-    "judged": "simulated, evaluated",
-    "heir": "gradient alias",
-    "heirs": "gradient aliases",
-    "estate": "lifetimes",
-    "lodger": "view alias",
-    "lodgers": "view aliases",
-    "lodging": "view alias",
-    "upkeep": "overheads",
-    "outlook": "eta, estimate",
-    "stopwatch": "timer",
-    "census": "zoo statistics",
-    "design": "the rule itself: nothing refers to a design outside of the repository",
-}
+def by_word(said: dict[str, str]) -> dict[str, str]:
+    """What is said instead of each word."""
+    return {word: instead for instead, words in said.items() for word in words.split()}
+
+
+TEXTS = by_word({
+    "candidates": "menu menus", "simulated, StepMetrics": "played", "simulates": "plays",
+    "the simulator; to simulate, to evaluate": "judge judges judged", "gradient alias": "heir heirs",
+    "lifetimes": "estate", "view alias": "lodger lodgers lodging", "overheads": "upkeep",
+    "eta, estimate": "outlook", "timer": "stopwatch", "zoo statistics": "census",
+    "the rule itself: nothing refers to a design outside of the repository": "design",
+})  # fmt: skip
 """Words of docstrings, comments and pages that are not used, and what is said instead; ``design`` in
 capitals."""
+
+NAMES = by_word({
+    "simulate": "play", "simulate; traverse for a graph": "walk", "step schedule": "course",
+    "workspace_bytes": "spot", "unsharded; gathered once": "held", "timeout": "patience", "local": "here",
+    "pin_ranks; otherwise the verb of what is done": "settle settled", "probe operator": "twin twins",
+    "pruning target": "aim aimed hope hoped", "materialised placement of a hub": "home homes",
+}) | {word: instead for word, instead in TEXTS.items() if word != "design"}  # fmt: skip
+"""Words of names that are not used, and what is said instead."""
 
 ALLOWED = {"home_folder"}
 """Names that use a word in another field's sense: a user's home folder."""
 
 ONCE = {
-    "Cluster",
-    "Collective",
-    "Configuration",
-    "Exploration",
-    "Floats",
-    "LoadedModel",
-    "Mesh",
-    "Placement",
-    "Plan",
-    "Point",
-    "Problem",
-    "Progress",
-    "Settings",
-    "Strategy",
-}
+    "Cluster", "Collective", "Configuration", "Exploration", "Floats", "LoadedModel", "Mesh", "Placement",
+    "Plan", "Point", "Problem", "Progress", "Settings", "Strategy",
+}  # fmt: skip
 """Aliases and classes of any folder that one file at most defines, as each public class of the package: a
 reader who meets the name knows what it is."""
 

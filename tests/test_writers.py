@@ -85,6 +85,11 @@ def read_csv(folder: Path) -> int:
     return one_of([int(float(row[header.index("time_s")]) - 0.05) for row in rows], 8)
 
 
+def write_plan(folder: Path, which: int) -> None:
+    plan = small_exploration().plan(0).model_copy(update={"versions": {"which": str(which)}})
+    plan.save(folder / "plan.json")
+
+
 def read_plan(folder: Path) -> int:
     file = folder / "plan.json"
     return int(load_plan(file).versions["which"]) if file.exists() else 0
@@ -129,15 +134,7 @@ def one_of(found: list[int], count: int) -> int:
 WRITERS = {
     "store": Writer(write_store, read_store),
     "exploration": Writer(lambda folder, which: explored(which).save(folder / "out"), read_folder),
-    "plan": Writer(
-        lambda folder, which: (
-            small_exploration()
-            .plan(0)
-            .model_copy(update={"versions": {"which": str(which)}})
-            .save(folder / "plan.json")
-        ),
-        read_plan,
-    ),
+    "plan": Writer(write_plan, read_plan),
     "checkpoint": Writer(write_checkpoint, read_checkpoint),
     "export": Writer(
         lambda folder, which: write_frontier_csv(explored(which), folder / "frontier.csv"), read_csv

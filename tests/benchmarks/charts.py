@@ -74,22 +74,23 @@ def _drawn(chart: Chart) -> str:
         return head + f'<text x="{LEFT}" y="60">not in this run</text>'
     spans = _span([p[0] for p in spots] + list(chart.limits.values())), _span([p[1] for p in spots])
 
-    def x_of(value: float) -> float:
-        low, high = spans[0]
-        return LEFT + math.log(value / low) / math.log(high / low) * WIDTH
+    def share(value: float, low: float, high: float) -> float:
+        return math.log(value / low) / math.log(high / low)
 
-    def y_of(value: float) -> float:
-        low, high = spans[1]
-        return TOP + (1 - math.log(value / low) / math.log(high / low)) * HEIGHT
+    def placed(places: Places) -> Places:
+        """Where points of the chart are in the picture."""
+        across, up = spans
+        return [(LEFT + share(x, *across) * WIDTH, TOP + (1 - share(y, *up)) * HEIGHT) for x, y in places]
 
+    (low_x, _), (low_y, _) = spans
     floor = TOP + HEIGHT
     parts = [head]
     for tick in ticks(*spans[0]):
-        x = x_of(tick)
+        [(x, _)] = placed([(tick, low_y)])
         parts.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="#e4e7eb"/>')
         parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{tick:g}</text>')
     for tick in ticks(*spans[1]):
-        y = y_of(tick)
+        [(_, y)] = placed([(low_x, tick)])
         parts.append(f'<path d="M{LEFT} {y:.1f}h{WIDTH}" stroke="#e4e7eb"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
     middle = LEFT + WIDTH / 2
@@ -97,32 +98,25 @@ def _drawn(chart: Chart) -> str:
     turned = f'transform="translate(14 {TOP + HEIGHT / 2}) rotate(-90)"'
     parts.append(f'<text {turned} text-anchor="middle">{escape(chart.up)}</text>')
     for name, value in chart.limits.items():
-        parts.append(f'<path d="M{x_of(value):.1f} {TOP}V{floor}" stroke="#9aa5b1" stroke-dasharray="4 3"/>')
-        parts.append(
-            f'<text x="{x_of(value) - 4:.1f}" y="{TOP + 12}" text-anchor="end">{escape(name)}</text>'
-        )
-    key = 0
-    for name, places in chart.lines.items():
+        [(x, _)] = placed([(value, low_y)])
+        parts.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="#9aa5b1" stroke-dasharray="4 3"/>')
+        parts.append(f'<text x="{x - 4:.1f}" y="{TOP + 12}" text-anchor="end">{escape(name)}</text>')
+    drawn_as = [("line", *item) for item in chart.lines.items()]
+    drawn_as += [("dotted", *item) for item in chart.dotted.items()]
+    drawn_as += [("mark", *item) for item in chart.marks.items()]
+    for key, (kind, name, places) in enumerate(drawn_as):
         colour = COLOURS[key % len(COLOURS)]
-        placed = [(x_of(x), y_of(y)) for x, y in sorted(places) if min(x, y) > 0]
-        parts.append(
-            f'<path d="{_path(placed, chart.stairs)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-        )
-        if not chart.stairs:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in placed]
-        parts.append(_key(key, name, f'<path d="M0 0h16" stroke="{colour}" stroke-width="2"/>'))
-        key += 1
-    for name, places in chart.dotted.items():
-        dots = f'stroke="{COLOURS[key % len(COLOURS)]}" stroke-dasharray="2 3"'
-        placed = [(x_of(x), y_of(y)) for x, y in sorted(places) if min(x, y) > 0]
-        parts.append(f'<path d="{_path(placed, chart.stairs)}" fill="none" {dots} stroke-width="1.5"/>')
-        parts.append(_key(key, name, f'<path d="M0 0h16" {dots} stroke-width="2"/>'))
-        key += 1
-    for name, places in chart.marks.items():
-        colour = COLOURS[key % len(COLOURS)]
-        parts += [f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="4" fill="{colour}"/>' for x, y in places]
-        parts.append(_key(key, name, f'<circle cx="8" cy="0" r="4" fill="{colour}"/>'))
-        key += 1
+        if kind == "mark":
+            sign = f'<circle cx="8" cy="0" r="4" fill="{colour}"/>'
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in placed(places)]
+        else:
+            stroke = f'stroke="{colour}"' + ' stroke-dasharray="2 3"' * (kind == "dotted")
+            sign = f'<path d="M0 0h16" {stroke} stroke-width="2"/>'
+            line = placed([p for p in sorted(places) if min(p) > 0])
+            parts.append(f'<path d="{_path(line, chart.stairs)}" fill="none" {stroke} stroke-width="1.5"/>')
+            if kind == "line" and not chart.stairs:
+                parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in line]
+        parts.append(_key(key, name, sign))
     return "".join(parts)
 
 

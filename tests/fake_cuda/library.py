@@ -22,6 +22,8 @@ from pathlib import Path
 from tensoropt.errors import TensorOptError
 
 SOURCE = Path(__file__).with_name("device.cpp")
+DEVICES = 8
+"""Of a process that answers cases."""
 _LIMIT_S = 600
 """Seconds that compiling may take; it takes about twenty on one core."""
 

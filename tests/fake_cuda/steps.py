@@ -22,7 +22,7 @@ from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.fake_cuda.operators import CAPABILITY
 
 ON_THE_CPU = {
-    "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
+    "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are"
 }
 """Operators that may return a CPU tensor in a step on CUDA, and why."""
 _RECOMPUTE = 0.3

@@ -43,6 +43,10 @@ MORE = (
     case("zoo:gpt2-tiny-dropout", kind="script"),
     case("zoo:llama-tiny", kind="captured"),
 )
+SCRIPTS = [
+    case(f"zoo:{name}", kind="script")
+    for name in ("bert-tiny", "gpt-mini", "llama-tiny", "mlp", "transformer-tiny", "vgg11-tiny")
+]
 LAPTOP = (
     "amoebanet-d-tiny", "bert-tiny", "clip-tiny", "deeplab-v3-tiny", "gnmt-tiny", "gpt-mini",
     "gpt-mini-dropout", "gpt2-tiny", "gpt2-tiny-dropout", "inception-v3-tiny", "lenet", "llama-tiny",
@@ -59,15 +63,11 @@ WHOLE = [
 
 def seen(library: Path, cases: Sequence[dict[str, Any]], timeout: int) -> list[dict[str, Any]]:
     """What a process with fake CUDA devices saw of the cases."""
+    command = [sys.executable, "-m", "tests.fake_cuda.sweep", str(library)]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.fake_cuda.sweep", str(library)],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
+        command, input=json.dumps(cases), capture_output=True, text=True, timeout=timeout, cwd=ROOT,
         check=False,
-    )
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -91,28 +91,22 @@ def wrong(found: dict[str, Any]) -> list[str]:
     return faults
 
 
+def check(library: Path, cases: Sequence[dict[str, Any]], timeout: int) -> None:
+    found = seen(library, cases, timeout)
+    assert len(found) == len(cases)
+    assert [fault for one in found for fault in wrong(one)] == []
+
+
 @pytest.mark.timeout(300)
 def test_some_models_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
-    found = seen(fake_cuda_library, QUICK, 280)
-    assert len(found) == len(QUICK)
-    assert [fault for one in found for fault in wrong(one)] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_larger_models_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
-    found = seen(fake_cuda_library, MORE, 580)
-    assert len(found) == len(MORE)
-    assert [fault for one in found for fault in wrong(one)] == []
+    check(fake_cuda_library, QUICK, 280)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_scripts_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
-    names = ("bert-tiny", "gpt-mini", "llama-tiny", "mlp", "transformer-tiny", "vgg11-tiny")
-    found = seen(fake_cuda_library, [case(f"zoo:{name}", kind="script") for name in names], 850)
-    assert len(found) == len(names)
-    assert [fault for one in found for fault in wrong(one)] == []
+@pytest.mark.parametrize("cases", [MORE, SCRIPTS], ids=["larger models", "scripts"])
+def test_more_on_fake_cuda_devices(fake_cuda_library: Path, cases: Sequence[dict[str, Any]]) -> None:
+    check(fake_cuda_library, cases, 850)
 
 
 @pytest.mark.slow
@@ -120,22 +114,20 @@ def test_scripts_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["sharded", "placed"])
 def test_all_models_on_fake_cuda_devices(fake_cuda_library: Path, dtype: str, kind: str) -> None:
-    cases = [case(model, dtype, kind, seed=2) for model in WHOLE]
-    found = seen(fake_cuda_library, cases, 1700)
-    assert len(found) == len(cases)
-    assert [fault for one in found for fault in wrong(one)] == []
+    check(fake_cuda_library, [case(model, dtype, kind, seed=2) for model in WHOLE], 1700)
 
 
 def test_what_is_wrong_is_noticed() -> None:
     good = {**case("zoo:mlp"), "alike": True, "tracked": 100.0, "predicted": 100.5, "cpu": []}
-    assert wrong(good) == []
-    assert "other collectives" in wrong({**good, "alike": False})[0]
-    assert "gives a CPU tensor" in wrong({**good, "cpu": ["aten.rand.default"]})[0]
-    assert "predicted" in wrong({**good, "predicted": 104.0})[0]
-    assert "messages" in wrong({**good, "carried": ["cpu", "cuda"]})[0]
-    assert "predicted" in wrong({**good, "predicted": 96.0})[0]
-
-    assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
+    assert wrong(good) == wrong({**good, "predicted": 102.9}) == []
+    for found, words in (
+        ({**good, "alike": False}, "other collectives"),
+        ({**good, "cpu": ["aten.rand.default"]}, "gives a CPU tensor"),
+        ({**good, "carried": ["cpu", "cuda"]}, "messages"),
+        ({**good, "error": "device mismatch"}, "device mismatch"),
+        *(({**good, "predicted": bytes_}, "predicted") for bytes_ in (96.0, 104.0)),
+    ):
+        assert words in wrong(found)[0]
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

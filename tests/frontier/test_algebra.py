@@ -80,14 +80,17 @@ def test_segmented_staircase_reduces_every_segment(lists):
 
 
 def test_bad_frontiers_are_refused():
-    with pytest.raises(ValueError, match="NaN"):
-        reduce([np.nan], [1.0])
-    with pytest.raises(ValueError, match="one length"):
-        reduce([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="reduce"):
-        Frontier(np.array([2.0, 1.0]), np.array([1.0, 2.0]), np.zeros((2, 2), np.int32))
-    with pytest.raises(ValueError, match="memory"):
-        Frontier(np.array([2.0]), np.array([1.0, 2.0]), np.zeros((2, 2), np.int32))
+    def made(memory, time):
+        return Frontier(np.array(memory), np.array(time), np.zeros((2, 2), np.int32))
+
+    for make, memory, time, words in (
+        (reduce, [np.nan], [1.0], "NaN"),
+        (reduce, [1.0, 2.0], [1.0], "one length"),
+        (made, [2.0, 1.0], [1.0, 2.0], "reduce"),
+        (made, [2.0], [1.0, 2.0], "memory"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(memory, time)
 
 
 def test_nothing_united_or_multiplied_with_nothing_is_nothing():

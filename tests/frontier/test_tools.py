@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.frontier import (
-    distance,
-    dominated_area,
-    hypervolume,
-    knee,
-    merge,
-    reduce,
-    representatives,
-)
+from tensoropt.frontier import distance, dominated_area, hypervolume, knee, merge, reduce, representatives
 from tests import naive
+from tests.frontier.test_algebra import frontier, pairs
 
 POINTS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=40)
 
@@ -35,8 +28,8 @@ def losses(points, chosen) -> list[float]:
 
 
 @given(POINTS, st.integers(2, 12), st.sampled_from([0.0, 0.01, 0.2, 1.0]))
-def test_few_are_kept_and_no_more_is_lost_than_allowed(pairs, most, loss):
-    points = reduce(*np.array(pairs, float).T)
+def test_few_are_kept_and_no_more_is_lost_than_allowed(costs, most, loss):
+    points = frontier(costs)
     chosen = representatives(points, most, loss)
     assert {0, len(points) - 1} <= set(chosen.tolist())
     assert len(chosen) <= most or loss < 1.0
@@ -47,14 +40,14 @@ def test_few_are_kept_and_no_more_is_lost_than_allowed(pairs, most, loss):
 
 
 @given(POINTS)
-def test_the_area_is_the_hypervolume(pairs):
-    points = reduce(*np.array(pairs, float).T)
+def test_the_area_is_the_hypervolume(costs):
+    points = frontier(costs)
     expected = hypervolume(points, (points.memory[-1], points.time[0]))
     assert dominated_area(points.memory, points.time) == pytest.approx(expected)
 
 
 def test_shares_that_add_up_to_a_last_bit_more_than_all_leave_no_more_points_than_asked_for():
-    points = reduce(*np.array([(1, 4), (2, 3), (3, 2), (4, 1)], float).T)
+    points = frontier([(1, 4), (2, 3), (3, 2), (4, 1)])
     assert representatives(points, 2, 1.0).tolist() == [0, 3]
 
 
@@ -65,45 +58,40 @@ def test_named_points_stay():
     assert len(chosen) == 5
 
 
-points = st.lists(
-    st.tuples(st.integers(1, 9).map(float), st.integers(1, 9).map(float)), min_size=1, max_size=9
-)
-
-
-def frontier(pairs):
-    array = np.array(pairs, dtype=float).reshape(-1, 2)
-    return reduce(array[:, 0], array[:, 1])
+costs = st.integers(1, 9).map(float)
+points = st.lists(st.tuples(costs, costs), min_size=1, max_size=9)
 
 
 @given(st.lists(points, min_size=1, max_size=4))
 def test_merge_keeps_the_origin_of_every_point(lists):
     fronts = [frontier(a) for a in lists]
     merged = merge(fronts)
-    expected = naive.union([list(zip(f.memory, f.time, strict=True)) for f in fronts])
-    assert list(zip(merged.memory, merged.time, strict=True)) == expected
-    for p, (which, index) in enumerate(merged.origin):
-        assert fronts[which].memory[index] == merged.memory[p]
-        assert fronts[which].time[index] == merged.time[p]
-
-
-def test_merge_of_nothing_is_empty():
+    assert pairs(merged) == naive.union([pairs(f) for f in fronts])
+    assert [pairs(fronts[which])[index] for which, index in merged.origin] == pairs(merged)
     assert len(merge([])) == 0
 
 
-def test_the_knee_is_the_point_below_the_chord():
-    assert knee(frontier([(1, 100), (2, 10), (50, 9), (100, 1)])) == 1
-    assert knee(frontier([(1, 1)])) == 0
-    assert knee(frontier([(0, 5), (1, 1), (7, 0)])) in (0, 1, 2)
+@pytest.mark.parametrize(
+    ("costs", "place"),
+    [
+        # The point below the chord.
+        ([(1, 100), (2, 10), (50, 9), (100, 1)], 1),
+        ([(1, 1)], 0),
+        # A zero counts as a thousandth of the least other cost: six decades from there to 1000, so that 1 is
+        # half of the way, and 31.6 half of those from 1 to 1000.
+        ([(0, 1000), (1, 30), (1000, 1)], 1),
+        ([(0, 1000), (1, 33), (1000, 1)], 0),
+        ([(1, 1000), (30, 1), (1000, 0)], 1),
+        ([(1, 1000), (33, 1), (1000, 0)], 0),
+    ],
+)
+def test_the_knee(costs, place):
+    assert knee(frontier(costs)) == place
+
+
+def test_a_frontier_of_nothing_has_no_knee():
     with pytest.raises(ValueError, match="knee"):
         knee(frontier([]))
-
-
-def test_a_zero_counts_as_a_thousandth_of_the_least_other_cost():
-    """Six decades from there to 1000: 1 is half of the way, 31.6 half of those from 1 to 1000."""
-    assert knee(frontier([(0, 1000), (1, 30), (1000, 1)])) == 1
-    assert knee(frontier([(0, 1000), (1, 33), (1000, 1)])) == 0
-    assert knee(frontier([(1, 1000), (30, 1), (1000, 0)])) == 1
-    assert knee(frontier([(1, 1000), (33, 1), (1000, 0)])) == 0
 
 
 def test_hypervolume_is_the_area_to_the_reference():
@@ -114,10 +102,7 @@ def test_hypervolume_is_the_area_to_the_reference():
 @given(points, points)
 def test_distance_is_the_worst_factor(a, b):
     f, g = frontier(a), frontier(b)
-    worst = max(
-        min(max(m / x, t / y) for m, t in zip(f.memory, f.time, strict=True))
-        for x, y in zip(g.memory, g.time, strict=True)
-    )
+    worst = max(min(max(m / x, t / y) for m, t in pairs(f)) for x, y in pairs(g))
     assert distance(f, g) == pytest.approx(worst - 1)
     assert distance(f, f) == pytest.approx(0)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensoropt.profiling.store import ProfileStore
 from tests.gate.answers import Answers, GateError
 
 HERE = Path(__file__).parent
@@ -93,8 +94,6 @@ def _run(*words: str) -> dict[str, Any]:
 
 def unpack_facts(store: Path) -> None:
     """Fill a profile store with the kept facts."""
-    from tensoropt.profiling.store import ProfileStore
-
     store.mkdir(parents=True)
     lines = store / "facts.jsonl"
     lines.write_bytes(lzma.decompress(FACTS.read_bytes()))
@@ -104,8 +103,6 @@ def unpack_facts(store: Path) -> None:
 
 def pack_facts(store: Path) -> None:
     """Keep the facts of a profile store."""
-    from tensoropt.profiling.store import ProfileStore
-
     lines = store / "facts.jsonl"
     with ProfileStore(store / "profiles.sqlite") as profiles:
         profiles.export_file(lines)
@@ -114,7 +111,5 @@ def pack_facts(store: Path) -> None:
 
 def facts_in(store: Path) -> int:
     """Return the number of facts in a profile store."""
-    from tensoropt.profiling.store import ProfileStore
-
     with ProfileStore(store / "profiles.sqlite") as profiles:
         return profiles.count()

@@ -57,9 +57,7 @@ def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
             read_answers(tmp_path / "answers.json")
 
 
-def test_thirty_questions_have_an_answer_each(
-    tmp_path: Path,
-) -> None:
+def test_thirty_questions_have_an_answer_each(tmp_path: Path) -> None:
     asked = list(tasks(QUESTIONS, tmp_path))
     names = [f"{task.name} {budget}" for task in asked for budget in task.budgets]
     assert list(read_answers(HERE / "answers.json").answers) == names

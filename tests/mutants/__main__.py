@@ -10,7 +10,7 @@ from tests.benchmarks.machine import Taking
 from tests.mutants.mutant import Mutant
 from tests.mutants.report import decisions, write_report
 from tests.mutants.sample import generated, handmade, sampled
-from tests.mutants.sweep import STATE, Known, Record, sweep, warm_up
+from tests.mutants.sweep import STATE, Known, Record, sweep
 from tests.mutants.targets import TARGETS, Target
 
 QUICK = 5
@@ -23,7 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(*complaints, sep="\n", end="\n" if complaints else "")
     if asked.mutant:
         return _one(asked.mutant, by_hand)
-    warm_up()
     about = Taking().about
     known, results = Known(STATE, resume=asked.resume), {}
     for target in targets:
@@ -40,20 +39,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="TARGET", choices=[t.name for t in TARGETS],
-                        help="these targets; the report goes to out/")  # fmt: skip
-    parser.add_argument("--quick", nargs="?", type=int, const=QUICK, metavar="N",
-                        help=f"about N mutants (default: {QUICK}) of each target and none by hand; the "
-                        "report goes to out/")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="TARGET",
+        choices=[t.name for t in TARGETS],
+        help="these targets; the report goes to out/",
+    )
+    parser.add_argument(
+        "--quick",
+        nargs="?",
+        type=int,
+        const=QUICK,
+        metavar="N",
+        help=f"about N mutants (default: {QUICK}) of each target and none by hand; the report goes to out/",
+    )
     parser.add_argument(
         "--hand", action="store_true", help="only those made by hand; the report goes to out/"
     )
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run found out")
-    parser.add_argument(
-        "--mutant", metavar="ID", help="show one mutant, by its id or the end of it, and try it"
-    )
+    parser.add_argument("--mutant", metavar="ID", help="show one mutant, by the end of its id, and try it")
     parser.add_argument("--workers", type=int, default=2, help="how many are tried at a time (default: 2)")
-    return parser
+    return parser  # fmt: skip
 
 
 def _chosen(target: Target, by_hand: list[Mutant], *, quick: int | None) -> list[Mutant]:
@@ -74,7 +81,6 @@ def _one(wanted: str, by_hand: list[Mutant]) -> int:
         for mutant in mutants:
             if mutant.id.endswith(wanted):
                 print(mutant.id, mutant.diff(), sep="\n", flush=True)
-                warm_up()
                 sweep(target, [mutant], Known(STATE / "one", resume=False), workers=1, told=_tell)
                 return 0
     print(f"no target has a mutant {wanted}", file=sys.stderr)

@@ -23,10 +23,7 @@ class Text:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        return (
-            self.offset(node.lineno, node.col_offset),
-            self.offset(node.end_lineno, node.end_col_offset),
-        )
+        return (self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset))
 
     def of(self, node: ast.AST) -> str:
         start, end = self.span(node)
@@ -41,8 +38,8 @@ class Text:
         last = self.source.find("\n", end)
         last = len(self.source) if last < 0 else last
         line = self.source.count("\n", 0, start) + 1
-        before = _plain(self.source[first:last])
-        after = _plain(source[first : last + len(new) - (end - start)])
+        before = plain(self.source[first:last])
+        after = plain(source[first : last + len(new) - (end - start)])
         return Mutant(self.file, function, operator, before, after, line, 1, source)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> tuple[int, int, str] | None:
@@ -53,5 +50,6 @@ class Text:
         return (start + found.start(), start + found.end(), new) if found else None
 
 
-def _plain(lines: str) -> str:
+def plain(lines: str) -> str:
+    """Return lines without their indentation."""
     return "\n".join(line.strip() for line in lines.splitlines())

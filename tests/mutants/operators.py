@@ -16,70 +16,34 @@ Edit = tuple[int, int, str, str]
 """(start, end, new text, kind of change)."""
 
 COMPARISONS = {
-    ast.Lt: ("<", ("<=", ">=")),
-    ast.LtE: ("<=", ("<", ">")),
-    ast.Gt: (">", (">=", "<=")),
-    ast.GtE: (">=", (">", "<")),
-    ast.Eq: ("==", ("!=",)),
-    ast.NotEq: ("!=", ("==",)),
-    ast.Is: ("is", ("is not",)),
-    ast.IsNot: ("is not", ("is",)),
-    ast.In: ("in", ("not in",)),
+    ast.Lt: ("<", ("<=", ">=")), ast.LtE: ("<=", ("<", ">")), ast.Gt: (">", (">=", "<=")),
+    ast.GtE: (">=", (">", "<")), ast.Eq: ("==", ("!=",)), ast.NotEq: ("!=", ("==",)),
+    ast.Is: ("is", ("is not",)), ast.IsNot: ("is not", ("is",)), ast.In: ("in", ("not in",)),
     ast.NotIn: ("not in", ("in",)),
-}
+}  # fmt: skip
 ARITHMETIC = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-    ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.LShift: ("<<", ">>"),
-    ast.RShift: (">>", "<<"),
-}
-PAIRS = [
-    ("min", "max"),
-    ("minimum", "maximum"),
-    ("argmin", "argmax"),
-    ("any", "all"),
-    ("floor", "ceil"),
-    ("zeros", "ones"),
-    ("cumsum", "cumprod"),
-    ("logical_and", "logical_or"),
-]
-NAMES = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
-ATTRIBUTES = {
-    a: b
-    for pair in [
-        ("memory", "time"),
-        ("source", "target"),
-        ("rows", "cols"),
-        ("weight_m", "weight_t"),
-        ("memory_grid", "time_grid"),
-        ("memory_error", "time_error"),
-        ("height", "width"),
-        ("reads", "writes"),
-        ("latency_s", "per_byte_s"),
-        ("compute_s", "communication_s"),
-        ("exposed_s", "hidden_s"),
-    ]
-    for a, b in (pair, pair[::-1])
-}
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
+}  # fmt: skip
+
+
+def _both_ways(*pairs: str) -> dict[str, str]:
+    return {a: b for pair in pairs for a, b in (pair.split(), pair.split()[::-1])}
+
+
+NAMES = _both_ways(
+    "min max", "minimum maximum", "argmin argmax", "any all", "floor ceil", "zeros ones", "cumsum cumprod",
+    "logical_and logical_or",
+)  # fmt: skip
+ATTRIBUTES = _both_ways(
+    "memory time", "source target", "rows cols", "weight_m weight_t", "memory_grid time_grid",
+    "memory_error time_error", "height width", "reads writes", "latency_s per_byte_s",
+    "compute_s communication_s", "exposed_s hidden_s",
+)  # fmt: skip
 UNORDERED = {
-    "min",
-    "max",
-    "minimum",
-    "maximum",
-    "isinstance",
-    "issubclass",
-    "gcd",
-    "lcm",
-    "isclose",
-    "getattr",
-}
+    "min", "max", "minimum", "maximum", "isinstance", "issubclass", "gcd", "lcm", "isclose", "getattr",
+}  # fmt: skip
 QUIET_KEYWORDS = {"strict", "dtype", "repr", "cache", "nogil", "frozen", "slots", "eq", "kw_only", "copy"}
 LOGGERS = {"log", "logger", "logging", "warnings"}
 
@@ -87,12 +51,9 @@ LOGGERS = {"log", "logger", "logging", "warnings"}
 def mutants_of(file: str, source: str) -> list[Mutant]:
     """Every mutant of a file, in the order of its lines."""
     text = Text(file, source)
-    found: list[Mutant] = []
-    for edit, function in _Walk(text).edits(ast.parse(source)):
-        mutant = text.changed(*edit[:3], function, edit[3])
-        if mutant is not None:
-            found.append(mutant)
-    return numbered(found)
+    edits = _Walk(text).edits(ast.parse(source))
+    found = (text.changed(*edit[:3], function, edit[3]) for edit, function in edits)
+    return numbered([mutant for mutant in found if mutant is not None])
 
 
 class _Walk:
@@ -152,24 +113,22 @@ class _Walk:
     def _constant(self, node: ast.Constant) -> Iterator[Edit]:
         value = node.value
         if isinstance(value, bool):
-            yield self._whole(node, str(not value), "constant")
+            others = [str(not value)]
         elif isinstance(value, int):
-            yield self._whole(node, str(value + 1), "constant")
-            if value > 0:
-                yield self._whole(node, str(value - 1), "constant")
+            others = [str(value + 1), str(value - 1)] if value > 0 else [str(value + 1)]
         elif isinstance(value, float):
-            yield self._whole(node, f"({self.text.of(node)} * 1.02)" if value else "1.0", "constant")
-            if value:
-                yield self._whole(node, f"({self.text.of(node)} * 0.5)", "constant")
-        elif value in ("left", "right"):
+            others = [f"({self.text.of(node)} * {by})" for by in (1.02, 0.5)] if value else ["1.0"]
+        else:
+            others = []
+        yield from (self._whole(node, new, "constant") for new in others)
+        if value in ("left", "right"):
             yield self._whole(node, repr("left" if value == "right" else "right"), "side")
 
-    def _ifexp(self, node: ast.IfExp) -> Iterator[Edit]:
-        yield from self._condition(node.test)
+    def _if(self, node: ast.If | ast.IfExp) -> Iterator[Edit]:
+        if not isinstance(node.test, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+            yield self._whole(node.test, f"(not ({self.text.of(node.test)}))", "condition")
 
-    def _condition(self, test: ast.expr) -> Iterator[Edit]:
-        if not isinstance(test, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
-            yield self._whole(test, f"(not ({self.text.of(test)}))", "condition")
+    _ifexp = _if
 
     def _comprehension(self, node: ast.comprehension) -> Iterator[Edit]:
         for test in node.ifs:
@@ -203,9 +162,6 @@ class _Walk:
 
     # -- statements -------------------------------------------------------------------------------
 
-    def _if(self, node: ast.If) -> Iterator[Edit]:
-        yield from self._condition(node.test)
-
     def _expr(self, node: ast.Expr) -> Iterator[Edit]:
         if isinstance(node.value, ast.Call):
             yield self._whole(node, "pass", "drop-statement")
@@ -220,7 +176,7 @@ class _Walk:
         if all(isinstance(t, (ast.Attribute, ast.Subscript)) for t in node.targets):
             yield self._whole(node, "pass", "drop-statement")
 
-    def _raise(self, node: ast.Raise) -> Iterator[Edit]:
+    def _raise(self, node: ast.stmt) -> Iterator[Edit]:
         yield self._whole(node, "pass", "drop-statement")
 
     def _continue(self, node: ast.Continue) -> Iterator[Edit]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.benchmarks.machine import dated, described, write
+from tests.benchmarks.program import table
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.sample import generated, handmade
 
@@ -67,57 +68,55 @@ def _figures(found: list[tuple[Mutant, dict[str, Any]]], decided: dict[str, Any]
         **{outcome: counts[outcome] for outcome in OUTCOMES},
         "same_results": len(same),
         "undecided": sum(i not in decided for i in left),
-        "cpu_s": round(sum(record["cpu_s"] for _, record in found), 1),
+        "seconds": round(sum(record["seconds"] for _, record in found), 1),
     }
 
 
 def _row(target: str, mutant: Mutant, record: dict[str, Any], decided: dict[str, Any]) -> dict[str, Any]:
-    row = {
-        "id": mutant.id,
-        "target": target,
-        "line": mutant.line,
-        "before": mutant.before,
-        "after": mutant.after,
-    }
-    row |= {key: record[key] for key in ("outcome", "by", "seconds", "cpu_s")}
+    row = {key: getattr(mutant, key) for key in ("id", "line", "before", "after")} | {"target": target}
+    row |= {key: record[key] for key in ("outcome", "by", "seconds")}
     return row | ({"decided": decided[mutant.id]} if mutant.id in decided else {})
 
 
 def markdown(data: dict[str, Any]) -> str:
     """A result for people."""
+    keys = ("mutants", *OUTCOMES, "same_results", "seconds")
+    total = {k: sum(f[k] for f in data["targets"].values()) for k in keys}
+    survivors = [row for row in data["mutants"] if row["outcome"] == "survived"]
+    slow = [row for row in data["mutants"] if row["outcome"] == "timed out"]
     lines = [
         "# Changed places of the source, and whether a test noticed",
         "",
         f"{data['date']}, {described(data)}, load at the end {data['load_at_end']}",
         "",
-        "| target | mutants | killed | timed out | survived | of these change no result | killed of the rest "
-        "| CPU s each |",
-        "|---|---|---|---|---|---|---|---|",
+        *table(
+            ["target", *keys[:-2], "of these change no result", "killed of the rest", "s each"],
+            (
+                [
+                    name,
+                    *(of[k] for k in keys[:-1]),
+                    _share(of),
+                    f"{of['seconds'] / max(of['mutants'], 1):.1f}",
+                ]
+                for name, of in {**data["targets"], "**all**": total}.items()
+            ),
+        ),
+        "",
+        "A time-out counts as killed. What survived:",
+        "",
+        *table(["mutant", "before", "after", "decided", "why"], map(_cells, survivors)),
     ]
-    keys = ("mutants", *OUTCOMES, "same_results", "cpu_s")
-    total = {k: sum(f[k] for f in data["targets"].values()) for k in keys}
-    for name, figures in {**data["targets"], "**all**": total}.items():
-        cells = [figures[k] for k in keys[:-1]]
-        each = figures["cpu_s"] / max(figures["mutants"], 1)
-        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {_share(figures)} | {each:.1f} |")
-    lines += ["", "A time-out counts as killed. What survived:", ""]
-    survivors = [row for row in data["mutants"] if row["outcome"] == "survived"]
-    lines += (
-        ["| mutant | before | after | decided | why |", "|---|---|---|---|---|"]
-        if survivors
-        else ["nothing."]
-    )
-    for row in survivors:
-        decided = row.get("decided", {"decision": "**undecided**", "reason": ""})
-        cells = [row["id"], _code(row["before"]), _code(row["after"]), decided["decision"], decided["reason"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    slow = [row for row in data["mutants"] if row["outcome"] == "timed out"]
     if slow:
         lines += ["", "What timed out:", "", *(f"- {row['id']}, in {row['by']}" for row in slow)]
     if data["no_longer_fitting"]:
         lines += ["", "Made by hand or decided about, and no longer fitting the source:", ""]
         lines += [f"- {words}" for words in data["no_longer_fitting"]]
     return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    decided = row.get("decided", {"decision": "**undecided**", "reason": ""})
+    return [row["id"], _code(row["before"]), _code(row["after"]), decided["decision"], decided["reason"]]
 
 
 def _share(figures: dict[str, Any]) -> str:

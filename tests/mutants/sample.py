@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tests.mutants.edits import plain
 from tests.mutants.mutant import ROOT, Mutant, numbered
 from tests.mutants.operators import mutants_of
 from tests.mutants.targets import EQUAL_RESULTS, Target
@@ -79,13 +80,9 @@ def _by_hand(entry: dict[str, Any], root: Path) -> tuple[Mutant | None, str]:
     first, last = source.rfind("\n", 0, start) + 1, source.find("\n", start + len(before))
     changed = source[:start] + after + source[start + len(before) :]
     line = source.count("\n", 0, start) + 1
-    lines = [_plain(source[first:last]), _plain(changed[first : last + len(after) - len(before)])]
+    lines = [plain(source[first:last]), plain(changed[first : last + len(after) - len(before)])]
     mutant = Mutant(file, _function_at(source, line), "hand", *lines, line, 1, changed)
     return (mutant, "") if mutant.compiles() else (None, f"{file}: {after!r} is no Python there")
-
-
-def _plain(lines: str) -> str:
-    return "\n".join(line.strip() for line in lines.splitlines())
 
 
 def _function_at(source: str, line: int) -> str:

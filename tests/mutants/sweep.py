@@ -1,30 +1,28 @@
-"""All mutants of some targets: each in a fork of its own, a few at a time, what is known kept on disk."""
+"""All mutants of some targets: each in a process of its own, a few at a time, what is known kept on disk."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import os
-import select
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.targets import Target
-from tests.mutants.trial import Running, Trial, start
+from tests.mutants.trial import Ran, Trial, run
 
 STATE = ROOT / "out" / "mutants"
 PATIENCE = 6.0
-"""How many times as long as usual a test may take, beside :data:`GRACE_S`; other forks run meanwhile."""
+"""How many times as long as usual tests may take, beside :data:`GRACE_S`; other trials run meanwhile."""
 GRACE_S = 15.0
 RANKS_GRACE_S = 90.0
 """The first test that needs ranks starts them for all."""
+IMPORT_S = 120.0
+"""How long collection may take."""
 Record = dict[str, Any]
 
 
@@ -33,145 +31,56 @@ class Baseline:
     """What the tests of a target do with the code as it is.
 
     Attributes:
-        seconds: per test.
-        lines: per file and line the tests that execute it, in this process.
+        seconds: per test file.
+        slowest_s: of a test.
+        lines: per file and line the test files that execute it, in this process.
     """
 
     seconds: dict[str, float]
+    slowest_s: float
     lines: dict[str, dict[str, list[str]]]
 
-    def order(self, mutant: Mutant, grace_s: float) -> dict[str, float]:
-        """Tests and the seconds each may take; those that execute the line first, quickest file first."""
+    def order(self, mutant: Mutant) -> list[str]:
+        """Test files; those that execute the line first, quick ones before slow."""
         of_file = self.lines.get(mutant.file, {})
         height = mutant.before.count("\n") + 1
         covering = {t for at in range(mutant.line, mutant.line + height) for t in of_file.get(str(at), ())}
-        quickest: dict[tuple[bool, str], float] = {}
-        slowest: dict[str, float] = {}
-        for test, seconds in self.seconds.items():
-            key = test not in covering, test.split("::")[0]
-            quickest[key] = min(quickest.get(key, seconds), seconds)
-            slowest[key[1]] = max(slowest.get(key[1], 0.0), seconds)
-
-        def place(test: str) -> tuple[Any, ...]:
-            key = test not in covering, test.split("::")[0]
-            return key[0], quickest[key], key[1], self.seconds[test]
-
-        def allowed_s(test: str) -> float:
-            # whichever test of a file comes first makes what they share
-            return grace_s + PATIENCE * (self.seconds[test] + slowest[test.split("::")[0]])
-
-        return {test: allowed_s(test) for test in sorted(self.seconds, key=place)}
-
-
-def warm_up() -> None:
-    """Import what costs seconds and belongs to others; forks find it loaded."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = "1"
-    for name in (
-        "torch", "torch.distributed", "torch.distributed.tensor", "torch.export", "torch._dynamo",
-        "torch._subclasses.fake_tensor", "torch.testing", "torch.utils.flop_counter", "numba",
-        "numba.core.registry", "scipy.sparse", "scipy.optimize", "networkx", "pydantic", "yaml", "psutil",
-        "moocore", "hypothesis.strategies", "pytest", "coverage", "transformers.models.gpt2",
-        "transformers.models.bert", "transformers.models.llama",
-    ):  # fmt: skip
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            print(f"not loaded in advance: {error}", file=sys.stderr)
+        return sorted(self.seconds, key=lambda file: (file not in covering, self.seconds[file], file))
 
 
 def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def digest_of_tests() -> str:
-    """Of all that tests consist of, this folder left out."""
-    files = sorted(p for p in (ROOT / "tests").rglob("*.py") if "mutants" not in p.parts)
+def digest_of(folder: str) -> str:
+    """Of all Python files of a folder of the repository, this one left out."""
+    files = sorted(p for p in (ROOT / folder).rglob("*.py") if "mutants" not in p.parts)
     return digest(*(f"{p}{p.read_text(encoding='utf-8')}" for p in files))
 
 
-def digest_of_package() -> str:
-    files = sorted((ROOT / "tensoropt").rglob("*.py"))
-    return digest(*(f"{p}{p.read_text(encoding='utf-8')}" for p in files))
-
-
-def follow(trials: Iterable[tuple[Any, Trial]], workers: int) -> Iterator[tuple[Any, Running, Record]]:
-    """Run trials, at most ``workers`` at a time; gives each with what became of it."""
-    under_way: dict[int, tuple[Any, Running]] = {}
-    try:
-        for tag, trial in trials:
-            running = start(trial)
-            under_way[running.pid] = tag, running
-            while len(under_way) >= workers:
-                yield from _ended(under_way)
-        while under_way:
-            yield from _ended(under_way)
-    finally:  # forks are sessions of their own, which Ctrl-C does not reach
-        for _, running in under_way.values():
-            running.stop()
-            shutil.rmtree(running.folder, ignore_errors=True)
-
-
-def _ended(under_way: dict[int, tuple[Any, Running]]) -> Iterator[tuple[Any, Running, Record]]:
-    select.select([r.stream for _, r in under_way.values()], [], [], 0.2)
-    for pid, (tag, running) in list(under_way.items()):
-        running.read()
-        if time.monotonic() > running.deadline and not running.stuck:
-            running.stuck = next((e["test"] for e in reversed(running.events) if "test" in e), "collection")
-            running.stop()
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
-        if not ended:
-            continue
-        running.read()
-        running.stop()  # what it may have left behind
-        os.close(running.stream)
-        del under_way[pid]
-        log = Path(running.folder, "log")
-        yield (
-            tag,
-            running,
-            {
-                "code": os.waitstatus_to_exitcode(status),
-                "seconds": round(time.monotonic() - running.began, 2),
-                "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
-                "log": log.read_text(errors="replace")[-4000:] if log.exists() else "",
-            },
-        )
-        shutil.rmtree(running.folder, ignore_errors=True)
-
-
-def outcome_of(running: Running, ended: Record) -> Record:
+def outcome_of(ran: Ran) -> Record:
     """What a mutant's trial shows: ``killed``, ``timed out`` or ``survived``, and by which test."""
-    record = {key: ended[key] for key in ("seconds", "cpu_s")}
-    failed = next((e for e in running.events if "failed" in e), None)
-    if running.stuck:
-        return record | {"outcome": "timed out", "by": running.stuck, "words": ""}
-    if failed is not None:
-        return record | {"outcome": "killed", "by": failed["failed"], "words": failed["words"]}
-    if ended["code"] == 0:
-        return record | {"outcome": "survived", "by": "", "words": ""}
-    begun = next((e["test"] for e in reversed(running.events) if "test" in e), "collection")
-    return record | {"outcome": "killed", "by": begun, "words": f"exit code {ended['code']}"}
+    outcome = "timed out" if ran.code is None else "killed" if ran.code else "survived"
+    words = ran.words or (f"exit code {ran.code}" if ran.code else "")
+    return {"outcome": outcome, "by": ran.by, "words": words, "seconds": ran.seconds}
 
 
 def baseline_of(target: Target, state: Path = STATE) -> Baseline:
     """Seconds and lines of a target's tests, which have to pass; kept while nothing changes."""
-    key = digest(repr(target), digest_of_package(), digest_of_tests())
+    key = digest(repr(target), digest_of("tensoropt"), digest_of("tests"))
     path = state / f"baseline-{target.name.replace(' ', '-')}.json"
     if path.exists():
         known = json.loads(path.read_text(encoding="utf-8"))
-        if known["key"] == key:
-            return Baseline(known["seconds"], known["lines"])
+        if known.pop("key") == key:
+            return Baseline(**known)
     cover = [str(ROOT / file) for file in target.sources]
-    trial = Trial(tests=target.test_files, jit=target.jit, ranks=target.ranks, cover=cover)
-    ((_, running, ended),) = follow([(target, trial)], 1)
-    seconds = {e["passed"]: e["seconds"] for e in running.events if "passed" in e}
-    lines = next((e["lines"] for e in running.events if "lines" in e), {})
-    if ended["code"] != 0 or not seconds:
-        raise RuntimeError(f"the tests of {target.name!r} do not pass as they are:\n{ended['log']}")
+    ran = run(Trial(tests=target.test_files, jit=target.jit, ranks=target.ranks, cover=cover))
+    if ran.code != 0 or not ran.test_s:
+        raise RuntimeError(f"the tests of {target.name!r} do not pass as they are:\n{ran.log}")
+    found = Baseline(ran.test_s, ran.slowest_s, ran.lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"key": key, "seconds": seconds, "lines": lines}), encoding="utf-8")
-    return Baseline(seconds, lines)
+    path.write_text(json.dumps({"key": key, **asdict(found)}), encoding="utf-8")
+    return found
 
 
 class Known:
@@ -179,7 +88,7 @@ class Known:
 
     def __init__(self, state: Path, *, resume: bool) -> None:
         self.path, self.records = state / "trials.jsonl", {}
-        self.tests = digest_of_tests()
+        self.tests = digest_of("tests")
         if resume and self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 record = json.loads(line)
@@ -218,30 +127,26 @@ def sweep(
     if not left:
         return found
     baseline, folder = baseline_of(target, state), state / "sources"
+    grace_s = RANKS_GRACE_S if target.ranks else GRACE_S
+    all_s = IMPORT_S + grace_s + PATIENCE * sum(baseline.seconds.values())
 
-    def trials() -> Iterator[tuple[Mutant, Trial]]:
-        for number, mutant in enumerate(left):
-            path = folder / f"{os.getpid()}-{number}" / Path(mutant.file).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(mutant.source, encoding="utf-8")
-            order = baseline.order(mutant, RANKS_GRACE_S if target.ranks else GRACE_S)
-            files = list(dict.fromkeys(test.split("::")[0] for test in order))
-            yield (
-                mutant,
-                Trial(
-                    tests=files,
-                    order=order,
-                    module=mutant.module,
-                    path=str(path),
-                    jit=target.jit,
-                    ranks=target.ranks,
-                ),
+    def tried(numbered: tuple[int, Mutant]) -> Ran:
+        number, mutant = numbered
+        path = folder / str(number) / Path(mutant.file).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(mutant.source, encoding="utf-8")
+        return run(
+            Trial(
+                tests=baseline.order(mutant), test_s=grace_s + PATIENCE * baseline.slowest_s, all_s=all_s,
+                module=mutant.module, path=str(path), jit=target.jit, ranks=target.ranks,
             )
+        )  # fmt: skip
 
     try:
-        for mutant, running, ended in follow(trials(), workers):
-            found[mutant.id] = known.add(mutant, outcome_of(running, ended))
-            told(mutant, found[mutant.id])
+        with ThreadPoolExecutor(workers) as pool:
+            for mutant, ran in zip(left, pool.map(tried, enumerate(left)), strict=True):
+                found[mutant.id] = known.add(mutant, outcome_of(ran))
+                told(mutant, found[mutant.id])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found

@@ -46,65 +46,43 @@ class Target:
 
 TARGETS = (
     Target(
-        name="frontier",
-        files=["frontier/*.py"],
-        tests=["frontier", "search/test_exhaustive.py"],
-        sample=40,
+        name="frontier", files=["frontier/*.py"], tests=["frontier", "search/test_exhaustive.py"], sample=40,
         jit=False,
     ),
     Target(
         name="search kernels",
         files=[f"search/{name}.py" for name in ("hull", "engine", "result")],
         tests=[
-            "frontier/test_kernels.py", "search/test_bounds.py",
-            "search/test_oracle.py", "search/test_exhaustive.py", "search/test_wild_costs.py",
+            "frontier/test_kernels.py",
+            *(f"search/test_{name}.py" for name in ("bounds", "oracle", "exhaustive", "wild_costs")),
         ],
-        sample=60,
-        jit=False,
+        sample=60, jit=False,
     ),
     Target(
         name="search",
-        files=[
-            "search/entangled/*.py",
-            *(
-                f"search/{name}.py"
-                for name in (
-                    "bounds", "flat_tables", "order", "paper", "program", "reduced_graph", "shared",
-                    "sources", "track", "within",
-                )
-            ),
-        ],
-        tests=["search"],
-        sample=60,
+        files=["search/entangled/*.py", *(f"search/{name}.py" for name in (
+            "bounds", "flat_tables", "order", "paper", "program", "reduced_graph", "shared", "sources",
+            "track", "within",
+        ))],
+        tests=["search"], sample=60,
     ),
     Target(
-        name="simulation",
-        files=["simulate/*.py", "evaluation/evaluate.py"],
-        tests=["simulate", "evaluation/test_problem.py"],
-        sample=60,
+        name="simulation", files=["simulate/*.py", "evaluation/evaluate.py"],
+        tests=["simulate", "evaluation/test_problem.py"], sample=60,
     ),
     Target(
-        name="export",
-        files=["exploration/export.py"],
+        name="export", files=["exploration/export.py"],
         tests=["exploration/test_export.py", "exploration/test_exploration.py", "placement/test_points.py"],
         sample=12,
     ),
     Target(
         name="costs",
         files=[
-            "costs/*.py",
-            *(f"profiling/{name}.py" for name in ("facts", "link_fits")),
-            "sharding/reshard/steps.py",
+            "costs/*.py", "profiling/facts.py", "profiling/link_fits.py", "sharding/reshard/steps.py",
         ],
         tests=[
-            "costs",
-            *(
-                f"profiling/test_{name}.py"
-                for name in ("link_fits", "links", "overheads", "facts")
-            ),
-            "sharding/reshard",
-            "simulate/test_collectives.py",
-            "simulate/test_simulator.py",
+            "costs", *(f"profiling/test_{name}.py" for name in ("link_fits", "links", "overheads", "facts")),
+            "sharding/reshard", "simulate/test_collectives.py", "simulate/test_simulator.py",
         ],
         sample=60,
     ),
@@ -115,14 +93,11 @@ TARGETS = (
             "engine/test_gradients.py", "sharding/test_buckets.py", "sharding/reshard",
             "verify/test_fake_ranks.py", "execute/test_parallel.py",
         ],
-        sample=8,
-        ranks=True,
+        sample=8, ranks=True,
     ),
     Target(
-        name="verify",
-        files=["verify/*.py"],
-        tests=["verify/test_reference.py", "engine/test_replicas.py", "verify/test_verify.py"],
-        sample=8,
+        name="verify", files=["verify/*.py"],
+        tests=["verify/test_reference.py", "engine/test_replicas.py", "verify/test_verify.py"], sample=8,
         ranks=True,
     ),
 )  # fmt: skip

@@ -1,32 +1,32 @@
-"""One run of tests in a fork of this process, which has PyTorch, numba and pytest and nothing of the project.
-
-Starting an interpreter and importing those takes five seconds, a fork milliseconds. The fork loads the
-project anew, with one module taken from another file.
-"""
+"""One run of tests in a process of its own, in which one module is taken from another file."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import json
 import os
+import re
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree
+
+import coverage
 
 from tests.mutants.mutant import ROOT
 
 HOOK = Path(__file__).parent / "hook"
 ADDRESS_SPACE = 24 << 30
 """Bytes of one process: a mutant that asks for more is stopped."""
-IMPORT_S = 120.0
-"""How long collection may take."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+TIMED_OUT = "+ Timeout +"
+"""How pytest-timeout says so, before it ends the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +34,18 @@ class Trial:
     """Tests to run.
 
     Attributes:
-        tests: files, as pytest takes them.
-        order: node ids with the seconds each may take, in the order in which they are run; empty for all that
-            the files hold, in their order.
+        tests: files in the order in which they are run.
+        test_s, all_s: how long a test and all together may take; a trial ends with the first failure if its
+            tests may take so long only.
         module, path: the module that is taken from another file, and that file.
         jit: False to run numba's kernels as plain Python.
         ranks: whether tests that start ranks are run.
-        cover: files whose executed lines are noted per test.
+        cover: files whose executed lines are noted by test file.
     """
 
     tests: Sequence[str]
-    order: dict[str, float] = field(default_factory=dict)
+    test_s: float = 0.0
+    all_s: float = 3600.0
     module: str = ""
     path: str = ""
     jit: bool = True
@@ -52,154 +53,93 @@ class Trial:
     cover: Sequence[str] = ()
 
 
-@dataclass(slots=True)
-class Running:
-    """A trial under way."""
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a trial.
 
-    pid: int
-    stream: int
-    folder: str
-    began: float
-    allowed_s: float
-    deadline: float
-    buffer: bytes = b""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    stuck: str = ""
+    Attributes:
+        code: of the process, None where it timed out.
+        by, words: the test that failed, or was under way in the end, and how; "" for none.
+        test_s: seconds of each test file.
+        slowest_s: of a test.
+        lines: per file and line the test files that execute it, in this process.
+        log: the end of what was printed.
+    """
 
-    def read(self) -> None:
-        """Take what the fork has said; each test renews the deadline."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.stream, 1 << 16):
-                self.buffer += data
-        *lines, self.buffer = self.buffer.split(b"\n")
-        for line in lines:
-            event = json.loads(line)
-            self.events.append(event)
-            if "allowed_s" in event:
-                self.deadline = time.monotonic() + event["allowed_s"]
-
-    def stop(self) -> None:
-        """End the fork and the ranks that it started, all of one session."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+    code: int | None
+    seconds: float
+    by: str
+    words: str
+    test_s: dict[str, float]
+    slowest_s: float
+    lines: dict[str, dict[str, list[str]]]
+    log: str
 
 
-def start(trial: Trial) -> Running:
-    """Fork and run the tests there."""
-    read, write = os.pipe()
-    folder = tempfile.mkdtemp(prefix="tensoropt-mutant-")
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            os.close(read)
-            code = _child(trial, write, folder)
-        finally:
-            os._exit(code)
-    os.close(write)
-    os.set_blocking(read, False)
-    now = time.monotonic()
-    return Running(pid, read, folder, now, IMPORT_S, now + IMPORT_S)
-
-
-def _child(trial: Trial, write: int, folder: str) -> int:
-    os.setsid()
-    log = os.open(os.path.join(folder, "log"), os.O_WRONLY | os.O_CREAT)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.chdir(ROOT)
-    os.environ["CI"] = "1"  # hypothesis draws the same examples every time
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    if trial.module:
-        os.environ["TENSOROPT_MUTANT"] = f"{trial.module}={trial.path}"
-    sys.path.insert(0, str(HOOK))
-    paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for interpreters that tests start
-    if not trial.jit:
-        os.environ["NUMBA_DISABLE_JIT"] = "1"
-        importlib.import_module("numba").config.DISABLE_JIT = 1
-    sys.modules.pop("sitecustomize", None)
-    importlib.import_module("sitecustomize")
-    watcher = Watcher(trial, lambda event: os.write(write, json.dumps(event).encode() + b"\n"))
-    return watcher.run()
-
-
-class Watcher:
-    """A pytest plugin: puts the tests in order, says when each begins and ends, and notes lines executed."""
-
-    def __init__(self, trial: Trial, say: Callable[[dict[str, Any]], Any]) -> None:
-        self.trial, self.say = trial, say
-        self.coverage: Any = None
-        self.seconds = 0.0
-
-    def run(self) -> int:
-        import pytest
-
-        if self.trial.cover:
-            import coverage
-
-            self.coverage = coverage.Coverage(
-                data_file=None, include=list(self.trial.cover), config_file=False
+def run(trial: Trial) -> Ran:
+    """Run the tests and return what became of them."""
+    with tempfile.TemporaryDirectory(prefix="tensoropt-mutant-", ignore_cleanup_errors=True) as name:
+        folder, begun = Path(name), time.monotonic()
+        report, lines, log = (folder / part for part in ("report.xml", "lines", "log"))
+        (folder / "rc").touch()  # not the project's settings of coverage
+        paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
+        env |= {"CI": "1", "TMPDIR": name}  # hypothesis draws the same examples every time
+        env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # those of dash and others load half of the web
+        env |= {"TENSOROPT_MUTANT": f"{trial.module}={trial.path}"} if trial.module else {}
+        env |= {} if trial.jit else {"NUMBA_DISABLE_JIT": "1"}
+        command = [sys.executable, "-m"]
+        if trial.cover:
+            command += ["coverage", "run", f"--rcfile={folder / 'rc'}", f"--data-file={lines}"]
+            command += [f"--include={','.join(trial.cover)}", "-m"]
+        command += ["pytest", "-v", "--tb=line", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin"]
+        # Not by a signal: hypothesis would run what hangs again.
+        command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={trial.test_s}"]
+        command += [f"--junitxml={report}"]
+        command += ["-x"] if trial.test_s else []
+        command += ["-m", "not slow" if trial.ranks else "not slow and not distributed", *trial.tests]
+        with log.open("w") as printed:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=printed, stderr=printed, start_new_session=True
             )
-            self.coverage.start()
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of dash and others load half of the web
-        quiet = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
-        stop = [] if self.trial.cover else ["-x"]
-        marks = "not slow" if self.trial.ranks else "not slow and not distributed"
-        only = ["-m", marks, "--timeout=0"]
-        code = int(pytest.main([*quiet, *stop, *only, *self.trial.tests], plugins=[self]))
-        if self.coverage is not None:
-            self.coverage.stop()
-            self.say({"lines": self._lines()})
-        self.say({"code": code})
-        sys.stdout.flush()
-        return code
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+            code = None
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(trial.all_s)
+            finally:  # ranks that it started are of its session, which Ctrl-C does not reach
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said = log.read_text(errors="replace")
+        by, words, test_s, slowest_s = _read(report)
+        if code != 0 and not by:  # it was stopped or died: the test that was under way
+            by = next(reversed(re.findall(r"^(tests/\S+::\S+)", said, re.MULTILINE)), "collection")
+        return Ran(
+            None if TIMED_OUT in said else code, round(time.monotonic() - begun, 2), by, words, test_s,
+            slowest_s, _executed(lines) if trial.cover else {}, said[-4000:],
+        )  # fmt: skip
 
-    def _lines(self) -> dict[str, dict[str, list[str]]]:
-        data = self.coverage.get_data()
-        root = str(ROOT) + os.sep
-        return {
-            file.removeprefix(root): {
-                str(line): tests for line, tests in data.contexts_by_lineno(file).items()
-            }
-            for file in data.measured_files()
+
+def _read(report: Path) -> tuple[str, str, dict[str, float], float]:
+    """(the first test that failed, how, seconds by test file, of the slowest test) of JUnit's XML."""
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    by, words, seconds = "", "", Counter[str]()
+    for case in cases:
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        seconds[file] += float(case.get("time", 0.0))
+        for failure in (*case.iter("failure"), *case.iter("error")):
+            if not by:
+                by, words = f"{file}::{case.get('name')}", failure.get("message", "")[:300]
+    return by, words, dict(seconds), max((float(case.get("time", 0.0)) for case in cases), default=0.0)
+
+
+def _executed(path: Path) -> dict[str, dict[str, list[str]]]:
+    data = coverage.CoverageData(str(path))
+    data.read()
+    return {
+        str(Path(file).relative_to(ROOT)): {
+            str(line): tests for line, tests in data.contexts_by_lineno(file).items()
         }
-
-    # -- hooks ------------------------------------------------------------------------------------
-
-    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        from hypothesis import Phase, settings
-
-        settings.register_profile(
-            "mutants",
-            parent=settings.get_profile("ci"),
-            phases=[Phase.explicit, Phase.generate],
-            database=None,
-        )  # the first counterexample will do, the smallest takes long to find
-        settings.load_profile("mutants")
-        if not self.trial.order:
-            return
-        place = {name: i for i, name in enumerate(self.trial.order)}
-        items[:] = sorted((i for i in items if i.nodeid in place), key=lambda i: place[i.nodeid])
-
-    def pytest_collection_finish(self, session: Any) -> None:
-        self.say({"collected": len(session.items)})
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self.coverage is not None:
-            self.coverage.switch_context(nodeid)
-        self.seconds = 0.0
-        self.say({"test": nodeid, "allowed_s": self.trial.order.get(nodeid, 600.0)})
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds += report.duration
-        if report.failed:
-            self.say({"failed": report.nodeid, "words": str(report.longrepr).splitlines()[-1][:300]})
-        if report.when == "teardown":
-            self.say({"passed": report.nodeid, "seconds": round(self.seconds, 4)})
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.say({"failed": report.nodeid, "words": str(report.longrepr).splitlines()[-1][:300]})
+        for file in data.measured_files()
+    }

@@ -270,17 +270,13 @@ def test_experts_over_data_parallel_ranks_send_rows_instead_of_gradients():
         ({"stage": 4}, "no stage 4"),
         ({"recompute": "product"}, "did you mean 'products'"),
         ({"data": 4, "stage": 3, "replicas": 3}, "do not divide"),
+        ({"data": 5}, "cannot be split as pinned on mesh 5"),  # parts of 4 samples, of which one is empty
         ({"data": 4, "experts": 2}, "expert-parallel degree of 2 is not supported.*give 1 or 4"),
     ],
 )
 def test_what_means_nothing_is_refused(chosen, words):
     with pytest.raises(TensorOptError, match=words):
         pinned(**chosen)
-
-
-def test_what_does_not_divide_is_refused_with_the_mesh():
-    with pytest.raises(UnsuitableError, match="cannot be split as pinned on mesh 5"):
-        pinned(data=5)  # parts of 4 samples, of which one would be empty
 
 
 def test_another_number_of_devices_is_refused():

@@ -7,26 +7,17 @@ from functools import cache
 
 import pytest
 
-from tensoropt import zoo
-from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.evaluation.problem import prepare
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
 from tensoropt.plan.point_records import record_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
+from tests.planners.test_pinned import model
 
-BATCH = 16
 SETTINGS = Settings(dtype="bfloat16", measure="never", recompute="never")
-
-
-@cache
-def model(name: str = "gpt-mini"):
-    built = zoo.build(name, batch=BATCH, device="meta")
-    return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
 
 
 @cache

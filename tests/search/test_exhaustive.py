@@ -63,10 +63,6 @@ def test_small_graphs_are_searched_without_bounds(monkeypatch, few_sums, shape):
 
 def test_an_empty_graph_costs_nothing():
     found = track_frontier(CostGraph())
-    assert found.memory.tolist() == [0.0]
-    assert found.time.tolist() == [0.0]
-    assert found.exact
-    assert found.strategy(0) == {}
-    assert found.options(0) == {}
-    assert found.lower_bound(0.0) == 0.0
-    assert found.lower_bound(-1.0) == np.inf
+    assert (found.memory.tolist(), found.time.tolist(), found.exact) == ([0.0], [0.0], True)
+    assert found.strategy(0) == found.options(0) == {}
+    assert (found.lower_bound(0.0), found.lower_bound(-1.0)) == (0.0, np.inf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,26 @@ def test_a_point_that_is_as_fast_with_more_memory_is_not_exact():
     assert exact.tolist() == [False, True, True, False]
 
 
+def clique(costs, table_of) -> tuple[CostGraph, dict, list]:
+    """A graph of all pairs of operators with these costs, and the lists that the naive search takes."""
+    graph, nodes, edges = CostGraph(), {}, []
+    for v, of in enumerate(costs):
+        nodes[v] = [[tuple(point)] for point in of]
+        graph.add_operator(v, nodes[v])
+    for a, b in itertools.combinations(range(len(costs)), 2):
+        table = table_of(a, b)
+        graph.add_edge(a, b, table)
+        edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
+    return graph, nodes, edges
+
+
+@pytest.fixture
+def few_tried(monkeypatch):
+    """Nearly all operators of a clique are fixed, to few configurations."""
+    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
+    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
+
+
 def chain(operators: int, configurations: int, seed: int = 0) -> CostGraph:
     rng = np.random.default_rng(seed)
     graph = CostGraph()
@@ -80,10 +102,8 @@ def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest)
 
 @pytest.mark.parametrize("unit", [0, 8])
 @pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
-def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(monkeypatch, method, unit):
+def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(few_tried, method, unit):
     """Whatever is tried, the copies of fixed operators may not promise what no strategy can have."""
-    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
     inexact = 0
 
     def whole(costs):
@@ -92,15 +112,8 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
 
     for seed in seeds_of(0, 2):
         rng = np.random.default_rng(seed)
-        graph, nodes, edges = CostGraph(), {}, []
-        for v in range(5):
-            nodes[v] = [[tuple(p)] for p in whole(rng.random((3, 2)) * 0.1)]
-            graph.add_operator(v, nodes[v])
-        for a in range(5):
-            for b in range(a + 1, 5):
-                table = whole(rng.random((3, 3, 2)))
-                graph.add_edge(a, b, table)
-                edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
+        costs = [whole(rng.random((3, 2)) * 0.1) for _ in range(5)]
+        graph, nodes, edges = clique(costs, lambda a, b, rng=rng: whole(rng.random((3, 3, 2))))
         truth = naive.exhaustive(nodes, edges)
         found = track_frontier(graph, method=method)
         inexact += not found.exact
@@ -111,22 +124,17 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
     assert inexact
 
 
-def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
-    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
+def test_possible_strategies_are_found_among_many_impossible_ones(few_tried):
     for seed in seeds_of(0, 15):
         rng = np.random.default_rng(seed)
-        graph, nodes, edges = CostGraph(), {}, []
-        for v in range(5):
-            nodes[v] = [[(1.0, float(k))] for k in range(3)]
-            graph.add_operator(v, nodes[v])
         secret = rng.integers(0, 3, 5)
-        for a in range(5):
-            for b in range(a + 1, 5):
-                table = np.where(rng.random((3, 3, 1)) < 0.6, np.inf, rng.random((3, 3, 1))) * np.ones(2)
-                table[secret[a], secret[b]] = 1.0
-                graph.add_edge(a, b, table)
-                edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
+
+        def table_of(a, b, rng=rng, secret=secret):
+            table = np.where(rng.random((3, 3, 1)) < 0.6, np.inf, rng.random((3, 3, 1))) * np.ones(2)
+            table[secret[a], secret[b]] = 1.0
+            return table
+
+        graph, nodes, edges = clique([[(1.0, float(k)) for k in range(3)]] * 5, table_of)
         truth = naive.exhaustive(nodes, edges)
         found = track_frontier(graph)
         for m, t in truth:
@@ -136,19 +144,14 @@ def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
             assert any(x <= m * more and y <= t * more for x, y in truth)
 
 
-def test_an_impossible_graph_is_refused_though_operators_are_fixed(monkeypatch):
-    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
-    monkeypatch.setattr(paper, "_ASSIGNMENTS", 1)
-    graph = CostGraph()
-    for v in range(4):
-        graph.add_operator(v, np.ones((3, 2)))
-    for a in range(4):
-        for b in range(a + 1, 4):
-            table = np.full((3, 3, 2), np.inf)
-            table[(np.arange(3) + (a == 2)) % 3, np.arange(3)] = 1.0
-            graph.add_edge(a, b, table)
+def test_an_impossible_graph_is_refused_though_operators_are_fixed(few_tried):
+    def table_of(a, b):
+        table = np.full((3, 3, 2), np.inf)
+        table[(np.arange(3) + (a == 2)) % 3, np.arange(3)] = 1.0
+        return table
+
     with pytest.raises(ValueError, match="no strategy is possible"):
-        track_frontier(graph)
+        track_frontier(clique([np.ones((3, 2))] * 4, table_of)[0])
 
 
 @pytest.mark.parametrize("settings", [{}, {"epsilon": 0.01}, {"max_points": 9}, {"method": "ldp"}])

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from tensoropt.ops.registry import spec_of
+from tests.benchmarks.program import table
 from tests.sweep.operators import (
     MOST_SAMPLES,
     SKIPPED,
@@ -149,7 +150,7 @@ def kind_of(message: str) -> str:
     return re.split(r"[;:] |, which", re.sub(r"\d+", "n", message))[0][:110]
 
 
-def table() -> str:
+def page() -> str:
     """The sweep in Markdown."""
     records, loops, kept = known_records(), Counter(), defaultdict(set)
     missing, refused, left_out = dict[str, str](), defaultdict(list), defaultdict(list)
@@ -176,19 +177,19 @@ def table() -> str:
         "",
         f"Memory is not compared in calls that do not run on random operands, some of: {names(unrun, 100)}.",
         "",
-        "| offered no split | operators |",
-        "|---|---|",
-        *(f"| {why} | {names(of)} |" for why, of in sorted(left_out.items())),
+        *table(["offered no split", "operators"], ([why, names(of)] for why, of in sorted(left_out.items()))),
         "",
-        "| missing: a split that discovery finds and the rule does not offer | operators |",
-        "|---|---|",
-        *(f"| {why} | {names([target])} |" for target, why in sorted(missing.items())),
+        *table(
+            ["missing: a split that discovery finds and the rule does not offer", "operators"],
+            ([why, names([target])] for target, why in sorted(missing.items())),
+        ),
         "",
-        "| refused | samples | of |",
-        "|---|---|---|",
-        *(
-            f"| {why} | {len(of)} | {names(set(of))} |"
-            for why, of in sorted(refused.items(), key=lambda item: -len(item[1]))
+        *table(
+            ["refused", "samples", "of"],
+            (
+                [why, len(of), names(set(of))]
+                for why, of in sorted(refused.items(), key=lambda item: -len(item[1]))
+            ),
         ),
         "",
         *(f"Left out: `{name}`, {why}." for name, why in SKIPPED.items()),
@@ -225,19 +226,12 @@ def chosen() -> list[Key]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", default=".*", help="run only operators whose names match")
-    parser.add_argument("--again", help="forget what was found where a line matches, and run it again")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write the table into the README, and which samples `make test` has",
-    )
+    written = "write the table into the README, and which samples `make test` has"
+    parser.add_argument("--write", action="store_true", help=written)
     arguments = parser.parse_args()
-    if arguments.again:
-        lines = STATE.read_text().splitlines(keepends=True)
-        STATE.write_text("".join(line for line in lines if not re.search(arguments.again, line)))
     if arguments.write:
         before, rest = README.read_text().split(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}")
+        README.write_text(f"{before}{BEGIN}\n{page()}\n{END}{rest.split(END)[1]}")
         CHOSEN.write_text(json.dumps(chosen()).replace("], ", "],\n") + "\n")
     else:
         sweep(arguments.names)

@@ -215,9 +215,8 @@ def check_sample(
 
 def model_of(info: Any, sample: Any, number: int) -> Around | str:
     """A sample as a model, or why there is none."""
-    tensors = [
-        t for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)
-    ]
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(t.layout != torch.strided for t in tensors):
         return "the sample has sparse tensors"
     if any(t.numel() > MOST_ELEMENTS for t in tensors):
@@ -337,11 +336,7 @@ def _check_memory(found: Found, graph: GroupGraph, training: bool, seen: set[str
 
 
 def _check_strategies(
-    found: Found,
-    graph: GroupGraph,
-    values: Mapping[str, torch.Tensor],
-    model: Together,
-    seed: int,
+    found: Found, graph: GroupGraph, values: Mapping[str, torch.Tensor], model: Together, seed: int
 ) -> None:
     whole = step(unsplit_engine(graph, values), model.inputs)
     rng, micro = random.Random(seed), micro_strategies(graph, 1)

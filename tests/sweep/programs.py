@@ -4,20 +4,12 @@ The widest net for what no single rule can get wrong: atoms that views disagree 
 travel too far, hubs, tied weights, writes in place, buffers, constants that are added up. A statement draws
 itself from its own seed and the value before it, so that a program that fails is shrunk by leaving statements
 out.
-
-``python -m tests.sweep.programs 2000`` runs so many, goes on where it was stopped, and counts what capture
-refuses.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -39,7 +31,6 @@ LENGTH = 9
 FAR = 1e-9
 """In float64."""
 LARGEST = 4096
-LOG = Path(__file__).parents[2] / "out" / "sweep" / "programs.jsonl"
 Move = Callable[["Program", torch.Tensor, random.Random], torch.Tensor | None]
 """A statement: the value after it, or None where it does not fit the value before it."""
 
@@ -336,38 +327,3 @@ def shrunk(seeds: Sequence[int], choices: Sequence[int]) -> list[int]:
         if failure(fewer, choices):
             left = fewer
     return left
-
-
-def described(seeds: Sequence[int], choice: int) -> str:
-    """A failing program, as few statements as fail."""
-    choices = range(choice, choice + 6)
-    left = shrunk(seeds, choices)
-    lines = [move.__name__ for move, _ in Program(left).statements]
-    return json.dumps({"seeds": left, "statements": lines, "why": failure(left, choices)[:1500]})
-
-
-def main() -> None:
-    from tests.sweep.__main__ import kind_of
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    begin, _, end = sys.argv[1].rpartition(":")
-    programs = range(int(begin or 0), int(end))
-    with LOG.open("a+") as log:
-        log.seek(0)
-        known = {one["program"]: one for one in map(json.loads, log)}
-        for program in [program for program in programs if program not in known]:
-            seeds, found = seeds_of(program), {"program": program, "refused": "", "wrong": ""}
-            try:
-                found["refused"] = kind_of(refusal(seeds, program))
-            except Exception as error:
-                found["wrong"] = f"{type(error).__name__}: {error}"[:1500]
-                print(program, found["wrong"], described(seeds, program), flush=True)
-            known[program] = found
-            print(json.dumps(found), file=log, flush=True)
-    print(Counter("wrong" if known[p]["wrong"] else known[p]["refused"] or "right" for p in programs))
-
-
-if __name__ == "__main__":
-    main()

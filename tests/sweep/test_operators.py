@@ -14,33 +14,29 @@ import torch
 from tensoropt.ops import registry
 from tensoropt.ops.index_space import Builder
 from tensoropt.profiling import fact_finding
+from tests.sweep import operators as swept
 from tests.sweep.__main__ import CHOSEN
 from tests.sweep.operators import (
     MOST_SAMPLES,
     Around,
     Found,
     Seen,
-    check_models,
     check_sample,
-    model_of,
     name_of,
     operators,
     sample_of,
-    samples,
 )
 
 PARTS = 10
 TENTH, TENTH_PARTS = 10, 20
 ONCE_WRONG = [
-    ["nn.functional.embedding_bag", "float32", 13],
-    ["chalf", "float32", 0],
-    ["nn.functional.pixel_shuffle", "float32", 3],
-    ["nn.functional.smooth_l1_loss", "float32", 6],
-    ["linalg.eigvals", "float32", 0],
-    ["histogram", "float32", 33],
-    ["native_layer_norm", "float32", 7],
-    ["_native_batch_norm_legit", "float32", 7],
-]
+    [name, "float32", number]
+    for name, number in {
+        "nn.functional.embedding_bag": 13, "chalf": 0, "nn.functional.pixel_shuffle": 3,
+        "nn.functional.smooth_l1_loss": 6, "linalg.eigvals": 0, "histogram": 33, "native_layer_norm": 7,
+        "_native_batch_norm_legit": 7,
+    }.items()
+]  # fmt: skip
 """Their kinds: a row counted from the end, numbers that PyTorch cannot compare, a dim of size 0, an argument
 after those that are read, a library that ends the process on NaN, bounds that random operands are not, a
 result that a rule leaves out, a mode that a kernel does not have."""
@@ -57,10 +53,10 @@ def test_the_chosen_samples_split_right(part: int) -> None:
     infos = {name_of(info): info for info in operators()}
     together = defaultdict[Any, list[Around]](list)
     for name, dtype, number in [*json.loads(CHOSEN.read_text()), *ONCE_WRONG][part::PARTS]:
-        model = model_of(infos[name], sample_of(infos[name], getattr(torch, dtype), number), number)
+        model = swept.model_of(infos[name], sample_of(infos[name], getattr(torch, dtype), number), number)
         assert isinstance(model, Around), f"{name}: {model}"
         together[model.like].append(model)
-    found = [check_models(models, part, compare=False) for models in together.values()]
+    found = [swept.check_models(models, part, compare=False) for models in together.values()]
     assert [one.refused or one.incorrect for one in found] == [[]] * len(found)
 
 
@@ -69,7 +65,7 @@ def test_the_chosen_samples_split_right(part: int) -> None:
 def test_a_tenth_splits_right(part: int, table: list[Any]) -> None:
     rng, seen, incorrect = random.Random(part), Seen(), list[str]()
     for info in table[part::TENTH_PARTS]:
-        for number, sample in samples(info, torch.float32, MOST_SAMPLES).items():
+        for number, sample in swept.samples(info, torch.float32, MOST_SAMPLES).items():
             if rng.random() < 1 / TENTH:
                 incorrect += check_sample(info, sample, number, seen, compare=False).incorrect
     assert incorrect == []

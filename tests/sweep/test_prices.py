@@ -98,10 +98,7 @@ def test_unlike_prices_of_a_model_have_reasons() -> None:
 def test_unlike_prices_have_reasons() -> None:
     names = [f"zoo:{entry.name}" for entry in zoo.list_models() if entry.size == "laptop"]
     seen: set[str] = set()
-    for graph in (
-        *(load_model(ModelSpec(name)).graph for name in names),
-        *(grouped(graph_of(n)) for n in MODELS),
-    ):
+    for graph in (*(load_model(ModelSpec(n)).graph for n in names), *(grouped(graph_of(n)) for n in MODELS)):
         odd = odd_calls(graph, seen)
         assert not {call: how for call, how in odd.items() if call not in WHY}
 

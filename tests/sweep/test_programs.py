@@ -15,13 +15,9 @@ def test_strategies_compute_what_the_model_does(part: int) -> None:
     assert refused == [""] * len(refused)
 
 
-@pytest.mark.parametrize(
-    "seeds",
+def test_what_failed_once_is_right() -> None:
     # A copy that is made again in backward, passed on as a part of a sum on the first rank alone.
-    [[1525000, 1525003, 1525004, 1525005, 1525006, 1525007, 1525008]],
-)
-def test_what_failed_once_is_right(seeds: list[int]) -> None:
-    assert refusal(seeds, seeds[0] // 1000) == ""
+    assert refusal([1525000, 1525003, 1525004, 1525005, 1525006, 1525007, 1525008], 1525) == ""
 
 
 @pytest.mark.slow

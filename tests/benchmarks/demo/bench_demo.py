@@ -7,7 +7,6 @@ Results: tests/benchmarks/results/demo/DATE-demo.{json,md}, and the picture note
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tensoropt.files import write_text
 from tensoropt.verify import verify_plan
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
+from tests.benchmarks.program import arguments, table
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
 KEPT = (
@@ -26,9 +26,7 @@ KEPT = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, written into out/demo")
-    options = parser.parse_args()
+    options = arguments(__doc__, "a small model, written into out/demo").parse_args()
     taking = Taking()
     stem = dated("demo", "demo", quick=options.quick)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +53,11 @@ def main() -> None:
 
 
 def markdown(data: dict[str, Any], picture: str) -> str:
+    rows = [
+        [name, *(f"{run[f'memory_{k}_bytes'] / 2**20:.1f} MiB" for k in ("predicted", "tracked")),
+         *(f"{1e3 * run[f'time_{k}_s']:.0f} ms" for k in ("predicted", "measured"))]
+        for name, run in data["runs"].items()
+    ]  # fmt: skip
     lines = [
         f"# The demo's frontier, {data['date']}",
         "",
@@ -66,13 +69,8 @@ def markdown(data: dict[str, Any], picture: str) -> str:
         f"Taken from {described(data)}.",
         f"When it was done: {part_described(data['taken'])}.",
         "",
-        "| plan | memory predicted | tracked | step predicted | measured |",
-        "|" + " --- |" * 5,
+        *table(["plan", "memory predicted", "tracked", "step predicted", "measured"], rows),
     ]
-    for name, run in data["runs"].items():
-        memory = [f"{run[f'memory_{k}_bytes'] / 2**20:.1f} MiB" for k in ("predicted", "tracked")]
-        step = [f"{1e3 * run[f'time_{k}_s']:.0f} ms" for k in ("predicted", "measured")]
-        lines.append(f"| {' | '.join([name, *memory, *step])} |")
     return "\n".join(lines)
 
 

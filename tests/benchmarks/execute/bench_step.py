@@ -1,22 +1,19 @@
-"""Executed step times: the fastest plan against DDP, FSDP2 and hand-written tensor parallelism. Not a test.
+"""Executed step times: the fastest plan and data parallelism as a plan against DDP and FSDP2. Not a test.
 
     python -m tests.benchmarks.execute.bench_step [--quick] [--name NAME] [model ...]
 
-Models: gpt2, bert, vgg16, wide-resnet, rnn, transformer. Two CPU ranks of this machine over gloo, one thread
-each. All methods train the same weights on the same global batch with the same optimizer, in the same
-processes, one step each in turn; a round's figure is its slower rank's, a method's the median of its rounds.
-The lowered graph on one rank is compared with the plain module in the same way. Beside DDP stands data
-parallelism as a plan of our executor, beside FSDP2 what it makes of the same way to store parameters (ZeRO
-stage 3), gathered ahead and at the use. Results: tests/benchmarks/results/execute/DATE-step.{json,md}, of
-which READMEs show the newest, so that one of some models is given another NAME; ``--quick``: two rounds, into
-out/execute.
+Two CPU ranks of this machine over gloo, one thread each. All methods train the same weights on the same
+global batch with the same optimizer, in the same processes, one step each in turn; a round's figure is its
+slower rank's, a method's the median of its rounds. The lowered graph on one rank is compared with the plain
+module in the same way. Results: tests/benchmarks/results/execute/DATE-step.{json,md}, of which READMEs show
+the newest, so that one of some models is given another NAME; ``--quick``: two rounds, into out/execute.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from tensoropt.ranks.pool import RankPool
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
 from tests.benchmarks.papers.authors import ITERATIONS
+from tests.benchmarks.program import arguments, table
 
 RANKS = 2
 ROUNDS = 15
@@ -43,15 +41,8 @@ MODELS = {
     "transformer": ("zoo:transformer-tiny", {"layers": 3, "hidden": 256, "heads": 4, "inner": 1024,
                                              "vocabulary": 4096, "source": 32, "target": 32, "batch": 16}),
 }  # fmt: skip
-RIVALS = ("ddp", "fsdp2", "tensor parallel")
+RIVALS = ("ddp", "fsdp2")
 OURS = "data parallel"
-ZERO3 = ("zero3", "zero3 at the use", "zero3 as fsdp2")
-"""Ours, but no plan that a search chose."""
-ZERO3_RATIOS = {
-    "zero3_against_fsdp2": ("zero3", "fsdp2"),
-    "zero3_against_at_the_use": ("zero3", "zero3 at the use"),
-    "zero3_as_fsdp2_against_fsdp2": ("zero3 as fsdp2", "fsdp2"),
-}
 
 
 def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float]:
@@ -61,18 +52,9 @@ def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], floa
     """
     model, args, kwargs = spec.build()
     found = tensoropt.explore(
-        model,
-        args,
-        kwargs,
-        cluster=f"local:{RANKS}",
-        micro_batches=(1,),
-        max_points=20,
-        dtype="float32",
-        source=spec.source,
-        placements="never",
-        pipelines="never",
-        measure=measure,
-    )
+        model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, dtype="float32",
+        source=spec.source, placements="never", pipelines="never", measure=measure,
+    )  # fmt: skip
     chosen = found.plan(len(found.points) - 1)
     return chosen.strategy_data(), chosen.predicted.time_s
 
@@ -146,7 +128,6 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "against_best": medians["plan"] / best[0],
         "against_ddp": medians["plan"] / medians["ddp"],
         **({"data_parallel_against_ddp": medians[OURS] / medians["ddp"]} if OURS in medians else {}),
-        **zero3_ratios(found["times_s"]),
         "one_rank_s": {k: statistics.median(v) for k, v in single.items()},
         "one_rank_ratio": statistics.median(
             a / b for a, b in zip(single["lowered"], single["plain"], strict=True)
@@ -154,64 +135,40 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def zero3_ratios(times_s: dict[str, list[float]]) -> dict[str, float]:
-    """Of ZeRO stage 3 against FSDP2 and against itself without gathering ahead, and of what gathers as FSDP2
-    does against it, the median of the rounds'; nothing where it cannot run."""
-    if any(method not in times_s for method in ZERO3):
-        return {}
-    return {
-        key: statistics.median(a / b for a, b in zip(times_s[one], times_s[other], strict=True))
-        for key, (one, other) in ZERO3_RATIOS.items()
-    }
-
-
-def markdown(results: dict[str, Any]) -> str:
-    head = [
-        "model",
-        "parameters",
-        "predicted",
-        "plan",
-        OURS,
-        *RIVALS,
-        *ZERO3,
-        "plan / best",
-        "plan / ddp",
-        f"{OURS} / ddp",
-        *(" / ".join(pair) for pair in ZERO3_RATIOS.values()),
-        "lowered / plain",
-    ]
+def markdown(results: Mapping[str, Any]) -> str:
+    methods = ("plan", OURS, *RIVALS)
+    head = ["model", "parameters", "predicted", *methods, "plan / best", "plan / ddp", f"{OURS} / ddp"]
     lines = [
         f"# Step times on {RANKS} CPU ranks, {results['date']}",
         "",
         f"Taken from {described(results)}.",
         "",
         "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
-        "the plain module. `zero3`: ZeRO stage 3 as a plan, gathered one block ahead; gathered at the use; "
-        "ahead in repeated blocks and all else once per step, as FSDP2 keeps what its root has. Its ratios "
-        "are medians of the rounds'.",
+        "the plain module.",
         "",
         f"`{OURS}`: data parallelism as a plan, run by our executor.",
         "",
         "Theirs (TensorOpt, Table 4, 16 GPUs, seconds):",
         "",
-        "| model | plan | its data parallelism | Horovod | plan / Horovod |",
-        "|" + " --- |" * 5,
-        *(
-            f"| {model} | {s.plan:.2f} | {s.data_parallel:.2f} | {s.horovod:.2f} | {s.plan / s.horovod:.2f} |"
-            for model, s in ITERATIONS.items()
+        *table(
+            ["model", "plan", "its data parallelism", "Horovod", "plan / Horovod"],
+            (
+                (model, *(f"{figure:.2f}" for figure in (*theirs, theirs.plan / theirs.horovod)))
+                for model, theirs in ITERATIONS.items()
+            ),
         ),
         "",
-        "| " + " | ".join(head) + " |",
-        "|" + " --- |" * len(head),
     ]
+    rows = []
     for row in results["rows"]:
         seconds = row["seconds"]
         cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
-        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", OURS, *RIVALS, *ZERO3)]
+        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in methods]
         # Results from before a way was measured, and models that it cannot split, lack its ratios.
-        ratios = ("against_best", "against_ddp", "data_parallel_against_ddp", *ZERO3_RATIOS)
-        cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios] + [f"{row['one_rank_ratio']:.3f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        ratios = ("against_best", "against_ddp", "data_parallel_against_ddp")
+        cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios]
+        rows.append([*cells, f"{row['one_rank_ratio']:.3f}"])
+    lines += table([*head, "lowered / plain"], rows)
     lines += ["", "Each row was taken from:", "", *rows_described(results["rows"], "model"), ""] + [
         f"- {row['model']}: no {method}: {why}"
         for row in results["rows"]
@@ -221,19 +178,13 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rounds, results in out/execute")
+    parser = arguments(__doc__, "two rounds, results in out/execute", MODELS)
     parser.add_argument("--name", default="step", help="of the result, DATE-NAME; default: step")
-    parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(MODELS)}; default: all")
     options = parser.parse_args()
-    quick = options.quick
-    if unknown := [name for name in options.models if name not in MODELS]:
-        parser.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
-    results = Results("execute", options.name, {}, quick=quick)
-    for name in options.models or MODELS:
+    results = Results("execute", options.name, {}, quick=options.quick)
+    for name in options.names or MODELS:
         start = time.perf_counter()
-        row = measure(name, 2 if quick else ROUNDS)
-        results.add("model", row)
+        results.add("model", measure(name, 2 if options.quick else ROUNDS))
         results.write(markdown(results.data))
         alone = results.data | {"rows": results.data["rows"][-1:]}
         print(f"{markdown(alone)}took {time.perf_counter() - start:.0f} s", flush=True)

@@ -5,7 +5,7 @@ Every maker returns ``step()``: forward, backward and optimizer on this rank's p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,21 +13,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.sharding.storage import Gather
+from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.configurations import Configuration, MicroBatchRefused, batch_strategies, fits
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import Strategy
-from tests.benchmarks.execute.data_parallel import IndivisibleError, data_parallel
 
 Step = Callable[[], Any]
 LEARNING_RATE = 1e-4
@@ -37,15 +33,12 @@ class UnsplittableError(Exception):
     """A method has nothing for this model; says why."""
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Multi-tensor Adam; it does not mix DTensors with others, so they are groups of their own."""
+def stepper(model: nn.Module, args: tuple, kwargs: dict) -> Step:
+    """A step with multi-tensor Adam, which takes DTensors and others as groups of their own."""
     parameters = list(model.parameters())
     groups = [[p for p in parameters if isinstance(p, DTensor) is kind] for kind in (True, False)]
-    return torch.optim.Adam([{"params": group} for group in groups if group], lr=LEARNING_RATE, foreach=True)
-
-
-def stepper(model: nn.Module, args: tuple, kwargs: dict) -> Step:
-    optimizer = adam(model)
+    of_groups = [{"params": group} for group in groups if group]
+    optimizer = torch.optim.Adam(of_groups, lr=LEARNING_RATE, foreach=True)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
@@ -75,34 +68,35 @@ def plan(spec: ModelSpec, strategy: Any) -> Step:
     return stepper(parallelize(model.train(), chosen, args, kwargs), args, kwargs)
 
 
-def zero3_ahead(spec: ModelSpec, _: Any) -> Step:
-    """ZeRO stage 3 by our executor, parameters gathered one block ahead."""
-    return _data_parallel(spec, Gather.AHEAD)
-
-
-def zero3_at_the_use(spec: ModelSpec, _: Any) -> Step:
-    """The same with every parameter gathered at its use, in a collective of its own."""
-    return _data_parallel(spec, Gather.EACH_USE)
-
-
-def zero3_as_fsdp2(spec: ModelSpec, _: Any) -> Step:
-    """Ahead in the blocks that FSDP2 is told of; its root keeps what else there is from forward to backward,
-    which here is gathered once per step."""
-    model, _args, _kwargs = spec.build()
-    inside = {id(p) for block in blocks(model) for p in block.parameters()}
-    return _data_parallel(spec, Gather.AHEAD, {k for k, p in model.named_parameters() if id(p) not in inside})
-
-
-def whole_parameters(spec: ModelSpec, _: Any) -> Step:
+def data_parallel(spec: ModelSpec, _: Any) -> Step:
     """Data parallelism by our executor, as DDP does it."""
-    return _data_parallel(spec, None)
+    return plan(spec, data_parallel_strategy(load_model(spec).graph, dist.get_world_size()))
 
 
-def _data_parallel(spec: ModelSpec, gather: Gather | None, once: Collection[str] = ()) -> Step:
+def data_parallel_strategy(graph: GroupGraph, ranks: int) -> dict[str, Any]:
+    """The strategy as data: every group splits the batch, parameters are whole.
+
+    Raises:
+        UnsplittableError: says what cannot follow the batch.
+    """
+    mesh = (1, ranks)
     try:
-        return plan(spec, data_parallel(load_model(spec).graph, dist.get_world_size(), gather, once))
-    except IndivisibleError as error:
-        raise UnsplittableError(str(error)) from None
+        batch = batch_strategies(graph)
+    except MicroBatchRefused as refusal:
+        raise UnsplittableError(str(refusal)) from None
+    chosen = {}
+    for group in graph.groups:
+        chosen[group.name] = Configuration(group, (group.unsplit, batch[group.name]))
+        if not fits(graph.atoms, group, chosen[group.name].strategies, mesh):
+            raise UnsplittableError(f"{group.name} ({group.anchor.target}) does not divide by {ranks}")
+    made: dict[str, Layout] = {}
+    uses: dict[str, Layout] = {}
+    for group in graph.groups:
+        layout = chosen[group.name].layout
+        made |= {name: layout(name) for op in group.operators for name in op.outputs}
+        uses = {name: layout(name) for name in (*group.parameters, *group.shared)} | uses
+    stored = {t.name: stored_layout(t, uses[t.name]) for t in graph.atoms.graph.parameters}
+    return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored).to_data()
 
 
 def ddp(spec: ModelSpec, _: Any) -> Step:
@@ -131,97 +125,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def tensor_parallel(spec: ModelSpec, _: Any) -> Step:
-    """Megatron's split, as far as ``parallelize_module`` goes: Linear and Embedding."""
-    model, args, kwargs = spec.build()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    name = spec.source.removeprefix("zoo:").split("-")[0]
-    if name not in SPLITS:
-        raise UnsplittableError("it splits Linear and Embedding only")
-    SPLITS[name](model, mesh)
-    return stepper(model.train(), args, kwargs)
-
-
-def _gpt2(model: nn.Module, mesh: Any) -> None:
-    world, rank = mesh.size(), dist.get_rank()
-    for block in model.network.transformer.h:
-        attention, mlp = block.attn, block.mlp
-        attention.c_attn = _linear(attention.c_attn, parts=3, world=world)
-        attention.c_proj, mlp.c_fc, mlp.c_proj = map(_linear, (attention.c_proj, mlp.c_fc, mlp.c_proj))
-        attention.split_size //= world
-        parallelize_module(
-            block,
-            mesh,
-            {
-                "attn.c_attn": ColwiseParallel(),
-                "attn.c_proj": RowwiseParallel(),
-                "mlp.c_fc": ColwiseParallel(),
-                "mlp.c_proj": RowwiseParallel(),
-            },
-        )
-    assert rank < world
-
-
-def _linear(convolution: Any, parts: int = 1, world: int = 1) -> nn.Linear:
-    """GPT-2's transposed linear as an ordinary one; a fused projection's rows are ordered by rank, so that a
-    contiguous split gives each rank its heads of all ``parts``."""
-    inputs, outputs = convolution.weight.shape
-    order = torch.arange(outputs).view(parts, world, -1).transpose(0, 1).flatten()
-    made = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        made.weight.copy_(convolution.weight.t()[order])
-        made.bias.copy_(convolution.bias[order])
-    return made
-
-
-def _bert(model: nn.Module, mesh: Any) -> None:
-    for layer in model.network.bert.encoder.layer:
-        split: dict[str, Any] = {
-            f"attention.self.{name}": ColwiseParallel() for name in ("query", "key", "value")
-        }
-        split |= {
-            "attention.output.dense": RowwiseParallel(),
-            "intermediate.dense": ColwiseParallel(),
-            "output.dense": RowwiseParallel(),
-        }
-        parallelize_module(layer, mesh, split)
-
-
-def _vgg16(model: nn.Module, mesh: Any) -> None:
-    parallelize_module(model, mesh, {"classifier.0": ColwiseParallel(), "classifier.3": RowwiseParallel()})
-
-
-def _rnn(model: nn.Module, mesh: Any) -> None:
-    """Hidden units split; a cell's inputs are gathered once."""
-    sharded, whole = (Shard(-1), Shard(-1), None), (Replicate(), Replicate(), None)
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "embedding": ColwiseParallel(output_layouts=Shard(-1)),
-            "head": ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate()),
-        },
-    )
-    for cell in model.recurrent.cells:
-        gates = {f"{kind}.{i}": ColwiseParallel() for kind in ("from_input", "from_hidden") for i in range(4)}
-        parallelize_module(cell, mesh, gates)
-        gather = PrepareModuleInput(input_layouts=sharded, desired_input_layouts=whole, use_local_output=True)
-        parallelize_module(cell, mesh, gather)
-
-
-SPLITS: dict[str, Callable[[nn.Module, Any], None]] = {
-    "gpt2": _gpt2,
-    "bert": _bert,
-    "vgg16": _vgg16,
-    "rnn": _rnn,
-}
 METHODS: dict[str, Callable[[ModelSpec, Any], Step]] = {
     "plan": plan,
-    "data parallel": whole_parameters,
+    "data parallel": data_parallel,
     "ddp": ddp,
     "fsdp2": fsdp2,
-    "tensor parallel": tensor_parallel,
-    "zero3": zero3_ahead,
-    "zero3 at the use": zero3_at_the_use,
-    "zero3 as fsdp2": zero3_as_fsdp2,
 }

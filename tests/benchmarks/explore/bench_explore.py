@@ -10,7 +10,6 @@ Results: tests/benchmarks/results/explore/DATE-explore.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 import yaml
 
 from tests.benchmarks.machine import Results, described, rows_described
+from tests.benchmarks.program import arguments, table
 
 _ROWS = {
     "gpt2": ("zoo:gpt2", "H100-80GB", 8, 1),
@@ -37,12 +37,9 @@ _LINKS = {"cold": "NVLink4", "again": "NVLink4", "other links": "NVLink3"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("rows", nargs="*", default=[*_ROWS], help="default: all")
-    parser.add_argument("--quick", action="store_true", help="once, written into out/explore")
-    options = parser.parse_args()
+    options = arguments(__doc__, "once, written into out/explore", _ROWS).parse_args()
     results = Results("explore", "explore", {}, quick=options.quick)
-    for name in options.rows:
+    for name in options.names or _ROWS:
         repeats = [_asked(name) for _ in range(1 if options.quick else 5)]
         medians = {
             asked: {key: round(median(one[asked][key] for one in repeats), 2) for key in repeats[0][asked]}
@@ -80,14 +77,14 @@ def _timed(words: list[Any], env: dict[str, str]) -> dict[str, float]:
 
 
 def _markdown(data: dict[str, Any]) -> str:
-    lines = [f"# Seconds of explore, {data['date']}", "", described(data), "", "| row | asked | seconds |"]
-    lines.append("|---|---|---|")
-    for row in data["rows"]:
-        for asked, told in row["asked"].items():
-            lines.append(
-                f"| {row['name']} | {asked} | {', '.join(f'{k} {s:.1f}' for k, s in told.items())} |"
-            )
-    return "\n".join([*lines, "", *rows_described(data["rows"], "name")])
+    rows = [
+        [row["name"], asked, ", ".join(f"{k} {s:.1f}" for k, s in told.items())]
+        for row in data["rows"]
+        for asked, told in row["asked"].items()
+    ]
+    lines = [f"# Seconds of explore, {data['date']}", "", described(data), ""]
+    return "\n".join([*lines, *table(["row", "asked", "seconds"], rows), "",
+                      *rows_described(data["rows"], "name")])  # fmt: skip
 
 
 if __name__ == "__main__":

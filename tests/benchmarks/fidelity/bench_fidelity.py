@@ -1,6 +1,6 @@
 """How far predictions are from what a step really does. Not a test.
 
-    python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
+    python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [model ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
 this machine; ten plans on a mesh, spaced evenly by index along each frontier, are run (not those that place
@@ -31,6 +31,7 @@ from tensoropt.tuning.steps import run_steps, seconds_of
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tests.benchmarks.fidelity.report import markdown, picture, summary
 from tests.benchmarks.machine import Taking, dated, inherited, write
+from tests.benchmarks.program import arguments
 
 MODELS = {
     "VGG16": ("zoo:vgg16", (("batch", 32), ("classes", 10), ("hidden", 256), ("image", 32), ("width", 16))),
@@ -84,17 +85,11 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     with RankPool(found.devices, timeout_s=600.0) as pool:
         # Placed plans have no strategy on a mesh, whose stamps and terms are what this compares.
         on_mesh = [i for i, point in enumerate(found.points) if point.kind is SHARDED]
-        chosen = [
-            (i, found.points[i], found.plan(i)) for i in (on_mesh[n] for n in evenly(len(on_mesh), plans))
-        ]
-        drawn = [plan.strategy(loaded.graph) for *_, plan in chosen]
-        found_in = [
-            [pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS) for strategy in drawn]
-            for _ in range(rounds)
-        ]
-        peaks_of = [
-            pool.run(tracked_peaks, spec, strategy.to_data(), OPTIMIZER, TRACKED) for strategy in drawn
-        ]
+        indices = [on_mesh[n] for n in evenly(len(on_mesh), plans)]
+        chosen = [(i, found.points[i], found.plan(i)) for i in indices]
+        drawn = [plan.strategy(loaded.graph).to_data() for *_, plan in chosen]
+        found_in = [[pool.run(run_steps, spec, of, OPTIMIZER, STEPS) for of in drawn] for _ in range(rounds)]
+        peaks_of = [pool.run(tracked_peaks, spec, of, OPTIMIZER, TRACKED) for of in drawn]
     rows = []
     for (index, point, plan), alive, *ran in zip(chosen, peaks_of, *found_in, strict=True):
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
@@ -136,20 +131,13 @@ def line(one: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer models, plans and steps")
+    parser = arguments(__doc__, "fewer models, plans and steps", MODELS)
     parser.add_argument("--cluster", default="local:2", help="default: %(default)s")
-    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), help="default: all")
-    parser.add_argument("--store", type=Path, help="of measurements, to go on with; default: a new one")
-    parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
-    names = options.models or (QUICK_MODELS if options.quick else tuple(MODELS))
+    names = options.names or (QUICK_MODELS if options.quick else tuple(MODELS))
     plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
     results, taking = [], Taking()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProfileStore(options.store or Path(folder) / "profiles.sqlite") as store,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)
             one = measure(name, options.cluster, plans, rounds, store)
@@ -162,7 +150,7 @@ def main() -> None:
 
 def save(results: Sequence[dict[str, Any]], about: dict[str, Any], options: argparse.Namespace) -> str:
     """Write what is known by now, with what the same day's file has of other models; gives it as text."""
-    stem = dated("fidelity", "fidelity", quick=options.quick, out=options.out)
+    stem = dated("fidelity", "fidelity", quick=options.quick)
     data = {
         **about,
         "cluster": options.cluster,

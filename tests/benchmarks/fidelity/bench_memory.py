@@ -1,6 +1,6 @@
 """How far predicted peaks of memory are from what trackers see, without a job. Not a test.
 
-    python -m tests.benchmarks.fidelity.bench_memory [--quick] [--models NAME ...] [--plans N]
+    python -m tests.benchmarks.fidelity.bench_memory [--quick] [model ...]
 
 Random strategies, a third of their blocks recomputed, of models at test size on fake ranks of jobs of 2, 4, 8
 and 64: the judge's prediction, this project's tracker and PyTorch's
@@ -10,13 +10,11 @@ why). Nothing is timed, so load does not matter. Results are dated files in test
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
@@ -29,6 +27,7 @@ from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.benchmarks.machine import Taking, dated, described, write
+from tests.benchmarks.program import arguments, table
 from tests.verify.torch_tracker import torch_peak_bytes
 
 MODELS = (
@@ -124,35 +123,30 @@ def markdown(data: Mapping[str, Any]) -> str:
         "on modules: they hold the gradient of every parameter until all are there, and make autograd copy",
         "each, up to 16.7 % more, which a step that nobody watches does not (test_torch_tracker.py).",
         "",
-        "| model | plans | median error | worst | PyTorch's tracker from ours, median | most |",
-        "|---|---|---|---|---|---|",
-    ]
-    for one in data["results"]:
-        lines.append(
-            f"| {one['model']} | {one['plans']} | {one['error']:.3%} | {one['worst']:.2%} |"
-            f" {one['torch_apart']:.3%} | {one['torch_apart_most']:.2%} |"
-        )
-    lines += ["", "| model | micro-batches x mesh | predicted | tracked | error | PyTorch's | peaks in |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for row in (Row(**one) for one in data["rows"]):
-        cells = [row.model, row.mesh, row.predicted_bytes, row.tracked_bytes, f"{row.error:+.2%}"]
-        lines.append("| " + " | ".join(map(str, [*cells, row.torch_bytes, row.peaks_in])) + " |")
+        *table(
+            ["model", "plans", "median error", "worst", "PyTorch's tracker from ours, median", "most"],
+            (
+                [one["model"], one["plans"], f"{one['error']:.3%}", f"{one['worst']:.2%}",
+                 f"{one['torch_apart']:.3%}", f"{one['torch_apart_most']:.2%}"]
+                for one in data["results"]
+            ),
+        ),
+        "",
+        *table(
+            ["model", "micro-batches x mesh", "predicted", "tracked", "error", "PyTorch's", "peaks in"],
+            ([*row[:4], f"{row.error:+.2%}", *row[4:]] for row in (Row(**one) for one in data["rows"])),
+        ),
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two models, a plan per mesh, into out/fidelity")
-    parser.add_argument("--models", nargs="+", help=f"of the zoo; default: {', '.join(MODELS)}")
-    parser.add_argument("--plans", type=int, help=f"per mesh; default: {PLANS}")
-    parser.add_argument("--out", type=Path, help="where the results go")
-    options = parser.parse_args()
-    plans = options.plans or (1 if options.quick else PLANS)
+    options = arguments(__doc__, "two models, a plan per mesh, into out/fidelity", MODELS).parse_args()
     rows: list[Row] = []
     taking = Taking()
-    stem = dated("fidelity", "memory", quick=options.quick, out=options.out)
-    for name in options.models or (QUICK_MODELS if options.quick else MODELS):
-        for row in measure(name, plans):
+    stem = dated("fidelity", "memory", quick=options.quick)
+    for name in options.names or (QUICK_MODELS if options.quick else MODELS):
+        for row in measure(name, 1 if options.quick else PLANS):
             rows.append(row)
             print(f"{row.model} {row.mesh}: {row.error:+.2%}", file=sys.stderr, flush=True)
         data = {**taking.about, "results": summaries(rows), "rows": [row._asdict() for row in rows]}

@@ -37,12 +37,3 @@ ITERATIONS = {
     "Transformer-S": StepSeconds(1.16, 1.18, 1.04),
 }
 """TensorOpt, Table 4, on 16 GPUs."""
-LEARNED = {
-    "REINFORCE (Mirhoseini et al., ICML 2017)": "not at hand",
-    "Post (Gao et al., NeurIPS 2018)": "steps up to 63.7 % shorter than the best placer before it (abstract)",
-    "Placeto (Addanki et al., NeurIPS 2019)": "up to 6.1 times fewer training steps than placers before it "
-    "until placements as good (abstract)",
-    "GDP (Zhou et al., arXiv 1910.01578)": "16 % over experts, 9.2 % over the placers before it, on average, "
-    "found 15 times sooner (abstract)",
-}
-"""What learned placers report of themselves. Of their tables none were at hand."""

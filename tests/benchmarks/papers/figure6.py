@@ -1,6 +1,6 @@
 """TensorOpt's Figure 6: frontiers of four models on 16 devices, other planners marked. Not a test.
 
-    python -m tests.benchmarks.papers.figure6 [--quick | --again] [model ...]
+    python -m tests.benchmarks.papers.figure6 [--quick] [model ...]
 
 Models: VGG16, WideResNet, RNN, Transformer, at the paper's sizes, on the preset of its cluster (two servers
 of eight V100) from data-sheet figures. A step is one pass over the batch: no micro-batches, no
@@ -8,14 +8,12 @@ recomputation; parameters may be stored in shards (ZeRO).
 OptCNN, Tofu and data parallelism choose from the same tables and are scored by the same judge. Dotted, as in
 the paper, are the seconds of computing and of collectives at each point of the frontier.
 Results: tests/benchmarks/results/papers/DATE-figure6.{json,md,svg} and DATE-figure6-MODEL.csv; ``--quick``
-takes laptop-size models and writes into out/papers; ``--again`` only draws the newest result anew.
+takes laptop-size models and writes into out/papers.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from tensoropt.api import explore
 from tensoropt.console import ProgressDisplay
 from tensoropt.exploration.export import write_frontier_csv
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import RESULTS, Results, described, rows_described
+from tests.benchmarks.machine import Results, described, rows_described
+from tests.benchmarks.program import arguments, table
 
 CLUSTER = "tensoropt-paper"
 RIVALS = {"optcnn": "OptCNN", "tofu": "Tofu", "data_parallel": "data parallelism"}
@@ -101,21 +100,16 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        "| model | parameters | points | leanest | fastest | "
-        + " | ".join(RIVALS.values())
-        + " | explored in (CPU) |",
-        "|" + " --- |" * (6 + len(RIVALS)),
+        *table(
+            ["model", "parameters", "points", "leanest", "fastest", *RIVALS.values(), "explored in (CPU)"],
+            map(_cells, data["rows"]),
+        ),
+        "",
+        "`+` of a planner: its time over the best known within the same memory.",
+        "",
+        *ABOUT,
+        "",
     ]
-    for row in data["rows"]:
-        first, last = row["frontier"][0], row["frontier"][-1]
-        rivals = {p["planner"]: p for p in row["planners"]}
-        gap = "exact" if row["exact"] else f"gap at most {row['worst_gap']:.2%}"
-        cells = [row["model"], f"{row['parameters'] / 1e9:.2f} G", f"{row['points']}, {gap}"]
-        cells += [_place(*first), _place(*last)]
-        cells += [_rival(rivals.get(name)) for name in RIVALS]
-        cpu = f" ({row['cpu_s']:.0f} s)" if "cpu_s" in row else ""
-        lines.append("| " + " | ".join([*cells, f"{row['explore_s']:.0f} s{cpu}"]) + " |")
-    lines += ["", "`+` of a planner: its time over the best known within the same memory.", "", *ABOUT, ""]
     for row in data["rows"]:
         settings = "".join(f", {key} {value}" for key, value in row["settings"].items())
         lines.append(f"- {row['model']}: `zoo:{row['source']}`{settings}")
@@ -127,6 +121,16 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         ]
     lines += ["", "Each row was taken from:", "", *rows_described(data["rows"], "model")]
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    rivals = {p["planner"]: p for p in row["planners"]}
+    gap = "exact" if row["exact"] else f"gap at most {row['worst_gap']:.2%}"
+    cells = [row["model"], f"{row['parameters'] / 1e9:.2f} G", f"{row['points']}, {gap}"]
+    cells += [_place(*row["frontier"][0]), _place(*row["frontier"][-1])]
+    cells += [_rival(rivals.get(name)) for name in RIVALS]
+    cpu = f" ({row['cpu_s']:.0f} s)" if "cpu_s" in row else ""
+    return [*cells, f"{row['explore_s']:.0f} s{cpu}"]
 
 
 def shortened(note: str) -> str:
@@ -158,12 +162,8 @@ def picture(data: dict[str, Any], stem: Path) -> str:
         }
         stairs = {"frontier": [(m / 2**30, 1e3 * t) for m, t in row["frontier"]]}
         dotted = parts(stem.with_name(f"{stem.name}-{row['model']}.csv"))
-        charts.append(
-            Chart(
-                row["model"], "memory per device, GiB", "step time, ms", stairs, marks, stairs=True,
-                dotted=dotted,
-            )
-        )  # fmt: skip
+        axes = "memory per device, GiB", "step time, ms"
+        charts.append(Chart(row["model"], *axes, stairs, marks, stairs=True, dotted=dotted))
     return figure(charts)
 
 
@@ -178,22 +178,11 @@ def parts(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="laptop-size models, to see that it works")
-    parser.add_argument("--again", action="store_true", help="only draw the newest result anew")
-    options = parser.parse_args()
-    if options.again:
-        stem = max((RESULTS / "papers").glob("*-figure6.json")).with_suffix("")
-        data = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        stem.with_suffix(".svg").write_text(picture(data, stem), encoding="utf-8")
-        return
+    options = arguments(__doc__, "laptop-size models, to see that it works", MODELS).parse_args()
     cases = QUICK if options.quick else MODELS
-    if unknown := [name for name in options.models if name not in cases]:
-        parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(cases)}")
     about = {"cluster": CLUSTER, "optimizer": OPTIMIZER}
     results = Results("papers", "figure6", about, quick=options.quick)
-    for name in options.models or cases:
+    for name in options.names or cases:
         points = results.stem.with_name(f"{results.stem.name}-{name}.csv")
         results.add("model", measure(name, *cases[name], points))
         results.data["rows"].sort(key=lambda row: list(MODELS).index(row["model"]))

@@ -11,58 +11,49 @@ tests/benchmarks/results/papers/DATE-netsplit.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from tensoropt import zoo
-from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
-from tests.benchmarks.machine import Results
-from tests.benchmarks.papers.netsplit_report import CASES, CLUSTER, PLANNERS, Case, Row, markdown
+from tests.benchmarks.papers.netsplit_report import CASES, CLUSTER, PLANNERS, Case, markdown
+from tests.benchmarks.papers.planned import priced
+from tests.benchmarks.program import Row, run_sections
 from tests.zoo.statistics import count
 
+COUNTED = ("operators", "groups", "parameter_bytes", "kept_bytes", "output_bytes")
 SOLVER_S = 120.0
 """The solvers' seconds: more than their defaults, as a clock must not end them on a busy machine."""
 SMALL = {"U-Net": replace(CASES["U-Net"], name="unet-tiny", settings={}, batch=4)}
 
 
-def sizes(cases: Mapping[str, Case], quick: bool) -> Iterator[Row]:
+def sizes(quick: bool) -> Iterator[Row]:
     """Nodes and memory of the models, beside Table 6-3."""
-    for title, case in cases.items():
+    for title, case in (SMALL if quick else CASES).items():
         figures = count(case.name, batch=128, **case.settings)
         yield {
             "section": "sizes",
             "key": f"{title}, sizes",
             "model": title,
-            "operators": figures.operators,
-            "groups": figures.groups,
-            "parameter_bytes": figures.parameter_bytes,
-            "kept_bytes": figures.kept_bytes,
-            "output_bytes": figures.output_bytes,
+            **{name: getattr(figures, name) for name in COUNTED},
         }
 
 
-def steps(cases: Mapping[str, Case], quick: bool) -> Iterator[Row]:
+def steps(quick: bool) -> Iterator[Row]:
     """The simulated step of every planner, with all memory of the devices."""
-    for title, case in cases.items():
-        yield from _steps("steps", title, case, priced(case), None, quick)
+    for title, case in (SMALL if quick else CASES).items():
+        yield from _steps("steps", title, case, problem_of(case), None, quick)
 
 
-def tight(cases: Mapping[str, Case], quick: bool) -> Iterator[Row]:
+def tight(quick: bool) -> Iterator[Row]:
     """The same within so little memory that the model fills as much of the devices as in the thesis."""
-    for title, case in cases.items():
-        problem = priced(case)
+    for title, case in (SMALL if quick else CASES).items():
+        problem = problem_of(case)
         held = sum(problem.step_bytes(o) for o in range(problem.size))
         limit = held / case.filled(float(problem.devices.capacity_bytes.sum())) / problem.devices.count
         yield from _steps("tight", title, case, problem, limit, quick)
@@ -78,17 +69,11 @@ def _steps(
         yield row | {"limit_bytes": limit} | _placed(name, problem, limit, quick)
 
 
-def priced(case: Case) -> PlacementProblem:
+def problem_of(case: Case) -> PlacementProblem:
     """A model's operators on single devices, from data sheets."""
-    built = zoo.build(case.name, device="meta", batch=case.batch, **case.settings)
-    graph = prepare_graph(capture(built.model, built.args, built.kwargs).graph).graph
-    cluster = load_cluster(CLUSTER)
     with ProfileStore() as store:
-        return (
-            PlacedPrices(graph, cluster, CostSource(cluster, store, Settings(process_memory=False), None))
-            .price()
-            .problem
-        )
+        options = tuple(case.settings.items())
+        return priced(case.name, case.batch, load_cluster(CLUSTER), store, options).problem
 
 
 def _placed(name: str, problem: PlacementProblem, limit: float | None, quick: bool) -> Row:
@@ -114,21 +99,5 @@ def _placed(name: str, problem: PlacementProblem, limit: float | None, quick: bo
 SECTIONS = {"sizes": sizes, "steps": steps, "tight": tight}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="a small model, written into out/papers")
-    options = parser.parse_args()
-    if unknown := [name for name in options.sections if name not in SECTIONS]:
-        parser.error(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
-    results = Results("papers", "netsplit", {}, quick=options.quick)
-    for name in options.sections or SECTIONS:
-        for row in SECTIONS[name](SMALL if options.quick else CASES, options.quick):
-            results.add("key", row)
-            results.write(markdown(results.data))
-            print(row, flush=True)
-    print(markdown(results.data))
-
-
 if __name__ == "__main__":
-    main()
+    run_sections(__doc__, "netsplit", SECTIONS, markdown)

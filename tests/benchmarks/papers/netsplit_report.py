@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.machine import described
+from tests.benchmarks.program import Row, table
 
 CLUSTER = "netsplit-paper"
 BASELINES = ("pesto_extended", "m_topo", "m_etf", "m_sct")
 """The thesis' own baselines, in the order of its table."""
 PLANNERS = (*BASELINES, "netsplit_shared", "netsplit")
 TITLES = ("Pesto, extended", "m-TOPO", "m-ETF", "m-SCT", "NetSplit, devices shared", "NetSplit, ours")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,44 +43,26 @@ class Case:
 
 CASES = {
     "AmoebaNet-D": Case(
-        name="amoebanet-d",
-        batch=64,
-        nodes=784,
-        megabytes=117_756.06,
-        rates=(30.17, 36.46, 19.59, 28.82, 41.83),
-        seconds=(2.13, 1.75, 3.26, 2.22, 1.55),
+        name="amoebanet-d", batch=64, nodes=784, megabytes=117_756.06,
+        rates=(30.17, 36.46, 19.59, 28.82, 41.83), seconds=(2.13, 1.75, 3.26, 2.22, 1.55),
     ),
     "Wide ResNet-152": Case(
-        name="wide-resnet-152",
-        settings={"width": 2},
-        batch=64,
-        nodes=388,
-        megabytes=115_179.77,
-        rates=(38.66, 39.81, 34.15, 32.26, 42.34),
-        seconds=(1.66, 1.59, 1.87, 1.98, 1.53),
+        name="wide-resnet-152", settings={"width": 2}, batch=64, nodes=388, megabytes=115_179.77,
+        rates=(38.66, 39.81, 34.15, 32.26, 42.34), seconds=(1.66, 1.59, 1.87, 1.98, 1.53),
     ),
     "U-Net": Case(
-        name="unet",
-        settings={"image": 224},
-        batch=128,
-        nodes=134,
-        megabytes=50_121.92,
-        rates=(38.66, 33.35, 37.69, 37.60, 40.36),
-        seconds=(3.31, 3.84, 3.40, 3.40, 3.11),
+        name="unet", settings={"image": 224}, batch=128, nodes=134, megabytes=50_121.92,
+        rates=(38.66, 33.35, 37.69, 37.60, 40.36), seconds=(3.31, 3.84, 3.40, 3.40, 3.11),
     ),
     "DeepLab-V3": Case(
-        name="deeplab-v3",
-        settings={"depth": 152, "width": 2, "image": 224},
-        batch=48,
-        nodes=417,
-        megabytes=168_094.43,
-        rates=(11.58, 16.18, 14.00, 12.80, 18.39),
+        name="deeplab-v3", settings={"depth": 152, "width": 2, "image": 224}, batch=48, nodes=417,
+        megabytes=168_094.43, rates=(11.58, 16.18, 14.00, 12.80, 18.39),
         seconds=(4.15, 2.97, 3.43, 3.73, 2.79),
     ),
-}
+}  # fmt: skip
 
 
-def markdown(data: dict[str, Any]) -> str:
+def markdown(data: Mapping[str, Any]) -> str:
     lines = [
         f"# NetSplit's comparison, {data['date']}",
         "",
@@ -95,25 +77,29 @@ def markdown(data: dict[str, Any]) -> str:
         "## Table 6-4: samples per second",
         "",
         *_steps(data, "steps"),
+    ]
+    if _found(data, "tight"):
+        lines += [
+            "",
+            "## The same, with memory as full as in the thesis",
+            "",
+            "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes.",
+            "Here each device has so much less that the bytes that planners add up fill as much of it.",
+            "",
+            *_steps(data, "tight"),
+        ]
+    lines += [
         "",
-        *_tight(data),
         "## Table 6-3: nodes and memory at batch 128",
         "",
         "The thesis says neither what a node is nor whose bytes its memory counts. Here: operators after",
         "decomposition, and the groups that are placed; parameters, what backward keeps, and all outputs.",
         "",
-        "| model | operators | groups | paper: nodes | parameters, MB | kept | outputs | paper: MB "
-        "| paper over outputs |",
-        "|" + " --- |" * 9,
+        *table(SIZE_TITLES, (_sizes(row) for row in data["rows"] if row["section"] == "sizes")),
+        "",
+        "## Notes of the planners",
+        "",
     ]
-    for row in data["rows"]:
-        if row["section"] == "sizes":
-            case = CASES[row["model"]]
-            size = {name: row[f"{name}_bytes"] / 2**20 for name in ("parameter", "kept", "output")}
-            cells = [row["model"], f"{row['operators']:,}", f"{row['groups']:,}", str(case.nodes)]
-            cells += [f"{each:,.0f}" for each in (*size.values(), case.megabytes)]
-            lines.append(_line([*cells, f"{case.megabytes / size['output']:.2f}"]))
-    lines += ["", "## Notes of the planners", ""]
     for row in data["rows"]:
         if row["section"] in ("steps", "tight"):
             said = row["refused"] if "refused" in row else "; ".join(row["notes"])
@@ -122,44 +108,34 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tight(data: Mapping[str, Any]) -> Iterator[str]:
-    if _found(data, "tight"):
-        yield "## The same, with memory as full as in the thesis"
-        yield ""
-        yield "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes."
-        yield "Here each device has so much less that the bytes that planners add up fill as much of it."
-        yield ""
-        yield from _steps(data, "tight")
-        yield ""
+def _sizes(row: Row) -> list[str]:
+    case = CASES[row["model"]]
+    size = {name: row[f"{name}_bytes"] / 2**20 for name in ("parameter", "kept", "output")}
+    cells = [row["model"], f"{row['operators']:,}", f"{row['groups']:,}", str(case.nodes)]
+    cells += [f"{each:,.0f}" for each in (*size.values(), case.megabytes)]
+    return [*cells, f"{case.megabytes / size['output']:.2f}"]
 
 
-def _steps(data: Mapping[str, Any], section: str) -> Iterator[str]:
+def _steps(data: Mapping[str, Any], section: str) -> list[str]:
     """The rates of a section, and ours over the best baseline."""
-    yield _line(("model", "batch", "device", "", *TITLES))
-    yield "|" + " --- |" * (4 + len(TITLES))
+    rows = []
     for title, of in _found(data, section).items():
         case, first = CASES[title], next(iter(of.values()))
         room = f"{first['limit_bytes'] / 2**30:.1f} GiB" if first.get("limit_bytes") else "24 GiB"
-        yield _line([title, str(first["batch"]), room, "here", *(_rate(of.get(name)) for name in PLANNERS)])
-        yield _line(["", str(case.batch), "24 GB", "paper", *(f"{rate:.2f}" for rate in case.rates), ""])
-    yield ""
-    yield _line(RATIO_TITLES)
-    yield "|" + " --- |" * len(RATIO_TITLES)
-    yield from map(_line, ratios(data, section))
+        rows.append([title, first["batch"], room, "here", *(_rate(of.get(name)) for name in PLANNERS)])
+        rows.append(["", case.batch, "24 GB", "paper", *(f"{rate:.2f}" for rate in case.rates), ""])
+    rates = table(["model", "batch", "device", "", *TITLES], rows)
+    return [*rates, "", *table(RATIO_TITLES, ratios(data, section))]
 
 
+SIZE_TITLES = (
+    "model", "operators", "groups", "paper: nodes", "parameters, MB", "kept", "outputs", "paper: MB",
+    "paper over outputs",
+)  # fmt: skip
 RATIO_TITLES = (
-    "model",
-    "best baseline",
-    "ours over it: samples/s",
-    "seconds",
-    "at most",
-    "closed",
-    "paper: best baseline",
-    "paper: samples/s",
-    "paper: seconds",
-    "reached",
-)
+    "model", "best baseline", "ours over it: samples/s", "seconds", "at most", "closed",
+    "paper: best baseline", "paper: samples/s", "paper: seconds", "reached",
+)  # fmt: skip
 
 
 def ratios(data: Mapping[str, Any], section: str) -> Iterator[list[str]]:
@@ -205,7 +181,3 @@ def _rate(row: Row | None) -> str:
     if row is None:
         return ""
     return "refuses" if "refused" in row else f"{row['batch'] / row['time_s']:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

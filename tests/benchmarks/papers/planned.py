@@ -17,8 +17,7 @@ from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.planners.registry import planner
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-
-Row = dict[str, Any]
+from tests.benchmarks.program import Row
 
 
 @lru_cache(maxsize=2)
@@ -34,10 +33,9 @@ def priced(
     cluster: Cluster,
     store: ProfileStore,
     options: tuple[tuple[str, int], ...] = (),
-    settings: Settings | None = None,
 ) -> PricedGraph:
     """A model's operators on single devices, from data sheets."""
-    costs = CostSource(cluster, store, settings or Settings(process_memory=False), None)
+    costs = CostSource(cluster, store, Settings(process_memory=False), None)
     return PlacedPrices(captured(model, batch, options).graph, cluster, costs).price()
 
 

@@ -1,19 +1,16 @@
 """Scale on paper: Llama-3-405B on 64 to 16,384 H100s, beside what was published of that job. Not a test.
 
-    python -m tests.benchmarks.papers.scale [--quick] [--all-meshes] [devices ...]
+    python -m tests.benchmarks.papers.scale [--quick] [devices ...]
 
 The job of the Llama 3 paper (arXiv 2407.21783, table 4): sequences of 8,192 tokens, 2,048 of them in a step
 (16 million tokens), bfloat16 with a fused Adam; the same step on every number of DGX H100 nodes. Nothing is
-run: seconds are data sheets'. Searched is the mesh nodes x GPUs of a node, whole and as places of pipelines;
-``--all-meshes`` adds those that are flat or cut one of the two again (seven more: 11,188 pieces of work
-instead of some hundreds), ``--no-pipelines`` leaves those out. Results:
-tests/benchmarks/results/papers/DATE-scale.{json,md,svg}, written after each cluster; ``--quick`` takes two
-layers and 64 devices and writes into out/papers.
+run: seconds are data sheets'. Searched is the mesh nodes x GPUs of a node, whole and as places of pipelines.
+Results: tests/benchmarks/results/papers/DATE-scale.{json,md,svg}, written after each cluster; ``--quick``
+takes two layers and 64 devices and writes into out/papers.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from typing import Any
@@ -24,6 +21,7 @@ from tensoropt.console import ProgressDisplay
 from tensoropt.exploration.exploration import Exploration
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Results, described, rows_described
+from tests.benchmarks.program import arguments, table
 
 DEVICES = (64, 256, 1024, 16384)
 PER_NODE, CAPACITY_BYTES = 8, 80 * 2**30
@@ -37,30 +35,32 @@ OF_NODES = {"pin": [{"operators": "*cross_entropy*", "axes": {
 """Forbids nothing (these are all the loss' dims), but holds on a mesh with just these axes only."""
 
 
+TITLES = (
+    "GPUs", "points", "fit 80 GiB", "least memory", "chosen: memory, step", "TFLOP/s per GPU",
+    "mesh, micro-batches", "searched in (CPU), load", "peak memory",
+)  # fmt: skip
+
+
 def micro_batches(devices: int) -> tuple[int, ...]:
     """The count that leaves each node one sequence at a time."""
     return (max(1, BATCH * PER_NODE // devices),)
 
 
-def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool) -> dict[str, Any]:
-    built = zoo.build(
-        "llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **({"layers": layers} if layers else {})
-    )
+def measure(devices: int, layers: int | None) -> dict[str, Any]:
+    cut = {"layers": layers} if layers else {}
+    built = zoo.build("llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **cut)
     begun, cpu = time.perf_counter(), time.process_time()
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"dgx-h100x{devices // PER_NODE}", dtype="bfloat16",
         optimizer="adam_fused", micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS,
-        source="zoo:llama3-405b",
-        constraints=None if all_meshes else OF_NODES, pipelines="auto" if pipelines else "never",
-        process_memory=False, progress=ProgressDisplay(),
+        source="zoo:llama3-405b", constraints=OF_NODES, process_memory=False, progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]
     chosen = fits[-1] if fits else 0
     return {
-        "key": f"{devices}{', all meshes' if all_meshes else ''}{'' if pipelines else ', no pipelines'}",
+        "key": str(devices),
         "devices": devices,
-        "all_meshes": all_meshes,
         "state_bytes": BYTES_PER_PARAMETER * built.parameter_count / devices,
         "spaces": len(found.spaces),
         "micro_batches": micro_batches(devices),
@@ -80,13 +80,10 @@ def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool)
 def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
     """What a plan takes, on which mesh."""
     point, plan = found.points[index], found.plan(index)
+    seconds = ("time_s", "compute_s", "communication_s", "exposed_s")
     return {
-        "memory_bytes": point.memory_bytes,
+        **{name: getattr(point, name) for name in ("memory_bytes", *seconds)},
         "memory_split": list(point.memory),
-        "time_s": point.time_s,
-        "compute_s": point.compute_s,
-        "communication_s": point.communication_s,
-        "exposed_s": point.exposed_s,
         "mesh": plan.mesh.label,
         "stages": len(plan.stages.stages) if plan.stages is not None else 1,
         "schedule": plan.stages.schedule if plan.stages is not None else "",
@@ -98,18 +95,13 @@ def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("devices", nargs="*", type=int, help="numbers of GPUs; default: all four")
-    parser.add_argument("--quick", action="store_true", help="two layers on 64 devices, to see that it works")
-    parser.add_argument("--all-meshes", action="store_true", help="also flat meshes and those of three axes")
-    parser.add_argument("--no-pipelines", action="store_true", help="no pipelines")
-    options = parser.parse_args()
+    names = [str(devices) for devices in DEVICES]
+    options = arguments(__doc__, "two layers on 64 devices, to see that it works", names).parse_args()
     about = {"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON}
     results = Results("papers", "scale", about, quick=options.quick)
-    layers = 2 if options.quick else None
-    for devices in options.devices or (DEVICES[:1] if options.quick else DEVICES):
-        results.add("key", measure(devices, layers, options.all_meshes, not options.no_pipelines))
-        results.data["rows"].sort(key=lambda row: (row["devices"], row["all_meshes"]))
+    for devices in map(int, options.names or (names[:1] if options.quick else names)):
+        results.add("key", measure(devices, 2 if options.quick else None))
+        results.data["rows"].sort(key=lambda row: row["devices"])
         results.write(markdown(results.data, results.stem.name), picture(results.data))
         print(markdown(results.data, results.stem.name), flush=True)
 
@@ -127,30 +119,28 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        "| GPUs | points | fit 80 GiB | least memory | chosen: memory, step | TFLOP/s per GPU |"
-        " mesh, micro-batches | searched in (CPU), load | peak memory |",
-        "|" + " --- |" * 9,
-    ]
-    for row in data["rows"]:
-        one = row["chosen"]
-        cells = [
-            f"{row['devices']:,}{', all meshes' if row['all_meshes'] else ''}",
-            f"{row['points']}, gap at most {row['worst_gap']:.2%}",
-            str(row["points_that_fit"]),
-            f"{row['frontier'][0][0] / 2**30:.1f} GiB",
-            f"{one['memory_bytes'] / 2**30:.1f} GiB, {one['time_s']:.1f} s",
-            f"{one['tflops_per_device']:.0f}",
-            f"{one['mesh']}, {one['micro_batches']}",
-            f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s), {row['taken']['load']:.0f}",
-            f"{row['peak_mib'] / 1024:.1f} GiB",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [
+        *table(TITLES, map(_cells, data["rows"])),
         "",
         "*Chosen*: the fastest plan that fits 80 GiB, else the leanest. Rows were taken from:",
         "",
+        *rows_described(data["rows"], "key"),
     ]
-    return "\n".join([*lines, *rows_described(data["rows"], "key")])
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    one = row["chosen"]
+    return [
+        f"{row['devices']:,}",
+        f"{row['points']}, gap at most {row['worst_gap']:.2%}",
+        str(row["points_that_fit"]),
+        f"{row['frontier'][0][0] / 2**30:.1f} GiB",
+        f"{one['memory_bytes'] / 2**30:.1f} GiB, {one['time_s']:.1f} s",
+        f"{one['tflops_per_device']:.0f}",
+        f"{one['mesh']}, {one['micro_batches']}",
+        f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s), {row['taken']['load']:.0f}",
+        f"{row['peak_mib'] / 1024:.1f} GiB",
+    ]
 
 
 def picture(data: dict[str, Any]) -> str:

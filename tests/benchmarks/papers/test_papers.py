@@ -6,14 +6,14 @@ import csv
 
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import RESULTS
-from tests.benchmarks.papers import fastt
+from tests.benchmarks.papers import placing
 from tests.benchmarks.papers.authors import ITERATIONS, SEARCHES
 from tests.benchmarks.papers.figure6 import MODELS, parts
 
 
 def test_a_quick_comparison_with_fastt_has_all_its_tables() -> None:
-    rows = [*fastt.scaling(quick=True)]
-    text = "\n".join(fastt.tables(rows))
+    rows = [*placing.scaling(quick=True)]
+    text = placing.markdown({"rows": rows, "date": "d", "machine": {}})
     strong, weak = rows
     assert (strong["batch"], weak["batch"]) == (32, 32 * strong["devices"])
     for row in (strong, weak):

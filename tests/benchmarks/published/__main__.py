@@ -21,14 +21,16 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine import Taking, dated, write
 from tests.benchmarks.published import fits, memory
-from tests.benchmarks.published.predict import DEPTHS, TERMS, predicted
+from tests.benchmarks.published.predict import DEPTHS, TERMS, Row, Work, in_processes, predicted_row
 from tests.benchmarks.published.report import markdown, medians, picture
-from tests.benchmarks.published.runs import load_models, load_runs
+from tests.benchmarks.published.runs import Run, load_models, load_runs
 
 
 def main() -> None:
@@ -39,21 +41,11 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="YAML, the numbers of each model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument(
-        "--whole", action="store_true", help="simulate every block of each model: ten times slower"
-    )
-    parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
     parser.add_argument("--rows", metavar="PATTERN", default="", help="only rows whose id matches")
     parser.add_argument(
         "--what", choices=("both", "steps", "memory"), default="both", help="what of runs is predicted"
     )
     parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
-    parser.add_argument(
-        "--overlap",
-        choices=("default", "none"),
-        default="default",
-        help="none: all communication is waited for",
-    )
     parser.add_argument("--without", choices=TERMS, help="a modelling term to leave out")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     options = parser.parse_args()
@@ -62,35 +54,37 @@ def main() -> None:
     (_memory if options.memory else _runs)(options, models, taking)
 
 
-def _runs(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -> None:
-    every = load_runs(options.runs)
-    runs = [run for run in every if run.single_node or not options.single_node]
-    runs = [run for run in runs if (run.core or not options.core) and re.search(options.rows, run.id)]
-    rows, memory_rows = [], []
+def _rows(
+    options: argparse.Namespace,
+    runs: Sequence[Run],
+    models: Mapping[str, Any],
+    work: Work,
+    told: Callable[[Row], str],
+) -> list[Row]:
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        ways = {"whole": options.whole, "overlap": options.overlap, "left_out": options.without}
-        if options.what != "memory":
-            for row in predicted(runs, models, Path(folder), options.processes, **ways):
-                rows.append(row)
-                if not options.json:
-                    print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
-        if options.what != "steps":
-            say = [run for run in runs if fits.is_of_memory(run)]
-            for row in memory.measured(say, models, Path(folder), options.processes, fits.measure):
-                memory_rows.append(row)
-                if not options.json:
-                    print(f"{len(memory_rows)}/{len(say)} {row['id']}: {fits.told(row)}", flush=True)
-    depths = (
-        "every block of each model was simulated"
-        if options.whole
-        else f"deeper models are extended from {DEPTHS[0]} and {DEPTHS[1]} blocks"
-    )
+        for row in in_processes(runs, models, Path(folder), options.processes, work):
+            rows.append(row)
+            if not options.json:
+                print(f"{len(rows)}/{len(runs)} {row['id']}: {told(row)}", flush=True)
+    return rows
+
+
+def _runs(options: argparse.Namespace, models: Mapping[str, Any], taking: Taking) -> None:
+    every = load_runs(options.runs)
+    runs = [run for run in every if (run.core or not options.core) and re.search(options.rows, run.id)]
+    rows: list[Row] = []
+    memory_rows: list[Row] = []
+    if options.what != "memory":
+        rows = _rows(options, runs, models, partial(predicted_row, left_out=options.without), _told)
+    if options.what != "steps":
+        say = [run for run in runs if fits.is_of_memory(run)]
+        memory_rows = _rows(options, say, models, fits.measured_row, fits.told)
     data = {
         **taking.about,
         "runs": options.runs.name,
         "left_out": f"{len(every) - len(runs)} of {len(every)} rows were not asked for",
-        "depths": depths,
-        "overlap": options.overlap,
+        "depths": f"deeper models are extended from {DEPTHS[0]} and {DEPTHS[1]} blocks",
         "without": options.without,
         "medians": medians(rows),
         "rows": rows,
@@ -100,28 +94,22 @@ def _runs(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -
     }
     if options.what == "memory":
         write(dated("published", "fits", out=options.out), data, words := fits.markdown(data))
-        print(json.dumps(data) if options.json else words)
-        return
-    stem = dated("published", "published", out=options.out)
-    write(stem, data, markdown(data, stem.name), picture(rows))
-    print(json.dumps(data) if options.json else markdown(data, stem.name))
+    else:
+        stem = dated("published", "published", out=options.out)
+        write(stem, data, words := markdown(data, stem.name), picture(rows))
+    print(json.dumps(data) if options.json else words)
 
 
-def _memory(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -> None:
-    runs, rows = memory.load_memory(options.memory), []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in memory.measured(runs, models, Path(folder), options.processes):
-            rows.append(row)
-            if not options.json:
-                off = row["refused"] or f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}"
-                print(f"{len(rows)}/{len(runs)} {row['id']}: {off}", flush=True)
-    data = {
-        **taking.about,
-        "runs": options.memory.name,
-        "medians": memory.medians(rows),
-        "rows": rows,
-        "taken": taking.part(),
-    }
+def _memory(options: argparse.Namespace, models: Mapping[str, Any], taking: Taking) -> None:
+    rows = _rows(
+        options,
+        memory.load_memory(options.memory),
+        models,
+        memory.measured_row,
+        lambda row: row["refused"] or f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}",
+    )
+    about = {**taking.about, "runs": options.memory.name, "medians": memory.medians(rows)}
+    data = {**about, "rows": rows, "taken": taking.part()}
     write(dated("published", "memory", out=options.out), data, words := memory.markdown(data))
     print(json.dumps(data) if options.json else words)
 

@@ -16,6 +16,7 @@ import argparse
 import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,21 @@ import yaml
 
 from tensoropt.errors import TensorOptError
 from tests.benchmarks.machine import Taking, dated, described, write
-from tests.benchmarks.published.parts import (
-    BUBBLE,
-    HOST,
-    LAUNCHES,
-    OPTIMIZER,
-    SLOWER,
-    WAITS,
-    RunParts,
-    keep_parts,
-    load_parts,
-    parts_of,
-)
+from tests.benchmarks.program import table
+from tests.benchmarks.published import parts
+from tests.benchmarks.published.parts import RunParts, keep_parts, load_parts, parts_of
 from tests.benchmarks.published.predict import open_store
 from tests.benchmarks.published.report import fitted_sources
 from tests.benchmarks.published.runs import RefusedRunError, load_models, load_runs, pinned_of
-from tests.benchmarks.published.shares import (
-    Fit,
-    Runs,
-    deviation_of,
-    fit,
-)
+from tests.benchmarks.published.shares import Fit, Runs, deviation_of, fit
 
 HOLDS = 0.8
 """The share of jobs that a range is to hold."""
 APART = 0.05
 """By how much published steps differ whose order is compared."""
-TERMS = (LAUNCHES, OPTIMIZER, "copies and additions", SLOWER, *WAITS, BUBBLE, HOST)
+TERMS = (
+    parts.LAUNCHES, parts.OPTIMIZER, parts.COPIES, parts.SLOWER, *parts.WAITS, parts.BUBBLE, parts.HOST,
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -85,10 +74,7 @@ def _rows(runs: Runs, predicted_s: np.ndarray, fitted: Fit) -> list[Row]:
     low, high = fitted.factor((1 - HOLDS) / 2), fitted.factor((1 + HOLDS) / 2)
     return [
         {
-            "id": run.id,
-            "source": run.source,
-            "model": run.model,
-            "cluster": run.cluster,
+            **{name: getattr(run, name) for name in ("id", "source", "model", "cluster")},
             "predicted_step_s": float(seconds),
             "published_step_s": run.published_s,
             "held": bool(low * seconds <= run.published_s <= high * seconds),
@@ -142,25 +128,16 @@ def terms_of(found: Sequence[RunParts], errors: Mapping[str, Any]) -> list[dict[
         without = summary(left_out(found, {name: 0.0}))
         # Rounded, so that nothing is a little less than nothing.
         share = np.round(1 - runs.seconds(runs.simulated_at, {name: 0.0}) / runs.simulated_s, 9) + 0.0
-        rows.append(
-            {
-                "term": name,
-                "mean_share": float(share.mean()),
-                "largest_share": float(share.max()),
-                **{f"{key}_without": without[key] for key in ("median_error", "percentile_90_error")},
-                "median_error_gained": without["median_error"] - errors["median_error"],
-            }
-        )
+        row = {"term": name, "mean_share": float(share.mean()), "largest_share": float(share.max())}
+        row |= {f"{key}_without": without[key] for key in ("median_error", "percentile_90_error")}
+        rows.append(row | {"median_error_gained": without["median_error"] - errors["median_error"]})
     return rows
 
 
 def shares_yaml(fitted: Fit) -> str:
     """The fit to all sources: shares by name, and the range around them."""
-    spread = {
-        "well_tuned": round(fitted.factor((1 - HOLDS) / 2), 3),
-        "slow": round(fitted.factor((1 + HOLDS) / 2), 3),
-        "holds": HOLDS,
-    }
+    well_tuned, slow = (round(fitted.factor((1 + sign * HOLDS) / 2), 3) for sign in (-1, 1))
+    spread = {"well_tuned": well_tuned, "slow": slow, "holds": HOLDS}
     shares = {name: round(share, 3) for name, share in sorted(fitted.shares.items())}
     factors = {source: round(factor, 3) for source, factor in fitted.factors.items()}
     return yaml.safe_dump({"shares": shares, "factors": factors, "spread": spread}, sort_keys=False)
@@ -168,7 +145,13 @@ def shares_yaml(fitted: Fit) -> str:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The result for people."""
-    held, priced = data["held_out"], data["priced"]
+    held = data["held_out"]
+    of_priced = [
+        ("all", data["priced"]),
+        ("all but those fitted to", data["priced_held_out"]),
+        ("the same, at the shares fitted to all other sources", data["held_out_of_these"]),
+        *data["priced_by_source"].items(),
+    ]
     lines = [
         f"# Published runs of sources that no share was fitted to, {data['date']}",
         "",
@@ -179,29 +162,24 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        _HEAD,
-        _line("all", held),
-        *(_line(source, of) for source, of in data["held_out_by_source"].items()),
+        *table(_TITLES, [_cells("all", held), *starmap(_cells, data["held_out_by_source"].items())]),
         "",
         "The same runs at the shares that plans are priced with (`presets/efficiencies.yaml`), ranges from",
         f"the errors of the other sources. These shares were fitted to {', '.join(data['fitted_to'])}.",
         "",
-        _HEAD,
-        _line("all", priced),
-        _line("all but those fitted to", data["priced_held_out"]),
-        _line("the same, at the shares fitted to all other sources", data["held_out_of_these"]),
-        *(_line(source, of) for source, of in data["priced_by_source"].items()),
+        *table(_TITLES, starmap(_cells, of_priced)),
         "",
         "What each term beside operators is of a step, and the errors of held-out sources if it is left out",
         f"and shares are fitted without it; with all of them {held['median_error']:.1%} and "
         f"{held['percentile_90_error']:.1%}.",
         "",
-        "| term | mean share | largest | median error without | 90th percentile without |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {of['term']} | {of['mean_share']:.1%} | {of['largest_share']:.0%} | "
-            f"{of['median_error_without']:.1%} | {of['percentile_90_error_without']:.1%} |"
-            for of in data["terms"]
+        *table(
+            ["term", "mean share", "largest", "median error without", "90th percentile without"],
+            (
+                [of["term"], f"{of['mean_share']:.1%}", f"{of['largest_share']:.0%}",
+                 f"{of['median_error_without']:.1%}", f"{of['percentile_90_error_without']:.1%}"]
+                for of in data["terms"]
+            ),
         ),
         "",
         "Fitted to all sources; a factor is published over simulated:",
@@ -209,29 +187,28 @@ def markdown(data: Mapping[str, Any]) -> str:
         "```yaml",
         data["fit"].rstrip(),
         "```",
-    ]
+    ]  # fmt: skip
     if data["refused"]:
         lines += ["", "Refused:", "", *(f"- {name}: {why}" for name, why in data["refused"].items())]
     return "\n".join(lines)
 
 
-_HEAD = (
-    "| runs | predicted | median error | 90th percentile | worst | median of predicted / published | "
-    "in their range | pairs in order |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
-)
+_TITLES = (
+    "runs", "predicted", "median error", "90th percentile", "worst", "median of predicted / published",
+    "in their range", "pairs in order",
+)  # fmt: skip
 
 
-def _line(name: str, of: Mapping[str, Any]) -> str:
+def _cells(name: str, of: Mapping[str, Any]) -> list[str]:
+    errors = f"{of['median_error']:.1%}", f"{of['percentile_90_error']:.1%}", f"{of['worst_error']:.0%}"
     pairs = f"{of['pairs_in_order']} of {of['pairs']}" if of["pairs"] else ""
-    return (
-        f"| {name} | {of['runs']} | {of['median_error']:.1%} | {of['percentile_90_error']:.1%} | "
-        f"{of['worst_error']:.0%} | {of['median_ratio']:.2f} | {of['held']:.0%} | {pairs} |"
-    )
+    return [name, of["runs"], *errors, f"{of['median_ratio']:.2f}", f"{of['held']:.0%}", pairs]
 
 
 def results_of(found: Sequence[RunParts]) -> dict[str, Any]:
     """Errors of held-out sources and of the shares that plans are priced with, terms, and the fit to all."""
-    rows, priced, fitted_to = left_out(found), as_priced(found), fitted_sources()
+    rows, priced, fitted_to, runs = left_out(found), as_priced(found), fitted_sources(), Runs(found)
+    spread = Fit(deviation=deviation_of(runs.sources, runs.published_s / runs.simulated_s))
 
     def others(of: Sequence[Row]) -> list[Row]:
         return [row for row in of if row["source"] not in fitted_to]
@@ -247,14 +224,9 @@ def results_of(found: Sequence[RunParts]) -> dict[str, Any]:
         "priced_by_source": by_source(priced),
         "terms": terms_of(found, held),
         "fit": shares_yaml(fit(found)),
-        "spread_as_priced": shares_yaml(_spread_as_priced(found)),
+        "spread_as_priced": shares_yaml(spread),
         "rows": rows,
     }
-
-
-def _spread_as_priced(found: Sequence[RunParts]) -> Fit:
-    runs = Runs(found)
-    return Fit(deviation=deviation_of(runs.sources, runs.published_s / runs.simulated_s))
 
 
 def main() -> None:

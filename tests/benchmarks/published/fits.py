@@ -23,10 +23,12 @@ from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import described
+from tests.benchmarks.program import table
 from tests.benchmarks.published.memory import (
     ALLOCATED,
     RESERVED,
     RESERVED_EXPANDABLE,
+    approximated,
     error,
     kept_between,
     kept_bytes,
@@ -46,6 +48,14 @@ METERS = {
 """By words of a row what measured its peak."""
 UNSAID_METER = "unsaid"
 SAVED = "saved inside for backward"
+VERDICTS = ("fits", "tight", "does not fit")
+METER_TITLES = (
+    "meter", "peaks", "median error", "worst", "measured / predicted", "its tenth", "nine tenths", "in band",
+)  # fmt: skip
+ROW_TITLES = (
+    "run", "model", "outcome", "meter", "predicted, GiB", "published", "off by", "needs, GiB", "of",
+    "verdict",
+)  # fmt: skip
 
 
 def meter_of(run: Run) -> str:
@@ -209,6 +219,10 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
 # -- words ----------------------------------------------------------------------------------------
 
 
+def measured_row(row: dict[str, str], models: Mapping[str, Any], store: ProfileStore) -> Row:
+    return measure(Run(row), models, store)
+
+
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors by meter, how many layouts are right, and within which share of the predicted four fifths of the
     published peaks lie."""
@@ -254,9 +268,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"Taken from {described(data)}.",
     ]
-    notes = Counter(note for row in data["memory_rows"] for note in row.get("notes", ()))
-    tail = ["", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
-    return "\n".join([*head, *lines(data), *tail])
+    return "\n".join([*head, *lines(data), "", *approximated(data["memory_rows"])])
 
 
 def lines(data: Mapping[str, Any]) -> list[str]:
@@ -265,7 +277,9 @@ def lines(data: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     found = data["memory"]
-    page = [
+    layouts = found["layouts"].values()
+    right, every = (sum(of[name] for of in layouts) for name in ("right", "layouts"))
+    return [
         "",
         "## Memory",
         "",
@@ -273,45 +287,39 @@ def lines(data: Mapping[str, Any]) -> list[str]:
         "over meters) and outcomes. A layout is right where it is predicted to fit and ran, or not to fit",
         f"and ran out of memory. In band is what lies between {LEAST:g} and {MOST:g} times the prediction.",
         "",
-        "| meter | peaks | median error | worst | measured / predicted | its tenth | nine tenths | in band |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    page += [
-        f"| {meter} | {of['runs']} | {of['median_error']:.1%} | {of['worst_error']:.1%} | "
-        f"{of['median_ratio']:.2f} | {of['tenth']:.2f} | {of['nine_tenths']:.2f} | "
-        f"{of['in_band']} of {of['runs']} |"
-        for meter, of in found["meters"].items()
-    ]
-    page += [
+        *table(
+            METER_TITLES,
+            (
+                [meter, of["runs"], f"{of['median_error']:.1%}", f"{of['worst_error']:.1%}",
+                 f"{of['median_ratio']:.2f}", f"{of['tenth']:.2f}", f"{of['nine_tenths']:.2f}",
+                 f"{of['in_band']} of {of['runs']}"]
+                for meter, of in found["meters"].items()
+            ),
+        ),
         "",
-        "| outcome | layouts right | fits | tight | does not fit |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    page += [
-        f"| {outcome} | {of['right']} of {of['layouts']} | {of.get('fits', 0)} | {of.get('tight', 0)} | "
-        f"{of.get('does not fit', 0)} |"
-        for outcome, of in found["layouts"].items()
-    ]
-    layouts = found["layouts"].values()
-    right, every = (sum(of[name] for of in layouts) for name in ("right", "layouts"))
-    page += ["", f"Layouts right: {right} of {every}.", ""]
-    page += [
-        "| run | model | outcome | meter | predicted, GiB | published | off by | needs, GiB | of | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    page += [_line(row) for row in rows]
-    return page
+        *table(
+            ["outcome", "layouts right", *VERDICTS],
+            (
+                [outcome, f"{of['right']} of {of['layouts']}", *(of.get(verdict, 0) for verdict in VERDICTS)]
+                for outcome, of in found["layouts"].items()
+            ),
+        ),
+        "",
+        f"Layouts right: {right} of {every}.",
+        "",
+        *table(ROW_TITLES, map(_cells, rows)),
+    ]  # fmt: skip
 
 
-def _line(row: Row) -> str:
+def _cells(row: Row) -> list[str]:
     cells = [row["id"], row["model"], row["outcome"], row["meter"]]
     published = f"{row['published_bytes'] / GIB:.1f}" if row["published_bytes"] else ""
     if row["refused"] is not None:
-        return f"| {' | '.join([*cells, '', published, row['refused'], '', '', ''])} |"
+        return [*cells, "", published, row["refused"], "", "", ""]
     peak = [f"{row['predicted_bytes'] / GIB:.1f}", published] if row["meter"] else ["", ""]
     off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}" if row["meter"] else ""
-    needed = [f"{row['needed_bytes'] / GIB:.1f}", f"{row['device_bytes'] / GIB:.0f}", row["verdict"]]
-    return f"| {' | '.join([*cells, *peak, off, *needed])} |"
+    return [*cells, *peak, off, f"{row['needed_bytes'] / GIB:.1f}", f"{row['device_bytes'] / GIB:.0f}",
+            row["verdict"]]  # fmt: skip
 
 
 def told(row: Row) -> str:

@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import csv
 import gc
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tensoropt.costs.process_memory import allocator_blocks
 from tensoropt.errors import TensorOptError
@@ -35,8 +30,9 @@ from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import NamedBytes, lower
 from tests.benchmarks.machine import described
+from tests.benchmarks.program import table
 from tests.benchmarks.published.decoder import Architecture
-from tests.benchmarks.published.predict import Row, extended, open_store, simulate_run
+from tests.benchmarks.published.predict import Row, extended, simulate_run
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
 
 ALLOCATED, RESERVED, RESERVED_EXPANDABLE = 1.0, 1.056, 1.016
@@ -50,22 +46,16 @@ SOURCES: dict[str, dict[str, str]] = {
     # Section 4.1: dropout of attention's weights and of what is added, masks of 1 byte; attention as
     # products.
     "arXiv 2205.05198": {
-        "framework": "Megatron-LM",
-        "date": "2022-05",
-        "flash_attn": "no",
-        "dropout": "0.1",
+        "framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no", "dropout": "0.1",
     },
     # torchtitan 9dec370 (2024-12-26), which the tables name: parallelize_llama.py leaves parameters of
     # pipelines unsharded after forward, and their gradients are reduced once, as PyTorch's schedules tell
     # FSDP2; run_llama_train.sh sets expandable_segments; the loss is not compiled (train.py).
     "torchtitan": {
-        "framework": "torchtitan",
-        "date": "2024-12",
-        "flash_attn": "yes",
-        "root": "gathered once",
+        "framework": "torchtitan", "date": "2024-12", "flash_attn": "yes", "root": "gathered once",
         "gpu": "H100-80GB",
     },
-}
+}  # fmt: skip
 """Of each source, by how it begins, what its rows leave out."""
 
 
@@ -183,9 +173,7 @@ def lasting_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> float:
     return sum(kinds) + (kinds[0] / 2 if run.framework.startswith("Megatron") else 0.0)
 
 
-def tensors_of(
-    found: PinnedPoint | PinnedPipelinePoint,
-) -> tuple[float, Mapping[str, float], int]:
+def tensors_of(found: PinnedPoint | PinnedPipelinePoint) -> tuple[float, Mapping[str, float], int]:
     """The peak of tensors on the fullest rank in bytes, what its process takes beside them, and its place in
     the pipeline."""
     of = found.evaluation
@@ -289,29 +277,8 @@ def _notes(run: Measured) -> list[str]:
     return notes
 
 
-def measured(
-    runs: Sequence[Run],
-    models: Mapping[str, Any],
-    folder: Path,
-    processes: int,
-    by: Callable[[Measured, Mapping[str, Any], ProfileStore], Row] = measure,
-) -> Iterator[Row]:
-    """The rows of runs, in order, each made by a function that processes can import."""
-    work = partial(_measure_alone, models=models, folder=folder, by=by)
-    # Not forked, as this process has threads of PyTorch's.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, [dict(run.row) for run in runs])
-
-
-def _measure_alone(
-    row: dict[str, str],
-    models: Mapping[str, Any],
-    folder: Path,
-    by: Callable[[Measured, Mapping[str, Any], ProfileStore], Row],
-) -> Row:
-    torch.set_num_threads(1)
-    with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return by(Measured(row), models, store)
+def measured_row(row: dict[str, str], models: Mapping[str, Any], store: ProfileStore) -> Row:
+    return measure(Measured(row), models, store)
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -349,29 +316,33 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        "| measured | runs | median error | worst |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {name} | {of['runs']} | {of['median_error']:.1%} | {of['worst_error']:.1%} |"
-        for name, of in data["medians"].items()
-        if of["runs"]
-    ]
-    lines += [
+        *table(
+            ["measured", "runs", "median error", "worst"],
+            (
+                [name, of["runs"], f"{of['median_error']:.1%}", f"{of['worst_error']:.1%}"]
+                for name, of in data["medians"].items()
+                if of["runs"]
+            ),
+        ),
         "",
-        "| run | model | what | predicted, GiB | published, GiB | off by |",
-        "| --- | --- | --- | --- | --- | --- |",
+        *table(
+            ["run", "model", "what", "predicted, GiB", "published, GiB", "off by"], map(_cells, data["rows"])
+        ),
+        "",
+        *approximated(data["rows"]),
     ]
-    for row in data["rows"]:
-        if row["refused"] is None:
-            off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}"
-            predicted = f"{row['predicted_bytes'] / GIB:.2f}"
-        else:
-            predicted, off = "", row["refused"]
-        published = f"{row['published_bytes'] / GIB:.2f}"
-        cells = (row["id"], row["model"], row["what"], predicted, published, off)
-        lines.append(f"| {' | '.join(cells)} |")
-    notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
-    return "\n".join(
-        [*lines, "", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
-    )
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    predicted, off = "", row["refused"]
+    if off is None:
+        off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}"
+        predicted = f"{row['predicted_bytes'] / GIB:.2f}"
+    return [row["id"], row["model"], row["what"], predicted, f"{row['published_bytes'] / GIB:.2f}", off]
+
+
+def approximated(rows: Sequence[Row]) -> list[str]:
+    """What was approximated, with the number of runs, as lines of Markdown."""
+    notes = Counter(note for row in rows for note in row.get("notes", ()))
+    return ["What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]

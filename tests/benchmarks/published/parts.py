@@ -86,11 +86,8 @@ def kernels_of(run: Run, evaluation: Evaluation) -> tuple[Counter[Kernel], float
     micro_batches = candidates.mesh[0]
     for group in candidates.graph.groups:
         index = int(evaluation.choices[group.name][0])
-        work, facts, again = (
-            candidates.works(group)[index],
-            candidates.facts(group)[index],
-            candidates.again(group),
-        )
+        work, facts = candidates.works(group)[index], candidates.facts(group)[index]
+        again = candidates.again(group)
         forwards = micro_batches * (2 if again and again[index] else 1)
         for cls, of in roofline.kernels_of(work, facts):
             peak = roofline.peak(work.dtype, cls)
@@ -185,19 +182,12 @@ def parts_of(run: Run, models: Mapping[str, Any], store: ProfileStore) -> RunPar
         steps.append(step_parts(run, found, of_depth * share))
     assert run.published_step_s is not None
     shares = reached_by(cluster.device, run.date, compiled=run.fused)
+    simulated_at = shares.of(CostClass.MATRIX), shares.of(CostClass.ATTENTION), shares.memory
     return RunParts(
-        id=run.id,
-        source=run.family,
-        date=run.date,
-        gpu=run.gpu,
-        capability=cluster.device.capability,
-        cluster=cluster.name,
-        model=run.model,
-        published_s=run.published_step_s,
-        simulated_s=simulated_s,
-        simulated_at=(shares.of(CostClass.MATRIX), shares.of(CostClass.ATTENTION), shares.memory),
-        steps=steps,
-    )
+        id=run.id, source=run.family, date=run.date, gpu=run.gpu, capability=cluster.device.capability,
+        cluster=cluster.name, model=run.model, published_s=run.published_step_s, simulated_s=simulated_s,
+        simulated_at=simulated_at, steps=steps,
+    )  # fmt: skip
 
 
 def load_parts(path: Path) -> dict[str, RunParts]:
@@ -206,8 +196,7 @@ def load_parts(path: Path) -> dict[str, RunParts]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         data = json.loads(line)
         steps = [
-            StepParts(**{**step, "kernels": [tuple(k) for k in step["kernels"]]})
-            for step in data.pop("steps")
+            StepParts(**step | {"kernels": [*map(tuple, step["kernels"])]}) for step in data.pop("steps")
         ]
         simulated_at = tuple(data.pop("simulated_at"))
         found[data["id"]] = RunParts(steps=steps, simulated_at=simulated_at, **data)

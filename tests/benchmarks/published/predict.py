@@ -42,12 +42,9 @@ DEPTHS = (3, 5)
 """Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
 bucket of gradients."""
 FIGURES = {
-    "predicted_step_s": "time_s",
-    "predicted_memory_bytes": "memory_bytes",
-    "compute_s": "compute_s",
-    "communication_s": "communication_s",
-    "exposed_s": "exposed_s",
-}
+    "predicted_step_s": "time_s", "predicted_memory_bytes": "memory_bytes",
+    **{name: name for name in ("compute_s", "communication_s", "exposed_s")},
+}  # fmt: skip
 """What a row says, and what a simulated point calls it."""
 
 
@@ -101,7 +98,6 @@ def simulate_run(
     run: Run,
     of: Architecture,
     store: ProfileStore,
-    overlap: str = "default",
     *,
     recipe: str | None = None,
     process_memory: bool = False,
@@ -124,7 +120,6 @@ def simulate_run(
         optimizer="adam_fused",
         micro_batches=(pinned.micro_batches or 1,),
         measure="never",
-        overlap=overlap,
         recompute="never" if recipe is None else "auto",
         process_memory=process_memory,
     )
@@ -138,30 +133,25 @@ def simulate_run(
 
 
 def figures(
-    run: Run, of: Architecture, store: ProfileStore, *, whole: bool, overlap: str = "default"
+    run: Run, of: Architecture, store: ProfileStore, *, whole: bool = False
 ) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
     Of a run that recomputes some of its blocks they lie between those with all blocks and with none, as the
     shares say: a block adds to a step what it adds, whatever the others do.
     """
-    shares = run.recomputed
-    each = {recipe: _figures(run, of, store, whole, overlap, recipe=recipe) for recipe in shares}
-    rows = {name: sum(share * each[recipe][0][name] for recipe, share in shares.items()) for name in FIGURES}
-    return rows, each[next(iter(shares))][1]
-
-
-def _figures(
-    run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recipe: str | None
-) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
-    """The same with all blocks recomputed by one recipe, or none."""
 
     def read(found: PinnedPoint | PinnedPipelinePoint) -> Row:
         return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}
 
     # Stages of a pipeline that are equal are searched once.
-    whole = whole or run.number("pp") > 1
-    return extended(of, partial(simulate_run, run, store=store, overlap=overlap, recipe=recipe), read, whole)
+    whole, shares = whole or run.number("pp") > 1, run.recomputed
+    each = [extended(of, partial(simulate_run, run, store=store, recipe=r), read, whole) for r in shares]
+    rows = [figures for figures, _ in each]
+    mixed = {
+        n: sum(share * row[n] for share, row in zip(shares.values(), rows, strict=True)) for n in FIGURES
+    }
+    return mixed, each[0][1]
 
 
 def extended(
@@ -181,27 +171,16 @@ def extended(
     return {name: first[name] + times * (second[name] - first[name]) for name in first}, more
 
 
-def predict(
-    run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: bool = False, overlap: str = "default"
-) -> Row:
+def predict(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
     """The row of a run: its prediction, or why there is none."""
-    row: Row = {
-        "id": run.id,
-        "source": run.source,
-        "gpu": run.gpu,
-        "model": run.model,
-        "single_node": run.single_node,
-        "core": run.core,
-        "predicted_step_s": None,
-        "published_step_s": run.published_step_s,
-        "predicted_memory_bytes": None,
-        "refused": None,
-    }
+    about = ("id", "source", "gpu", "model", "single_node", "core", "published_step_s")
+    nothing = dict.fromkeys(("predicted_step_s", "predicted_memory_bytes", "refused"))
+    row: Row = {name: getattr(run, name) for name in about} | nothing
     try:
         pinned_of(run)  # refused before the model is looked for
         if run.published_step_s is None or run.outcome != "ok":
             raise RefusedRunError(f"it has no step time: its outcome is {run.outcome}")
-        found, of = figures(run, architecture_of(run, models), store, whole=whole, overlap=overlap)
+        found, of = figures(run, architecture_of(run, models), store)
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}
     finally:
@@ -248,38 +227,32 @@ def open_store(path: Path) -> ProfileStore:
     return ProfileStore(path)
 
 
-def predicted(
-    runs: Sequence[Run],
-    models: Mapping[str, Any],
-    folder: Path,
-    processes: int,
-    *,
-    whole: bool = False,
-    overlap: str = "default",
-    left_out: str | None = None,
+Work = Callable[[dict[str, str], Mapping[str, Any], ProfileStore], Row]
+
+
+def in_processes(
+    runs: Sequence[Run], models: Mapping[str, Any], folder: Path, processes: int, work: Work
 ) -> Iterator[Row]:
-    """The rows of runs, in order.
+    """The rows of runs, in order, each made by a function that processes can import.
 
     Args:
         folder: for stores of facts, one per process.
-        left_out: a term that predictions do without (:data:`TERMS`).
     """
-    work = partial(
-        _predict_alone, models=models, folder=folder, whole=whole, overlap=overlap, left_out=left_out
-    )
+    alone = partial(_alone, models=models, folder=folder, work=work)
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, [dict(run.row) for run in runs])
+        yield from pool.map(alone, [dict(run.row) for run in runs])
 
 
-def _predict_alone(
-    row: dict[str, str],
-    models: Mapping[str, Any],
-    folder: Path,
-    whole: bool,
-    overlap: str,
-    left_out: str | None,
-) -> Row:
+def _alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, work: Work) -> Row:
     torch.set_num_threads(1)
-    with without(left_out), open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return predict(Run(row), models, store, whole=whole, overlap=overlap)
+    with open_store(folder / f"{os.getpid()}.sqlite") as store:
+        return work(row, models, store)
+
+
+def predicted_row(
+    row: dict[str, str], models: Mapping[str, Any], store: ProfileStore, left_out: str | None = None
+) -> Row:
+    """The row of a run; ``left_out``: a term that predictions do without (:data:`TERMS`)."""
+    with without(left_out):
+        return predict(Run(row), models, store)

@@ -10,7 +10,9 @@ from typing import Any
 from tensoropt.cluster.catalog import _efficiency_figures
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described
+from tests.benchmarks.program import table
 from tests.benchmarks.published import fits
+from tests.benchmarks.published.memory import approximated
 
 Row = Mapping[str, Any]
 GOAL = 0.15
@@ -43,21 +45,20 @@ def summary(rows: Iterable[Row]) -> dict[str, Any]:
 def medians(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors by source, of single-node runs, and apart of those whose source nothing was fitted to."""
     fitted = fitted_sources()
-    single = [row for row in rows if row["single_node"]]
+    single, several = ([row for row in rows if row["single_node"] is alone] for alone in (True, False))
     return {
         "fitted_sources": list(fitted),
         "all": summary(rows),
         "single_node": summary(single),
-        "single_node_fitted": summary(r for r in single if r["source"] in fitted),
-        "single_node_held_out": summary(r for r in single if r["source"] not in fitted),
-        "several_nodes_fitted": summary(r for r in rows if not r["single_node"] and r["source"] in fitted),
-        "several_nodes_held_out": summary(
-            r for r in rows if not r["single_node"] and r["source"] not in fitted
-        ),
+        **{
+            f"{name}_{kind}": summary(row for row in of if (row["source"] in fitted) is wanted)
+            for name, of in (("single_node", single), ("several_nodes", several))
+            for kind, wanted in (("fitted", True), ("held_out", False))
+        },
         "by_source": {
             source: {
                 "single_node": summary(r for r in single if r["source"] == source),
-                "several_nodes": summary(r for r in rows if r["source"] == source and not r["single_node"]),
+                "several_nodes": summary(r for r in several if r["source"] == source),
                 "refused": sum(r["source"] == source and r["refused"] is not None for r in rows),
             }
             for source in dict.fromkeys(row["source"] for row in rows)
@@ -65,63 +66,59 @@ def medians(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _beside(data: Mapping[str, Any]) -> str:
-    if data.get("overlap") == "none":
-        return "|predicted / published - 1|. All communication was waited for, as was asked for."
-    return (
-        "|predicted / published - 1|. Beside computation run what ZeRO gathers and scatters, buckets of\n"
-        "gradients, and reductions beside products of weights' gradients; other collectives wait."
-    )
+NAMED = {
+    "all": "all that can be expressed",
+    "single_node": "on a single node",
+    "single_node_fitted": "of these, of sources that efficiencies were fitted to",
+    "single_node_held_out": "of these, of held-out sources",
+    "several_nodes_fitted": "on several nodes, of sources that were fitted to",
+    "several_nodes_held_out": "on several nodes, of held-out sources",
+}
+TITLES = ("runs", "predicted", "median error", "worst", "median of predicted / published")
 
 
 def markdown(data: Mapping[str, Any], stem: str) -> str:
     found = data["medians"]
+    rows = [_cells(words, found[key]) for key, words in NAMED.items()]
+    rows += [
+        _cells(f"{source}, {words}", of[key])
+        for source, of in found["by_source"].items()
+        for key, words in (("single_node", "single node"), ("several_nodes", "several nodes"))
+        if of[key]["runs"]
+    ]
+    refused = Counter(row["refused"] for row in data["rows"] if row["refused"] is not None)
     lines = [
         f"# Published runs, predicted from data sheets, {data['date']}",
         "",
         f"![predicted over published]({stem}.svg)",
         "",
         "Runs that other people measured, with their configuration pinned. Nothing was run here. An error is",
-        _beside(data),
+        "|predicted / published - 1|. Beside computation run what ZeRO gathers and scatters, buckets of",
+        "gradients, and reductions beside products of weights' gradients; other collectives wait.",
         f"Single-node runs are to be within {GOAL:.0%} in the median.",
         *([f"Left out of all predictions: the term {data['without']}."] if data.get("without") else []),
         "",
         f"Taken from {described(data)}.",
         "",
-        "| runs | predicted | median error | worst | median of predicted / published |",
-        "| --- | --- | --- | --- | --- |",
+        *table(TITLES, rows),
+        "",
+        f"{sum(refused.values())} runs were refused:",
+        "",
+        *(f"- {count}: {why}" for why, count in refused.most_common()),
+        "",
+        *approximated(data["rows"]),
+        f"- {data['depths']}",
+        f"- {data['left_out']}",
+        *fits.lines(data),
     ]
-    named = {
-        "all": "all that can be expressed",
-        "single_node": "on a single node",
-        "single_node_fitted": "of these, of sources that efficiencies were fitted to",
-        "single_node_held_out": "of these, of held-out sources",
-        "several_nodes_fitted": "on several nodes, of sources that were fitted to",
-        "several_nodes_held_out": "on several nodes, of held-out sources",
-    }
-    lines += [_line(words, found[key]) for key, words in named.items()]
-    for source, of in found["by_source"].items():
-        lines += [
-            _line(f"{source}, {words}", of[key])
-            for key, words in (("single_node", "single node"), ("several_nodes", "several nodes"))
-            if of[key]["runs"]
-        ]
-    refused = Counter(row["refused"] for row in data["rows"] if row["refused"] is not None)
-    lines += ["", f"{sum(refused.values())} runs were refused:", ""]
-    lines += [f"- {count}: {why}" for why, count in refused.most_common()]
-    notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
-    lines += ["", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
-    lines += [f"- {data['depths']}", f"- {data['left_out']}"]
-    return "\n".join([*lines, *fits.lines(data)])
+    return "\n".join(lines)
 
 
-def _line(words: str, of: Mapping[str, Any]) -> str:
+def _cells(words: str, of: Mapping[str, Any]) -> list[str]:
     if not of["runs"]:
-        return f"| {words} | 0 | | | |"
-    return (
-        f"| {words} | {of['runs']} | {of['median_error']:.1%} | {of['worst_error']:.0%} | "
-        f"{of['median_ratio']:.2f} |"
-    )
+        return [words, "0", "", "", ""]
+    ratio, errors = f"{of['median_ratio']:.2f}", (f"{of['median_error']:.1%}", f"{of['worst_error']:.0%}")
+    return [words, of["runs"], *errors, ratio]
 
 
 def picture(rows: Sequence[Row]) -> str:

@@ -29,12 +29,8 @@ COLUMNS = (
 )  # fmt: skip
 """What a file of runs has to say; it may say more."""
 SCHEDULES = {
-    "interleaved": "interleaved_1f1b",
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "zbv": "zbv",
-    "zb": "zero_bubble",
-}
+    "interleaved": "interleaved_1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "zbv": "zbv", "zb": "zero_bubble",
+}  # fmt: skip
 """By how a run's schedule begins, the name that it has here."""
 SAID = {
     r"^full": FULL,
@@ -156,8 +152,7 @@ class Run:
     def variant(self) -> Variant:
         """How its model computes. Attention without a fused kernel stores the scores."""
         return Variant(
-            stored_scores=self.flash_attn.startswith("no"),
-            dropout=float(self.row.get("dropout") or 0.0),
+            stored_scores=self.flash_attn.startswith("no"), dropout=float(self.row.get("dropout") or 0.0)
         )
 
     @property
@@ -286,21 +281,12 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> LaunchedJob:
     group = int(float(run.shard_group)) if kind == "hsdp" and run.shard_group else None
     schedule, per_place = run.schedule
     return LaunchedJob(
-        launcher="",
-        data=data,
-        tensor=run.number("tp"),
-        context=context,
-        stage=stage,
-        replicas=data // group if group else 1,
-        root_once=run.row.get("root") == "gathered once",
+        launcher="", data=data, tensor=run.number("tp"), context=context, stage=stage,
+        replicas=data // group if group else 1, root_once=run.row.get("root") == "gathered once",
         sequence_parallel=run.seq_parallel.startswith("yes"),
-        gathered_inputs=bool(run.row.get("gathers")),
-        micro_batches=pieces,
-        recompute=recipe or NOTHING,
-        places=run.number("pp"),
-        schedule=schedule,
-        stages_per_place=per_place,
-    )
+        gathered_inputs=bool(run.row.get("gathers")), micro_batches=pieces, recompute=recipe or NOTHING,
+        places=run.number("pp"), schedule=schedule, stages_per_place=per_place,
+    )  # fmt: skip
 
 
 def cluster_of(run: Run) -> Cluster:
@@ -314,18 +300,13 @@ def cluster_of(run: Run) -> Cluster:
     count, per_node = run.number("n_gpus"), _per_node(run)
     if count % per_node:
         raise RefusedRunError(f"{count} GPUs are no whole nodes of {per_node}")
-    links = dict(preset["links"])
+    links = dict(preset["links"]) if count > 1 else {}
     if count == per_node:
-        links = {key: value for key, value in links.items() if key != "inter_node"}
+        links.pop("inter_node", None)
     elif network := _network_of(run.internode_net, per_node):
         links["inter_node"] = network
-    if count == 1:
-        links = {}
-    data: dict[str, Any] = {
-        "devices": [{"kind": _kind_of(gpu), "count": per_node}],
-        "nodes": count // per_node,
-    }
-    data |= {"links": links} if links else {}
+    data: dict[str, Any] = {"devices": [{"kind": _kind_of(gpu), "count": per_node}]}
+    data |= {"nodes": count // per_node, **({"links": links} if links else {})}
     return cluster_from(data, name=f"{run.gpu} x {count}")
 
 

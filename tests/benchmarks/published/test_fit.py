@@ -8,36 +8,13 @@ import numpy as np
 import pytest
 
 from tensoropt.profiling.store import ProfileStore
-from tests.benchmarks.published.decoder import Architecture, parameters_of
-from tests.benchmarks.published.fit import (
-    as_priced,
-    left_out,
-    ordered,
-    results_of,
-    shares_yaml,
-    summary,
-    terms_of,
-)
-from tests.benchmarks.published.parts import (
-    BUBBLE,
-    COPIES,
-    DATA,
-    HOST,
-    LAUNCHES,
-    OPTIMIZER,
-    SLOWER,
-    WAITS,
-    RunParts,
-    StepParts,
-    keep_parts,
-    load_parts,
-    parts_of,
-)
+from tests.benchmarks.published import fit as fitting
+from tests.benchmarks.published import parts as kinds
+from tests.benchmarks.published.parts import RunParts, StepParts
 from tests.benchmarks.published.shares import Fit, Runs, deviation_of, fit, shares_of
-from tests.benchmarks.published.test_published import GPT, PIPED, run
+from tests.benchmarks.published.test_published import GPT, PIPED, run, small
 
 KNOWN = {"products 8.0": 0.7, "FlashAttention 2": 0.45, "memory 8.0": 0.8}
-BESIDE = (LAUNCHES, OPTIMIZER, COPIES, SLOWER, *WAITS)
 
 
 def made(source: str, number: int, factor: float = 1.0) -> RunParts:
@@ -49,7 +26,7 @@ def made(source: str, number: int, factor: float = 1.0) -> RunParts:
         ("attention", attention, 0.0, 1.0),
         ("element-wise", 0.0, 0.5 * memory, 1.0),
     ]
-    seconds = dict.fromkeys(BESIDE, 0.0) | {DATA: 0.2 * waited}
+    seconds = dict.fromkeys(fitting.TERMS[:-2], 0.0) | {kinds.DATA: 0.2 * waited}
     one = RunParts(
         id=f"{source}-{number}", source=source, date="2024-01", gpu="A100-80GB", capability="8.0",
         cluster="A100-80GB x 8", model="small", published_s=1.0, simulated_s=1.0,
@@ -82,7 +59,7 @@ def test_a_well_tuned_source_is_a_factor_and_leaves_the_shares_to_the_others():
 def test_a_held_out_source_does_not_influence_its_own_prediction():
     found = sources(3)
     slower = [replace(r, published_s=9 * r.published_s) if r.source == "source 1" else r for r in found]
-    before, after = ({row["id"]: row for row in left_out(of)} for of in (found, slower))
+    before, after = ({row["id"]: row for row in fitting.left_out(of)} for of in (found, slower))
     for name, row in before.items():
         same = row["predicted_step_s"] == after[name]["predicted_step_s"]
         assert same is row["id"].startswith("source 1"), name
@@ -106,9 +83,9 @@ def test_a_range_is_as_wide_as_sources_lie_apart():
 
 def test_ranges_come_from_the_other_sources():
     found = [replace(r, published_s=r.simulated_s) for r in sources(4)]
-    assert all(row["held"] for row in as_priced(found))
+    assert all(row["held"] for row in fitting.as_priced(found))
     odd = [*found, *(replace(r, source="odd", published_s=2 * r.simulated_s) for r in found[:3])]
-    assert [row["held"] for row in as_priced(odd) if row["source"] == "odd"] == [False] * 3
+    assert [row["held"] for row in fitting.as_priced(odd) if row["source"] == "odd"] == [False] * 3
 
 
 def test_pairs_are_configurations_of_one_model_on_one_cluster():
@@ -118,30 +95,29 @@ def test_pairs_are_configurations_of_one_model_on_one_cluster():
 
     rows = [row(1.0, 1.0), row(1.1, 1.2), row(0.9, 1.5), row(9.0, 1.01), row(1.0, 2.0, cluster="d")]
     # 1.0 beside 1.01 is no pair; the third is wrong to both others, the fourth to the second and third.
-    assert ordered(rows) == (1, 5)
-    assert summary(rows)["pairs"] == 5
+    assert fitting.ordered(rows) == (1, 5)
+    assert fitting.summary(rows)["pairs"] == 5
 
 
 def test_a_term_that_is_left_out_is_reported():
     found = sources(3)
-    terms = {of["term"]: of for of in terms_of(found, summary(left_out(found)))}
-    assert terms[BUBBLE]["mean_share"] == pytest.approx(1 - 1 / 1.1)
-    assert terms[DATA]["median_error_without"] > terms[SLOWER]["median_error_without"]
-    assert terms[HOST]["mean_share"] == terms[SLOWER]["mean_share"] == 0.0
-    result = results_of(found)
+    terms = {of["term"]: of for of in fitting.terms_of(found, fitting.summary(fitting.left_out(found)))}
+    assert terms[kinds.BUBBLE]["mean_share"] == pytest.approx(1 - 1 / 1.1)
+    assert terms[kinds.DATA]["median_error_without"] > terms[kinds.SLOWER]["median_error_without"]
+    assert terms[kinds.HOST]["mean_share"] == terms[kinds.SLOWER]["mean_share"] == 0.0
+    result = fitting.results_of(found)
     assert result["held_out"]["runs"] == len(found)
-    assert "products 8.0" in shares_yaml(fit(found)) == result["fit"]
+    assert "products 8.0" in fitting.shares_yaml(fit(found)) == result["fit"]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("how", [{}, PIPED, {"recompute": "full", "framework": "NeMo", "date": "2025-01"}])
 def test_parts_add_up_to_the_simulated_step(how, tmp_path):
-    models = {"small": {name: getattr(GPT, name) for name in Architecture.__slots__}}
-    models["small"]["params"] = parameters_of(GPT, 32)
+    _, models = small(GPT, 32)
     with ProfileStore(":memory:") as store:
-        parts = parts_of(run(**how), models, store)
+        parts = kinds.parts_of(run(**how), models, store)
     runs = Runs([parts])
     assert runs.seconds(runs.simulated_at) == pytest.approx([parts.simulated_s])
-    keep_parts(parts, tmp_path / "parts.jsonl")
-    assert load_parts(tmp_path / "parts.jsonl") == {parts.id: parts}
-    assert load_parts(tmp_path / "none.jsonl") == {}
+    kinds.keep_parts(parts, tmp_path / "parts.jsonl")
+    assert kinds.load_parts(tmp_path / "parts.jsonl") == {parts.id: parts}
+    assert kinds.load_parts(tmp_path / "none.jsonl") == {}

@@ -13,9 +13,8 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import NamedBytes
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.__main__ import main
-from tests.benchmarks.published.decoder import parameters_of
 from tests.benchmarks.published.runs import GIB, Run, completed, load_runs
-from tests.benchmarks.published.test_published import GPT, ROW
+from tests.benchmarks.published.test_published import GPT, ROW, small
 
 PEAK = {"peak_mem_gib": "1", "peak_mem_kind": "max allocated (torch)"}
 
@@ -24,41 +23,41 @@ def run(**changed: str) -> Run:
     return Run(completed({**ROW, "framework": "", "pp_schedule": "", **changed}))
 
 
-MODEL = replace(GPT, layers=2, params=parameters_of(replace(GPT, layers=2), 32))
-MODELS = {"small": {name: getattr(MODEL, name) for name in MODEL.__slots__}}
+_, MODELS = small(replace(GPT, layers=2), 32)
+
+
+def layout(folder, **more: str):
+    """A file of a run that only says on what it did not run."""
+    cells = dict.fromkeys(ROW, "") | {
+        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
+        "tp": "2", **more,
+    }  # fmt: skip
+    path = folder / "runs.csv"
+    path.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
+    return path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["both", "memory"])
 def test_a_file_of_layouts_alone_is_predicted(tmp_path, monkeypatch, capsys, what):
-    cells = dict.fromkeys(ROW, "") | {
-        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
-        "n_gpus": "4", "tp": "2",
-    }  # fmt: skip
-    runs, models = tmp_path / "runs.csv", tmp_path / "models.yaml"
-    runs.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
+    models = tmp_path / "models.yaml"
     models.write_text(yaml.safe_dump(MODELS), encoding="utf-8")
-    files = ["--runs", str(runs), "--models", str(models), "--out", str(tmp_path / "out")]
+    runs, out = layout(tmp_path, n_gpus="4"), tmp_path / "out"
+    files = ["--runs", str(runs), "--models", str(models), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["published", *files, "--what", what, "--processes", "1", "--json"])
     main()
     data = json.loads(capsys.readouterr().out)
     assert [row["verdict"] for row in data["memory_rows"]] == ["fits"]
     assert data["memory"]["layouts"]["oom"] == {"layouts": 1, "right": 0, "fits": 1}
-    assert len(list((tmp_path / "out").iterdir())) == (3 if what == "both" else 2)
+    assert len(list(out.iterdir())) == (3 if what == "both" else 2)
 
 
 def test_a_row_that_only_says_whether_it_ran_is_completed(tmp_path):
-    cells = dict.fromkeys(ROW, "") | {
-        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
-        "n_gpus": "16", "tp": "2", "pp": "4",
-    }  # fmt: skip
-    path = tmp_path / "runs.csv"
-    path.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
-    (one,) = load_runs(path)
-    told = {name: one.row[name] for name in ("dp", "grad_accum", "global_batch_seqs", "dp_kind", "recompute")}
-    assert told == {
+    (one,) = load_runs(layout(tmp_path, n_gpus="16", pp="4"))
+    expected = {
         "dp": "2", "grad_accum": "8", "global_batch_seqs": "16", "dp_kind": "ddp", "recompute": "none",
     }  # fmt: skip
+    assert {name: one.row[name] for name in expected} == expected
     assert fits.is_of_memory(one)
     assert not fits.is_of_memory(run())
     assert completed(ROW) == ROW

@@ -10,17 +10,11 @@ import pytest
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import memory
 from tests.benchmarks.published.decoder import Architecture, parameters_of
-from tests.benchmarks.published.memory import (
-    GIB,
-    RESERVED_EXPANDABLE,
-    Measured,
-    load_memory,
-    markdown,
-    measure,
-    medians,
-)
+from tests.benchmarks.published.memory import GIB, Measured, load_memory, markdown, measure, medians
 from tests.benchmarks.published.predict import simulate_run
 from tests.benchmarks.published.runs import load_models
+from tests.benchmarks.published.test_published import GPT as DECODER
+from tests.benchmarks.published.test_published import small
 
 COLUMNS = (
     "id,source,model,seq_len,micro_batch_per_gpu,n_gpus,gpu,dp,dp_kind,tp,seq_parallel,pp,pp_schedule,"
@@ -34,10 +28,7 @@ TITAN = (
     "t-1,torchtitan benchmarks,small,64,2,4,H100-96GB-500W,4,zero3 over dp x cp,1,no,1,none,1,1,full,"
     "float8 products,yes,peak,1.0,max reserved,,"
 )
-GPT = Architecture(
-    layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=512, tied=True,
-    pos="learned", bias=True, params=0,
-)  # fmt: skip
+GPT = replace(DECODER, layers=2)
 LLAMA = replace(GPT, gated=True, tied=False, pos="rope", bias=False)
 
 
@@ -96,8 +87,7 @@ def test_a_block_keeps_what_the_paper_counts(tmp_path, parallel, recompute):
 
 def test_megatron_has_18_bytes_for_a_parameter(tmp_path):
     one = run(MEGATRON, tmp_path, what="parameters and optimizer", tp="1", n_gpus="1")
-    of = replace(GPT, params=parameters_of(GPT, 32))
-    models = {"small": {name: getattr(of, name) for name in of.__slots__}}
+    of, models = small(GPT, 32)
     with ProfileStore(":memory:") as store:
         row = measure(one, models, store)
     positions = 32 * of.hidden
@@ -106,14 +96,13 @@ def test_megatron_has_18_bytes_for_a_parameter(tmp_path):
 
 @pytest.mark.slow
 def test_a_peak_is_what_an_allocator_reserves(tmp_path):
-    of = replace(LLAMA, layers=3, params=parameters_of(replace(LLAMA, layers=3), 64))
-    models = {"small": {name: getattr(of, name) for name in of.__slots__}}
+    _, models = small(replace(LLAMA, layers=3), 64)
     with ProfileStore(":memory:") as store:
         row = measure(run(TITAN, tmp_path), models, store)
         lasting = measure(run(TITAN, tmp_path, what="parameters and optimizer"), models, store)
         assert "not in the file" in measure(run(TITAN, tmp_path), {}, store)["refused"]
     assert row["refused"] is None
-    assert row["predicted_bytes"] > RESERVED_EXPANDABLE * lasting["predicted_bytes"]
+    assert row["predicted_bytes"] > memory.RESERVED_EXPANDABLE * lasting["predicted_bytes"]
     assert row["notes"] == ["products in bfloat16, where the run's are in float8"]
 
 
@@ -129,15 +118,7 @@ def test_medians_and_the_page_are_by_what_was_measured():
     assert found["all"]["runs"] == 3
     assert found["all"]["median_error"] == pytest.approx(0.05)
     assert found["peak (eye)"]["worst_error"] == pytest.approx(0.1)
-    about = {
-        "date": "2026-01-01",
-        "commit": "c",
-        "dirty": False,
-        "machine": {},
-        "medians": found,
-        "rows": rows,
-    }
-    page = markdown(about)
+    page = markdown({"date": "2026-01-01", "commit": "c", "machine": {}, "medians": found, "rows": rows})
     assert "| m | small | peak | 9.50 | 10.00 | -5.0% |" in page
     assert "| m | small | peak |  | 10.00 | why |" in page
     assert "- 4 runs: so" in page

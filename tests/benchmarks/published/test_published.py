@@ -43,6 +43,12 @@ def run(**changed: str) -> Run:
     return Run({**ROW, **changed})
 
 
+def small(of: Architecture, sequence: int) -> tuple[Architecture, dict]:
+    """An architecture with its parameters counted, and the models of a file that has it."""
+    of = replace(of, params=parameters_of(of, sequence))
+    return of, {"small": {name: getattr(of, name) for name in of.__slots__}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -65,13 +71,29 @@ def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
     with ProfileStore(":memory:") as store:
         row = predict(run(**changed), {}, store)
     assert words in row["refused"]
-    assert row["predicted_step_s"] is None
-    assert row["predicted_memory_bytes"] is None
+    assert row["predicted_step_s"] is row["predicted_memory_bytes"] is None
 
 
-def test_a_run_that_ran_out_of_memory_has_no_step_to_predict():
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"outcome": "oom", "step_s": ""}, "no step time"), ({}, "not in the file of models")],
+)
+def test_what_cannot_be_predicted_is_refused_in_words(changed, words):
     with ProfileStore(":memory:") as store:
-        assert "no step time" in predict(run(outcome="oom", step_s=""), {}, store)["refused"]
+        assert words in predict(run(**changed), {}, store)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"), [("TPU-v4", "no data sheet"), ("A100", "may be any of A100-40GB, A100-80GB")]
+)
+def test_an_unknown_gpu_is_refused(gpu, words):
+    with pytest.raises(RefusedRunError, match=words):
+        cluster_of(run(gpu=gpu))
+
+
+def test_a_gpu_named_without_its_memory_is_the_only_such_kind():
+    (kind,) = cluster_of(run(gpu="H200", n_gpus="8", dp="8")).device_kinds
+    assert kind.name == "H200-141GB"
 
 
 def test_a_split_context_is_pinned():
@@ -79,15 +101,6 @@ def test_a_split_context_is_pinned():
     assert (pinned.data, pinned.context) == (2, 2)
     # The state is sharded over the ranks of a context even where there are no others.
     assert pinned_of(run(dp="1", cp="4", dp_kind="zero1", shard_group="", grad_accum="8")).stage == 1
-
-
-def test_an_unknown_gpu_or_model_is_refused():
-    with pytest.raises(RefusedRunError, match="no data sheet"):
-        cluster_of(run(gpu="TPU-v4"))
-    with pytest.raises(RefusedRunError, match="may be any of A100-40GB, A100-80GB"):
-        cluster_of(run(gpu="A100"))
-    with ProfileStore(":memory:") as store:
-        assert "not in the file of models" in predict(run(), {}, store)["refused"]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +128,6 @@ def test_an_nvlink_domain_is_a_node_of_which_equally_many_gpus_are_used(gpus, of
         assert rack.link.bandwidth_bytes_per_s * rack.link_count == of_a_domain * 50e9
 
 
-def test_a_gpu_named_without_its_memory_is_the_only_such_kind():
-    (kind,) = cluster_of(run(gpu="H200", n_gpus="8", dp="8")).device_kinds
-    assert kind.name == "H200-141GB"
-
-
 @pytest.mark.parametrize("of", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_a_decoder_has_the_parameters_of_its_numbers(of):
     norms = 2 * of.layers + 1
@@ -133,13 +141,7 @@ def test_a_decoder_has_the_parameters_of_its_numbers(of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("of", "recompute"),
-    [
-        pytest.param(GPT, "none", id="gpt-none"),
-        pytest.param(LLAMA, "full", id="llama-full"),
-        pytest.param(GPT, "full", id="gpt-full", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "none", id="llama-none", marks=pytest.mark.slow),
-    ],
+    ("of", "recompute"), [(GPT, "none"), (LLAMA, "full"), (GPT, "full"), (LLAMA, "none")]
 )
 def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
     with ProfileStore(":memory:") as store:
@@ -149,23 +151,6 @@ def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
     for name in ("predicted_step_s", "compute_s", "communication_s", "exposed_s"):
         assert extended[name] == pytest.approx(whole[name], rel=1e-6)
     assert extended["predicted_memory_bytes"] == pytest.approx(whole["predicted_memory_bytes"], rel=0.01)
-
-
-@pytest.mark.slow
-def test_some_recomputed_blocks_take_what_lies_between():
-    with ProfileStore(":memory:") as store:
-        of = replace(LLAMA, layers=2)
-        none, all_, some = (
-            figures(run(**how), of, store, whole=True)[0]
-            for how in (
-                {"recompute": "none"},
-                {"recompute": "full"},
-                {"recompute": "selective (some blocks)", "notes": "blocks recomputed is about 25%"},
-            )
-        )
-    assert all_["compute_s"] > none["compute_s"]
-    for name, value in some.items():
-        assert value == pytest.approx(0.75 * none[name] + 0.25 * all_[name])
 
 
 @pytest.mark.parametrize(
@@ -193,14 +178,14 @@ def test_what_a_run_recomputes_has_a_name(said, source, recomputed):
 
 @pytest.mark.slow
 def test_a_run_that_recomputes_a_part_lies_between_all_and_nothing():
-    of = replace(LLAMA, layers=2)
+    some_blocks = {"recompute": "selective (some blocks)", "notes": "blocks recomputed is about 25%"}
+    how = ({"recompute": "full"}, {"recompute": "partial (dots kept)"}, {"recompute": "none"}, some_blocks)
     with ProfileStore(":memory:") as store:
-        full, part, none = (
-            figures(run(recompute=said), of, store, whole=True)[0]
-            for said in ("full", "partial (dots kept)", "none")
-        )
+        of = replace(LLAMA, layers=2)
+        full, part, none, some = (figures(run(**one), of, store, whole=True)[0] for one in how)
     assert full["compute_s"] > part["compute_s"] > none["compute_s"]
     assert full["predicted_memory_bytes"] < part["predicted_memory_bytes"] < none["predicted_memory_bytes"]
+    assert some == pytest.approx({name: 0.75 * none[name] + 0.25 * full[name] for name in some})
 
 
 def test_errors_are_medians_and_held_out_sources_stand_apart():
@@ -214,12 +199,8 @@ def test_errors_are_medians_and_held_out_sources_stand_apart():
     rows += [row("other", 3.0, single=False), row("other", 1.0, refused="why")]
     found = medians(rows)
     assert found["single_node_fitted"]["median_error"] == pytest.approx(0.2)
-    assert found["single_node_held_out"] == {
-        "runs": 1,
-        "median_error": pytest.approx(0.5),
-        "worst_error": pytest.approx(0.5),
-        "median_ratio": pytest.approx(1.5),
-    }
+    held_out = {"runs": 1, "median_error": 0.5, "worst_error": 0.5, "median_ratio": 1.5}
+    assert found["single_node_held_out"] == pytest.approx(held_out)
     assert found["by_source"]["other"]["refused"] == 1
     assert summary([])["median_error"] is None
 
@@ -227,13 +208,17 @@ def test_errors_are_medians_and_held_out_sources_stand_apart():
 PIPED = {"pp": "2", "dp": "2", "grad_accum": "4", "pp_schedule": "1f1b", "dp_kind": "zero1"}
 
 
-def test_a_pipelined_run_is_pinned_with_its_schedule():
-    pinned = pinned_of(run(**PIPED))
-    assert (pinned.places, pinned.schedule, pinned.stages_per_place) == (2, "1f1b", 1)
-    several = pinned_of(run(**PIPED | {"pp_schedule": "interleaved 1f1b", "virtual_stages": "3"}))
-    assert (several.schedule, several.stages_per_place) == ("interleaved_1f1b", 3)
-    unsaid = run(**PIPED | {"pp_schedule": "interleaved 1f1b (tunable)", "virtual_stages": "unsaid"})
-    assert pinned_of(unsaid).stages_per_place == 8
+@pytest.mark.parametrize(
+    ("said", "stages", "pinned"),
+    [
+        ("1f1b", "", ("1f1b", 1)),
+        ("interleaved 1f1b", "3", ("interleaved_1f1b", 3)),
+        ("interleaved 1f1b (tunable)", "unsaid", ("interleaved_1f1b", 8)),
+    ],
+)
+def test_a_pipelined_run_is_pinned_with_its_schedule(said, stages, pinned):
+    found = pinned_of(run(**PIPED | {"pp_schedule": said, "virtual_stages": stages}))
+    assert (found.places, found.schedule, found.stages_per_place) == (2, *pinned)
 
 
 def test_sequence_parallelism_is_pinned_where_a_run_is_taken_to_have_it():
@@ -246,8 +231,7 @@ def test_sequence_parallelism_is_pinned_where_a_run_is_taken_to_have_it():
 
 @pytest.mark.slow
 def test_pipelined_runs_are_predicted_and_say_what_is_assumed():
-    models = {"small": {name: getattr(GPT, name) for name in GPT.__slots__}}
-    models["small"]["params"] = parameters_of(GPT, 32)
+    _, models = small(GPT, 32)
     with ProfileStore(":memory:") as store:
         row = predict(run(**PIPED | {"precision": "fp16", "flash_attn": "no"}), models, store)
     assert row["refused"] is None
@@ -292,18 +276,14 @@ def test_stored_scores_attend_as_the_fused_kernel_does():
     torch.testing.assert_close(attention_of_scores(q, k, v), fused)
 
 
-def test_stored_scores_are_captured_as_stored_in_16_bits():
-    """Capture turns attention that is written as a softmax into the fused operator."""
-    model, inputs = build(GPT, 2, 32, Variant(stored_scores=True))
+def test_stored_scores_are_captured_as_stored_in_16_bits_and_dropped():
+    """Capture turns attention that is written as a softmax into the fused operator; dropout is of the
+    embedding, the weights and both sums."""
+    model, inputs = build(GPT, 2, 32, Variant(stored_scores=True, dropout=0.1))
     graph = capture(model, inputs, {}, dtype="bfloat16").graph
     scores = [op for op in graph.operators if op.target == "aten._softmax.default"]
     assert len(scores) == GPT.layers
     assert {graph.tensors[op.outputs[0]].dtype for op in scores} == {"bfloat16"}
-
-
-def test_dropout_is_of_the_embedding_the_weights_and_both_sums():
-    model, inputs = build(GPT, 2, 32, Variant(stored_scores=True, dropout=0.1))
-    graph = capture(model, inputs, {}, dtype="bfloat16").graph
     assert [op.target for op in graph.operators].count("aten.dropout.default") == 1 + 3 * GPT.layers
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -55,64 +56,76 @@ def _edge(source: tuple, target: tuple, nbytes: float, mesh: tuple[Axis, ...]) -
 
 @dataclass(frozen=True)
 class Kind:
-    """An operator kind: loop dims with sizes, which dims its output and each input has, parameters."""
+    """An operator kind: loop dims with sizes, which dims may be split, and which its output, each input and
+    its parameters have; a letter each."""
 
     dims: dict[str, int]
-    split: tuple[str, ...]
-    inputs: tuple[tuple[str, ...], ...]
-    output: tuple[str, ...]
-    weight: tuple[str, ...] = ()
-    flop: float = 0.0
-    linear: bool = False
+    split: str
+    inputs: tuple[str, ...]
+    output: str
+    weight: str
+    flop: float
+    linear: bool
+
+
+def kind_of(
+    sizes: dict[str, int],
+    signature: str,
+    split: str,
+    weight: str = "",
+    flop: float = 0.0,
+    linear: bool = False,
+) -> Kind:
+    """A kind by its inputs and its output, as in ``bsi->bshe``."""
+    inputs, output = signature.split("->")
+    dims = {d: n for d, n in sizes.items() if d in f"{signature}{split}{weight}"}
+    return Kind(dims, split, tuple(filter(None, inputs.split(","))), output, weight, flop, linear)
 
 
 class Modeller:
     """Adds operators and edges of a model to a cost graph, with equal tables shared."""
 
-    def __init__(self, mesh: tuple[Axis, ...], flops: float = 1e14, zero: bool = True):
-        self.mesh, self.flops, self.zero = mesh, flops, zero
+    def __init__(self, mesh: tuple[Axis, ...], flops: float = 1e14):
+        self.mesh, self.flops = mesh, flops
         self.graph = CostGraph()
         self.kinds: dict[str, Kind] = {}
         self._costs: dict[int, tuple] = {}
         self._edges: dict[tuple, tuple] = {}
         self._keep: list[Kind] = []
 
-    def configurations(self, kind: Kind) -> list[tuple[str, ...]]:
-        choices = (*kind.split, "none", *(("partial",) if kind.linear else ()))
-        found = []
-        for assigned in itertools.product(choices, repeat=len(self.mesh)):
-            parts = dict.fromkeys(kind.dims, 1)
-            for axis, dim in zip(self.mesh, assigned, strict=True):
-                if dim in parts:
-                    parts[dim] *= axis.size
-            if all(kind.dims[d] % p == 0 for d, p in parts.items()):
-                found.append(assigned)
-        return found
-
-    def _placement(
-        self, kind: Kind, assigned: tuple[str, ...], tensor: tuple[str, ...], output: bool
-    ) -> tuple:
-        pairs = []
-        for dim in assigned:
-            if dim == "none":
-                pairs.append(("R", "R"))
-            elif dim == "partial":
-                pairs.append(("P", "R"))
-            elif dim in tensor:
-                slot = f"S{tensor.index(dim)}"
-                pairs.append((slot, slot))
-            else:
-                pairs.append(("P", "R") if output else ("R", "P"))
-        return tuple(pairs)
-
-    def _cost(self, kind: Kind, assigned: tuple[str, ...]) -> np.ndarray:
+    def _parts(self, kind: Kind, assigned: tuple[str, ...]) -> dict[str, int]:
+        """In how many parts each dim is."""
         parts = dict.fromkeys(kind.dims, 1)
         for axis, dim in zip(self.mesh, assigned, strict=True):
             if dim in parts:
                 parts[dim] *= axis.size
+        return parts
+
+    def configurations(self, kind: Kind) -> list[tuple[str, ...]]:
+        choices = (*kind.split, "none", *(("partial",) if kind.linear else ()))
+        return [
+            assigned
+            for assigned in itertools.product(choices, repeat=len(self.mesh))
+            if all(kind.dims[d] % p == 0 for d, p in self._parts(kind, assigned).items())
+        ]
+
+    def _placement(self, assigned: tuple[str, ...], tensor: str, output: bool) -> tuple:
+        pairs = []
+        for dim in assigned:
+            if dim == "none":
+                pairs.append(("R", "R"))
+            elif dim in tensor:
+                slot = f"S{tensor.index(dim)}"
+                pairs.append((slot, slot))
+            else:
+                pairs.append(("P", "R") if output or dim == "partial" else ("R", "P"))
+        return tuple(pairs)
+
+    def _cost(self, kind: Kind, assigned: tuple[str, ...]) -> np.ndarray:
+        parts = self._parts(kind, assigned)
         local = {d: kind.dims[d] / parts[d] for d in kind.dims}
 
-        def size(tensor: tuple[str, ...]) -> float:
+        def size(tensor: str) -> float:
             return float(np.prod([local[d] for d in tensor]))
 
         compute = 3 * kind.flop / np.prod(list(parts.values())) / self.flops
@@ -122,15 +135,12 @@ class Modeller:
         if not kind.weight:
             return np.array([[kept, time]])
         weight = size(kind.weight)
-        sync = [
-            a for a, d in zip(self.mesh, assigned, strict=True) if d not in kind.weight and d in kind.dims
-        ]
-        copies = [a for a, d in zip(self.mesh, assigned, strict=True) if d not in kind.weight]
-        reduce = sum(_collective("reduce", 2 * weight, a) for a in sync)
+        copies = [(a, d) for a, d in zip(self.mesh, assigned, strict=True) if d not in kind.weight]
+        reduce = sum(_collective("reduce", 2 * weight, a) for a, d in copies if d in kind.dims)
         options = [[kept + 16 * weight, time + reduce]]
-        if self.zero and copies:
-            shards = np.prod([a.size for a in copies])
-            gather = sum(_collective("gather", 2 * weight, a) for a in copies)
+        if copies:
+            shards = np.prod([a.size for a, _ in copies])
+            gather = sum(_collective("gather", 2 * weight, a) for a, _ in copies)
             options.append([kept + 2 * weight + 14 * weight / shards, time + reduce])
             options.append([kept + 16 * weight / shards, time + reduce + gather])
         return np.array(options)
@@ -147,10 +157,8 @@ class Modeller:
             producer = self.kinds[source]
             key = id(producer), id(kind), slot
             if key not in self._edges:
-                outs = [
-                    self._placement(producer, a, producer.output, True) for a in self._costs[id(producer)][0]
-                ]
-                ins = [self._placement(kind, a, kind.inputs[slot], False) for a in assigned]
+                outs = [self._placement(a, producer.output, True) for a in self._costs[id(producer)][0]]
+                ins = [self._placement(a, kind.inputs[slot], False) for a in assigned]
                 out_set, in_set = sorted(set(outs)), sorted(set(ins))
                 nbytes = 2 * float(np.prod([producer.dims[d] for d in producer.output]))
                 table = np.array([[_edge(o, i, nbytes, self.mesh) for i in in_set] for o in out_set])
@@ -162,68 +170,50 @@ class Modeller:
         return name
 
 
-def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, vocabulary=50304, zero=True):
+def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, vocabulary=50304):
     """A GPT: about ten operators a layer, residual edges, loss at the end."""
-    model = Modeller(mesh, zero=zero)
-    b, s, d = {"b": batch}, {"s": sequence}, {"d": width}
-    tokens = batch * sequence
-    bsd = ("b", "s", "d")
-    embed = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "d", "v"), (), bsd, ("v", "d"))
-    norm = Kind({**b, **s, **d}, ("b", "s"), (bsd,), bsd)
-    head = {"h": heads, "e": width // heads}
-    bshe = ("b", "s", "h", "e")
-    qkv = Kind({**b, **s, **head, "i": width, "three": 3}, ("b", "s", "h", "i"), (("b", "s", "i"),),
-               ("b", "s", "h", "e"), ("three", "h", "e", "i"), 6.0 * tokens * width**2)  # fmt: skip
-    attention = Kind({**b, **s, **head}, ("b", "h"), (bshe,), bshe, (), 4.0 * tokens * sequence * width)
-    project = Kind({**b, **s, **d, **head}, ("b", "s", "d", "h"), (bshe,), bsd, ("d", "h", "e"),
-                   2.0 * tokens * width**2)  # fmt: skip
-    add = Kind({**b, **s, **d}, ("b", "s", "d"), (bsd, bsd), bsd, linear=True)
-    up = Kind({**b, **s, "f": 4 * width, "i": width}, ("b", "s", "f", "i"), (("b", "s", "i"),),
-              ("b", "s", "f"), ("f", "i"), 8.0 * tokens * width**2)  # fmt: skip
-    gelu = Kind({**b, **s, "f": 4 * width}, ("b", "s", "f"), (("b", "s", "f"),), ("b", "s", "f"))
-    down = Kind({**b, **s, **d, "f": 4 * width}, ("b", "s", "d", "f"), (("b", "s", "f"),), bsd, ("d", "f"),
-                8.0 * tokens * width**2)  # fmt: skip
-    logits = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "d", "v"), (bsd,), ("b", "s", "v"), ("v", "d"),
-                  2.0 * tokens * width * vocabulary)  # fmt: skip
-    loss = Kind({**b, **s, "v": vocabulary}, ("b", "s", "v"), (("b", "s", "v"),), ("b",))
-    x = model.add("embed", embed)
+    model, square = Modeller(mesh), 2.0 * batch * sequence * width**2
+    sizes = {"b": batch, "s": sequence, "d": width, "v": vocabulary, "h": heads, "e": width // heads}
+    of = partial(kind_of, sizes | {"i": width, "t": 3, "f": 4 * width})
+    kinds = {
+        "embed": of("->bsd", "bsdv", "vd"),
+        "norm": of("bsd->bsd", "bs"),
+        "qkv": of("bsi->bshe", "bshi", "thei", 3 * square),
+        "attention": of("bshe->bshe", "bh", "", 4.0 * batch * sequence**2 * width),
+        "project": of("bshe->bsd", "bsdh", "dhe", square),
+        "add": of("bsd,bsd->bsd", "bsd", linear=True),
+        "up": of("bsi->bsf", "bsfi", "fi", 4 * square),
+        "gelu": of("bsf->bsf", "bsf"),
+        "down": of("bsf->bsd", "bsdf", "df", 4 * square),
+        "logits": of("bsd->bsv", "bsdv", "vd", 2.0 * batch * sequence * width * vocabulary),
+        "loss": of("bsv->b", "bsv"),
+    }
+    x = model.add("embed", kinds["embed"])
     for n in range(layers):
-        y = model.add(f"{n}.norm1", norm, x)
-        for name, kind in (("qkv", qkv), ("attention", attention), ("project", project)):
-            y = model.add(f"{n}.{name}", kind, y)
-        x = model.add(f"{n}.add1", add, x, y)
-        y = model.add(f"{n}.norm2", norm, x)
-        for name, kind in (("up", up), ("gelu", gelu), ("down", down)):
-            y = model.add(f"{n}.{name}", kind, y)
-        x = model.add(f"{n}.add2", add, x, y)
-    x = model.add("norm", norm, x)
-    x = model.add("logits", logits, x)
-    model.add("loss", loss, x)
+        for half, names in enumerate((("qkv", "attention", "project"), ("up", "gelu", "down")), start=1):
+            y = model.add(f"{n}.norm{half}", kinds["norm"], x)
+            for name in names:
+                y = model.add(f"{n}.{name}", kinds[name], y)
+            x = model.add(f"{n}.add{half}", kinds["add"], x, y)
+    for name in ("norm", "logits", "loss"):
+        x = model.add(name, kinds[name], x)
     return model.graph
 
 
 def wide_resnet(layers, mesh, batch=256, width=10, size=32):
     """A WideResNet of bottleneck blocks with skips (the paper's WideResNet, section 5)."""
     model = Modeller(mesh)
-    b = {"b": batch}
-    kinds = {}
 
-    def conv(channels_in, channels_out, side, window):
-        key = channels_in, channels_out, side, window
-        if key not in kinds:
-            dims = {**b, "y": side, "x": side, "o": channels_out, "i": channels_in, "k": window * window}
-            flop = 2.0 * batch * side * side * channels_in * channels_out * window * window
-            kinds[key] = Kind(dims, ("b", "y", "x", "o", "i"), (("b", "y", "x", "i"),), ("b", "y", "x", "o"),
-                              ("o", "i", "k"), flop)  # fmt: skip
-        return kinds[key]
+    @cache
+    def conv(channels_in: int, channels_out: int, side: int, window: int) -> Kind:
+        sizes = {"b": batch, "y": side, "x": side, "o": channels_out, "i": channels_in, "k": window**2}
+        flop = 2.0 * batch * side * side * channels_in * channels_out * window**2
+        return kind_of(sizes, "byxi->byxo", "byxoi", "oik", flop)
 
-    def simple(channels, side, inputs):
-        key = channels, side, inputs
-        if key not in kinds:
-            tensor = ("b", "y", "x", "c")
-            dims = {**b, "y": side, "x": side, "c": channels}
-            kinds[key] = Kind(dims, tensor, (tensor,) * inputs, tensor, linear=inputs == 2)
-        return kinds[key]
+    @cache
+    def simple(channels: int, side: int, inputs: int) -> Kind:
+        sizes = {"b": batch, "y": side, "x": side, "c": channels}
+        return kind_of(sizes, f"{','.join(['byxc'] * inputs)}->byxc", "byxc", linear=inputs == 2)
 
     channels, side = 16 * width, size
     x = model.add("stem", conv(16, channels, side, 3))
@@ -231,34 +221,24 @@ def wide_resnet(layers, mesh, batch=256, width=10, size=32):
         if n in (layers // 3, 2 * layers // 3):
             x = model.add(f"{n}.shrink", conv(channels, 2 * channels, side // 2, 1), x)
             channels, side = 2 * channels, side // 2
-        y = model.add(f"{n}.norm1", simple(channels, side, 1), x)
-        y = model.add(f"{n}.conv1", conv(channels, channels, side, 3), y)
-        y = model.add(f"{n}.norm2", simple(channels, side, 1), y)
-        y = model.add(f"{n}.conv2", conv(channels, channels, side, 3), y)
+        y = x
+        for half in (1, 2):
+            y = model.add(f"{n}.norm{half}", simple(channels, side, 1), y)
+            y = model.add(f"{n}.conv{half}", conv(channels, channels, side, 3), y)
         x = model.add(f"{n}.add", simple(channels, side, 2), x, y)
-    last = {**b, "y": side, "x": side, "c": channels, "o": 1024}
-    classes = Kind(last, ("b", "c", "o"),
-                   (("b", "y", "x", "c"),), ("b", "o"), ("o", "c"),
-                   2.0 * batch * channels * 1024)  # fmt: skip
-    model.add("classes", classes, x)
+    last = {"b": batch, "y": side, "x": side, "c": channels, "o": 1024}
+    model.add("classes", kind_of(last, "byxc->bo", "bco", "oc", 2.0 * batch * channels * 1024), x)
     return model.graph
 
 
 def rnn(layers, mesh, batch=256, sequence=64, width=4096, vocabulary=65536):
     """Stacked LSTMs between an embedding and a softmax (the paper's RNN, section 5)."""
-    model = Modeller(mesh)
-    tokens = batch * sequence
-    bsd = ("b", "s", "d")
-    shape = {"b": batch, "s": sequence, "d": width}
-    embed = Kind({**shape, "v": vocabulary}, ("b", "d", "v"), (), bsd, ("v", "d"))
-    cell = Kind({**shape, "i": width, "g": 8}, ("b", "d", "i"), (("b", "s", "i"),), bsd, ("d", "i", "g"),
-                16.0 * tokens * width**2)  # fmt: skip
-    project = Kind({**shape, "v": vocabulary}, ("b", "s", "d", "v"), (bsd,), ("b", "s", "v"), ("v", "d"),
-                   2.0 * tokens * width * vocabulary)  # fmt: skip
-    loss = Kind({"b": batch, "s": sequence, "v": vocabulary}, ("b", "s", "v"), (("b", "s", "v"),), ("b",))
-    x = model.add("embed", embed)
+    model, tokens = Modeller(mesh), batch * sequence
+    of = partial(kind_of, {"b": batch, "s": sequence, "d": width, "v": vocabulary, "i": width, "g": 8})
+    cell = of("bsi->bsd", "bdi", "dig", 16.0 * tokens * width**2)
+    x = model.add("embed", of("->bsd", "bdv", "vd"))
     for n in range(layers):
         x = model.add(f"lstm{n}", cell, x)
-    x = model.add("project", project, x)
-    model.add("loss", loss, x)
+    x = model.add("project", of("bsd->bsv", "bsdv", "vd", 2.0 * tokens * width * vocabulary), x)
+    model.add("loss", of("bsv->b", "bsv"), x)
     return model.graph

@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensoropt.search import CostGraph, track_frontier
 from tests.benchmarks.papers.authors import SEARCHES
+from tests.benchmarks.program import table
 from tests.benchmarks.search.baselines import ORDERS, OutOfTimeError, Points, plain_tracking
 from tests.benchmarks.search.graphs import Axis, rnn, transformer, wide_resnet
 
@@ -44,6 +45,10 @@ COLUMNS = {
     "elimination": "FT-Elimination, numpy, branches first",
     "elimination_node_first": "FT-Elimination, numpy, nodes first",
 }
+THEIR_TITLES = (
+    "model", "FT-LDP, theirs", "without threads", "here", "FT-Elimination, theirs", "branches first",
+    "nodes first", "ours, one thread", "ours",
+)  # fmt: skip
 RATIOS = {
     "compiled: FT-LDP": ("ldp", "kernels_ldp"),
     "compiled: FT-Elimination": ("elimination", "kernels_elimination"),
@@ -143,13 +148,8 @@ def told(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [*_every_way(rows), "", *_ratios(rows), "", *_theirs(rows)]
 
 
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return lines + ["| " + " | ".join(map(_shown, cells)) + " |" for cells in rows]
+def _shown(cells: Iterable[Any]) -> list[str]:
+    return ["" if c is None else f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells]
 
 
 def _every_way(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -161,12 +161,12 @@ def _every_way(rows: Sequence[dict[str, Any]]) -> list[str]:
         "those with two; *nodes first*: after them. *Same*: all that ended found the same points. *>*: a",
         "limit that was passed on this size or on a smaller one of the model.",
         "",
-        *_table(
+        *table(
             [*about, *COLUMNS.values(), "same"],
-            [
-                [*(row[key] for key in about), *(row.get(f"{key}_s") for key in COLUMNS), _same(row)]
+            (
+                _shown([*(row[key] for key in about), *(row.get(f"{key}_s") for key in COLUMNS), _same(row)])
                 for row in rows
-            ],
+            ),
         ),
     ]
 
@@ -181,9 +181,12 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
         "*algorithm* is the paper's over ours, both on our kernels and one thread; *threads* is ours with",
         "one thread over ours with one per core. The last two are FT-Elimination over FT-LDP, both numpy.",
         "",
-        *_table(
+        *table(
             ["model", "layers", *RATIOS],
-            [[row["model"], row["layers"], *(ratio(row, *pair) for pair in RATIOS.values())] for row in rows],
+            (
+                _shown([row["model"], row["layers"], *(ratio(row, *pair) for pair in RATIOS.values())])
+                for row in rows
+            ),
         ),
     ]
 
@@ -206,18 +209,5 @@ def _theirs(rows: Sequence[dict[str, Any]]) -> list[str]:
         "takes 6 to 15 times as long as FT-LDP; here that depends on the order of its eliminations, and the",
         "table above has both.",
         "",
-        *_table(
-            [
-                "model",
-                "FT-LDP, theirs",
-                "without threads",
-                "here",
-                "FT-Elimination, theirs",
-                "branches first",
-                "nodes first",
-                "ours, one thread",
-                "ours",
-            ],
-            found,
-        ),
+        *table(THEIR_TITLES, map(_shown, found)),
     ]

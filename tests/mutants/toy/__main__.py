@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,24 +16,14 @@ TOY = Target(
 
 
 def main(folder: Path) -> None:
-    for name in ("tensoropt.ranks.pool", "hypothesis", "pytest", "coverage"):  # what tests/conftest.py needs
-        importlib.import_module(name)
-    sweep.GRACE_S = 2.0
+    sweep.GRACE_S, told = 5.0, []
     mutants = generated("tests/mutants/toy/sums.py")
-    tried = []
     for _ in range(2):  # the second time all is known
-        told: list[str] = []
-        records = sweep.sweep(
-            TOY,
-            mutants,
-            sweep.Known(folder, resume=True),
-            workers=2,
-            state=folder,
-            told=lambda mutant, record, told=told: told.append(mutant.id),
-        )
-        tried.append(len(told))
+        known = sweep.Known(folder, resume=True)
+        tell = lambda mutant, record: told.append(mutant.id)  # noqa: E731
+        records = sweep.sweep(TOY, mutants, known, workers=2, state=folder, told=tell)
     rows = [[m.before, m.after, records[m.id]["outcome"], records[m.id]["by"]] for m in mutants]
-    print(json.dumps({"tried": tried, "rows": rows}))
+    print(json.dumps({"tried": len(told), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -117,14 +117,9 @@ class Chain:
         seconds, edges, owner, names = self._layout
         stored = [self.stored if whole >= 0 else 0.0 for whole in owner]
         problem = problem_of(
-            seconds,
-            edges,
-            devices=self.devices,
-            message_s=self.message_s,
-            stored=stored,
-            capacity=self.capacity,
-            queues=False,
-        )
+            seconds, edges, devices=self.devices, message_s=self.message_s, stored=stored,
+            capacity=self.capacity, queues=False,
+        )  # fmt: skip
         return replace(problem, names=tuple(names))
 
     def whole_of(self, operator: int) -> str | None:
@@ -143,14 +138,4 @@ class Chain:
         return self.batch_cuts(self.devices)
 
     def split(self, splits: Mapping[str, tuple[str, int]]) -> Chain:
-        merged = {**dict(self.splits), **splits}
-        return Chain(
-            self.seconds,
-            self.devices,
-            self.copy_s,
-            self.message_s,
-            tuple(merged.items()),
-            self.parallel,
-            self.stored,
-            self.capacity,
-        )
+        return replace(self, splits=tuple({**dict(self.splits), **splits}.items()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,23 @@ def places(
     """What the local search answers for a problem without a graph."""
     graph: Any = SimpleNamespace(problem=problem)
     return [answer for _, answer in local_search.placements(graph, limit, seed, settings)]
+
+
+def without_queues(problem: PlacementProblem) -> PlacementProblem:
+    """The problem on devices whose messages pass each other."""
+    pairs = permutations(range(problem.devices.count), 2)
+    return replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
+
+
+def with_capacity(problem: PlacementProblem, capacity: float) -> PlacementProblem:
+    """The problem on devices of so many bytes each."""
+    full = np.full(problem.devices.count, capacity)
+    return replace(problem, devices=replace(problem.devices, capacity_bytes=full))
+
+
+def all_bytes(problem: PlacementProblem) -> float:
+    """What the operators of a step need in all."""
+    return sum(problem.step_bytes(operator) for operator in range(problem.size))
 
 
 def random_problem(

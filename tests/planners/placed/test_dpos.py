@@ -15,7 +15,7 @@ from tensoropt.planners.placed.common.task_ranks import placed_ranks, ranks_of
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.dpos import DposSchedule, IdleSlots, place, schedule_by_ranks
 from tests.planners.placed.hand import problem_of
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import random_problem, without_queues
 
 
 def sequenced(problem: PlacementProblem, *caps: float) -> DposSchedule:
@@ -156,29 +156,21 @@ def test_the_bound_of_theorem_1(seed, operators, devices, transfer, width, sprea
     least = max(chain, float(problem.forward_s[:, 0].sum()) / devices)
     found = sequenced(problem)
     assert found.finish_s <= (2 * least + messages) * (1 + 1e-9)
-    pairs = [(i, j) for i in range(devices) for j in range(devices) if i != j]
-    free = replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
-    assert simulate_placement(free, found.placement).time_s <= found.finish_s * (1 + 1e-9)
+    assert simulate_placement(without_queues(problem), found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
 @given(st.integers(0, 10**6), st.booleans())
 def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixed):
-    problem = random_problem(seed, 20, 3, mixed=mixed)
-    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
-    problem = replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
+    problem = without_queues(random_problem(seed, 20, 3, mixed=mixed))
     found = sequenced(problem)
     assert simulate_placement(problem, found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
 def test_what_it_expects_is_told_beside_what_queues():
     # 0 feeds three of 10 s; both messages of 4 s take the one wire, so that the second reader starts at 9
-    problem = problem_of(
-        [1.0, 10.0, 10.0, 10.0],
-        [(0, 1), (0, 2), (0, 3)],
-        devices=3,
-        message_s=4.0,
-        lanes={(i, j): ("wire",) for i in range(3) for j in range(3) if i != j},
-    )
+    lanes = {(i, j): ("wire",) for i in range(3) for j in range(3) if i != j}
+    edges = [(0, 1), (0, 2), (0, 3)]
+    problem = problem_of([1.0, 10.0, 10.0, 10.0], edges, devices=3, message_s=4.0, lanes=lanes)
     answer = place(problem, None, 0)
     simulated = simulate_placement(problem, answer.placement)
     assert (answer.expected_s, simulated.time_s, simulated.busiest_lane) == (15.0, 19.0, ("wire", 8.0))

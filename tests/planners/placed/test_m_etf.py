@@ -15,7 +15,7 @@ from tensoropt.planners.placed.common.earliest import ForwardSchedule, earliest_
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.m_etf import place
 from tests.planners.placed.hand import problem_of
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import all_bytes, random_problem, without_queues
 
 
 def naive_etf(problem: PlacementProblem, caps: np.ndarray) -> tuple[list[int], list[float]] | None:
@@ -28,9 +28,7 @@ def naive_etf(problem: PlacementProblem, caps: np.ndarray) -> tuple[list[int], l
     sent: dict[tuple[int, int], float] = {}
     free, used = [0.0] * count, [0.0] * count
 
-    def receive(
-        operator: int, target: int, lane: dict[str, float], sent: dict[tuple[int, int], float]
-    ) -> float:
+    def receive(operator, target, lane, sent) -> float:
         latest = 0.0
         for made, t in sorted((end[problem.tensors[t].producer], t) for t in problem.read[operator]):
             home = device[problem.tensors[t].producer]
@@ -83,8 +81,7 @@ def test_it_is_the_obvious_one(seed, mixed, transfer, ports):
         pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
         lanes = {(i, j): (f"{i} out", f"{j} in") for i, j in pairs}
         problem = replace(problem, devices=replace(problem.devices, lanes=lanes))
-    total = sum(problem.step_bytes(o) for o in range(problem.size))
-    for caps in (np.full(count, np.inf), np.full(count, 1.2 * total / count)):
+    for caps in (np.full(count, np.inf), np.full(count, 1.2 * all_bytes(problem) / count)):
         expected = naive_etf(problem, caps)
         if expected is not None:
             found = scheduled(problem, caps)
@@ -94,9 +91,8 @@ def test_it_is_the_obvious_one(seed, mixed, transfer, ports):
 def test_a_full_device_is_passed_over():
     problem = problem_of([1, 1, 1], [(0, 1), (1, 2)], message_s=1.0, stored=2.0)
     assert scheduled(problem, np.array([4.0, 4.0])).device == (0, 0, 1)
-    with pytest.raises(
-        InfeasibleError, match="m_etf finds no plan within 3 B: no device has room for the 2 B of op2"
-    ):
+    words = "m_etf finds no plan within 3 B: no device has room for the 2 B of op2"
+    with pytest.raises(InfeasibleError, match=words):
         place(problem, 3.0, 0)
 
 
@@ -108,9 +104,7 @@ def test_what_belongs_together_follows_its_first():
 @given(st.integers(0, 10**6))
 def test_the_simulation_needs_no_longer_where_nothing_queues(seed):
     """Orders are enforced and durations the same, so that only queues could delay the simulated step."""
-    problem = random_problem(seed, 20, 3, training=False)
-    free = {(i, j): () for i in range(3) for j in range(3) if i != j}
-    problem = replace(problem, devices=replace(problem.devices, lanes=free))
+    problem = without_queues(random_problem(seed, 20, 3, training=False))
     found = scheduled(problem, np.full(3, np.inf))
     simulated = simulate_placement(problem, place(problem, None, 0).placement)
     ends = (start + problem.forward_s[o, found.device[o]] for o, start in enumerate(found.starts))

@@ -27,21 +27,19 @@ def awake(problem, favourite, caps=float("inf")):
     return earliest_first(problem, units_of(problem), memory, favourite)
 
 
-def test_the_longest_way_is_followed():
-    # 0 feeds 1 (5 s) and 2 (1 s): without a message to 1 the span is 6, otherwise 7
-    problem = problem_of([1, 5, 1], [(0, 1), (0, 2)], message_s=1.0)
-    assert favourites_of(problem) == [1, -1, -1]
-
-
-def test_a_child_is_the_favourite_of_one_parent():
-    # 2 reads 0 (3 s) and 1 (1 s): its wait for 0 is the longer one
-    problem = problem_of([3, 1, 1], [(0, 2), (1, 2)], message_s=1.0)
-    assert favourites_of(problem) == [2, -1, -1]
-
-
-def test_where_nothing_waits_the_longest_messages_are_saved():
-    problem = problem_of([1, 1, 1, 9], [(0, 1), (0, 2)], message_s={(0, 1): 1.0, (0, 2): 2.0})
-    assert favourites_of(problem) == [2, -1, -1, -1]
+@pytest.mark.parametrize(
+    ("seconds", "messages", "favourites"),
+    [
+        # 0 feeds 1 (5 s) and 2 (1 s): without a message to 1 the span is 6, otherwise 7.
+        ([1, 5, 1], {(0, 1): 1.0, (0, 2): 1.0}, [1, -1, -1]),
+        # A child is the favourite of one parent: 2 reads 0 (3 s) and 1 (1 s), and waits longer for 0.
+        ([3, 1, 1], {(0, 2): 1.0, (1, 2): 1.0}, [2, -1, -1]),
+        # Where nothing waits the longest messages are saved.
+        ([1, 1, 1, 9], {(0, 1): 1.0, (0, 2): 2.0}, [2, -1, -1, -1]),
+    ],
+)
+def test_the_longest_way_is_followed(seconds, messages, favourites):
+    assert favourites_of(problem_of(seconds, list(messages), message_s=messages)) == favourites
 
 
 @given(st.integers(0, 10**6))
@@ -65,10 +63,10 @@ def test_without_communication_it_is_a_list_schedule(seed, training):
     assert awake(problem, some) == awake(problem, [-1] * problem.size)
 
 
-def fork():
-    """0 (1 s) and 1 (4 s) feed 2; 0 feeds 3 as well. The message from 0 to 2 is long."""
-    messages = {(0, 2): 5.0, (1, 2): 1.0, (0, 3): 1.0}
-    return problem_of([1, 4, 1, 2], [(0, 2), (1, 2), (0, 3)], message_s=messages)
+def fork(first=5.0, second=1.0):
+    """0 (1 s) and 1 (4 s) feed 2 by messages of so many seconds; 0 feeds 3, too."""
+    messages = {(0, 2): first, (1, 2): second, (0, 3): 1.0}
+    return problem_of([1, 4, 1, 2], list(messages), message_s=messages)
 
 
 def test_an_awake_device_takes_only_urgent_operators():
@@ -88,10 +86,7 @@ def test_a_device_without_room_for_the_favourite_is_free():
 
 def test_a_device_whose_favourite_starts_earlier_elsewhere_is_free():
     # once 1 is scheduled 2 can start at 4 beside it and at 7 beside 0
-    problem = problem_of(
-        [1, 4, 1, 2], [(0, 2), (1, 2), (0, 3)], message_s={(0, 2): 1.0, (1, 2): 3.0, (0, 3): 1.0}
-    )
-    found = awake(problem, [2, -1, -1, -1])
+    found = awake(fork(1.0, 3.0), [2, -1, -1, -1])
     assert found.device[2] == found.device[1]
     assert found.starts[3] == 1.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import simulate_placement
+from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES
 from tests.planners.placed.hand import problem_of
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import all_bytes, random_problem, with_capacity
 
+LITTLE = Post(placements=300, per_ascent=20, per_fit=100)
 PLACED = [
     name
     for name, entry in ENTRIES.items()
@@ -26,30 +29,25 @@ LIST_SCHEDULERS = [name for name in ("placer", "m_topo", "m_etf", "m_sct", "dpos
 
 
 def method(name: str):
-    return importlib.import_module(f"tensoropt.planners.placed.{name}").place
+    place = importlib.import_module(f"tensoropt.planners.placed.{name}").place
+    return partial(place, settings=LITTLE) if name == "post" else place
 
 
 def constrained(seed: int, training: bool, capacity: float):
     """A random problem on mixed devices with groups and pins that do not contradict each other."""
     rng = np.random.default_rng(seed)
-    problem = random_problem(
-        seed,
-        int(rng.integers(3, 25)),
-        int(rng.integers(1, 5)),
-        training=training,
-        mixed=bool(rng.random() < 0.5),
-    )
+    size, devices = int(rng.integers(3, 25)), int(rng.integers(1, 5))
+    problem = random_problem(seed, size, devices, training=training, mixed=bool(rng.random() < 0.5))
     count = problem.devices.count
     together = tuple(
         tuple(sorted(int(o) for o in rng.choice(problem.size, size=2, replace=False))) for _ in range(2)
     )
     pinned = ((0, (int(rng.integers(count)),)),) if rng.random() < 0.5 else ()
-    total = sum(problem.step_bytes(o) for o in range(problem.size))
-    devices = replace(problem.devices, capacity_bytes=np.full(count, capacity * total))
-    return replace(problem, together=together, pinned=pinned, devices=devices)
+    capped = with_capacity(problem, capacity * all_bytes(problem))
+    return replace(capped, together=together, pinned=pinned)
 
 
-@pytest.mark.parametrize("name", LIST_SCHEDULERS)
+@pytest.mark.parametrize("name", [*LIST_SCHEDULERS, pytest.param("post", marks=pytest.mark.slow)])
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.3, 0.6, 1.5, float("inf")]))
 def test_constraints_and_capacity_are_kept_under_the_simulator_or_refused(name, seed, training, capacity):
     problem = constrained(seed, training, capacity)
@@ -68,9 +66,8 @@ def test_constraints_and_capacity_are_kept_under_the_simulator_or_refused(name, 
 @pytest.mark.parametrize("name", LIST_SCHEDULERS)
 def test_a_limit_is_a_capacity(name):
     problem = random_problem(3, 30, 3)
-    total = sum(problem.step_bytes(o) for o in range(problem.size))
-    limit = total * (1.5 if name == "placer" else 0.7)
-    capped = replace(problem, devices=replace(problem.devices, capacity_bytes=np.full(3, limit)))
+    limit = all_bytes(problem) * (1.5 if name == "placer" else 0.7)
+    capped = with_capacity(problem, limit)
     assert method(name)(problem, limit, 0).placement == method(name)(capped, None, 0).placement
     with pytest.raises(InfeasibleError, match="finds no plan within 1 B"):
         method(name)(problem, 1.0, 0)

@@ -60,11 +60,7 @@ def test_a_method_that_cannot_get_below_the_limit_is_refused():
 
 def test_units_join_what_belongs_together():
     problem = problem_of(
-        [1.0] * 5,
-        [(0, 1)],
-        stored=[1, 2, 4, 8, 16],
-        together=((0, 2), (2, 4)),
-        pinned=((4, (1,)), (1, (0,))),
+        [1.0] * 5, [(0, 1)], stored=[1, 2, 4, 8, 16], together=((0, 2), (2, 4)), pinned=((4, (1,)), (1, (0,)))
     )
     units = units_of(problem)
     assert units.members == ((0, 2, 4), (1,), (3,))

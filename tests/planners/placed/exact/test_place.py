@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import InfeasibleError, MissingExtraError
-from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
+from tensoropt.placement import PlacedTensor, Placement, PlacementProblem, simulate_placement
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import dpos, netsplit, netsplit_shared, pesto, pesto_extended
@@ -23,16 +23,11 @@ from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.exact import solver as solver_module
 from tensoropt.planners.placed.exact.place import Solving, contracted
 from tensoropt.planners.placed.exact.program import Grid, PlacementProgram
-from tensoropt.planners.placed.exact.rules import (
-    Rules,
-    lasting_units,
-    most_units,
-    unit_bytes,
-)
+from tensoropt.planners.placed.exact.rules import Rules, lasting_units, most_units, unit_bytes
 from tensoropt.planners.placed.exact.solver import solve
 from tests.planners.placed.exhaustive import best_play
 from tests.planners.placed.hand import problem_of
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import all_bytes, random_problem, with_capacity
 
 ROUNDED = 1 + 2e-3
 NetSplit = partial(replace, netsplit.DEFAULTS)
@@ -47,24 +42,9 @@ def some(*seeds: int, rest: Iterable[int] = ()) -> pytest.MarkDecorator:
 def small(seed: int, share: float | None = None) -> PlacementProblem:
     """Four operators on three devices or five on two; with a share, devices of so much of all memory."""
     operators, devices = (5, 2) if seed % 3 else (4, 3)
-    problem = random_problem(
-        seed,
-        operators,
-        devices,
-        training=seed % 4 != 0,
-        mixed=seed % 2 == 1,
-        transfer=(0.1, 0.5, 1.5)[seed % 3],
-    )
-    if share is None:
-        return problem
-    total = sum(problem.step_bytes(o) for o in range(operators))
-    return with_capacity(problem, share * total)
-
-
-def with_capacity(problem: PlacementProblem, capacity: float) -> PlacementProblem:
-    devices: DeviceSet = problem.devices
-    full = np.full(devices.count, capacity)
-    return replace(problem, devices=replace(devices, capacity_bytes=full))
+    how = {"training": seed % 4 != 0, "mixed": seed % 2 == 1, "transfer": (0.1, 0.5, 1.5)[seed % 3]}
+    problem = random_problem(seed, operators, devices, **how)
+    return problem if share is None else with_capacity(problem, share * all_bytes(problem))
 
 
 def outcome_of(problem: PlacementProblem, rules: Rules, *, effort: float = 1.0, hint=None):
@@ -283,8 +263,7 @@ def test_pesto_extended_is_the_optimum_of_its_equations(seed):
 @some(1, rest=(0, 2, 3))
 def test_netsplit_as_published_is_the_optimum_over_its_groups_and_memory_rule(seed):
     problem = random_problem(seed, 12, 2, training=seed != 3, mixed=True)
-    total = sum(problem.step_bytes(o) for o in range(problem.size))
-    tight = replace(problem, devices=replace(problem.devices, capacity_bytes=np.full(2, 0.95 * total)))
+    tight = with_capacity(problem, 0.95 * all_bytes(problem))
     groups = share_devices(tight, 4)
     assert 1 < len(groups) <= 4
     limits = most_units(tight, Rules(), tight.devices.capacity_bytes.tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.execute.parallel import parallelize
 from tensoropt.execute.sampling import sampler
-from tensoropt.sharding.configurations import Configuration, batch_strategies
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.reference import difference
 from tests.execute.habit_jobs import Mesh, build, parallel, refusal
-from tests.execute.jobs import captured_model
+from tests.execute.jobs import data_parallel
 
 
 def batch_of(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
@@ -44,12 +41,8 @@ def pair(name: str, mesh: Mesh, seed: int | None, **how: Any) -> tuple[Any, nn.M
         plain.config.use_cache = False  # a plan makes no caches
     if seed is not None or isinstance(mesh[0], str):
         return parallel(name, mesh, seed or 0, **how)[0].eval(), plain.eval()
-    graph = captured_model(name).graph
-    along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
-    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
-    strategy = random_strategy(graph, mesh, along, random.Random(1), given=given)
-    model = build(name)[0]
-    return parallelize(model, strategy, args, kwargs, **how).eval(), plain.eval()
+    model = parallelize(build(name)[0], data_parallel(name, mesh), args, kwargs, **how)
+    return model.eval(), plain.eval()
 
 
 def results(output: Any, part: slice, rows: int) -> list[Any]:

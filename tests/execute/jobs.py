@@ -21,12 +21,14 @@ from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import _is_strided
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import executable
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import engine_of
 from tensoropt.execute.parallel import parallelize
+from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.reshard import redistribute
-from tensoropt.sharding.strategy import ParallelStrategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.reference import difference, largest_of, named_difference
 from tests.placement.execute.random_placed import random_placed
@@ -37,18 +39,25 @@ def spec(name: str, **more: Any) -> ModelSpec:
 
 
 def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> ParallelStrategy:
-    """A random strategy on a mesh; on no mesh, or for ``("placed", micro-batches)``, a random placement on
-    all ranks; where a schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
-    if not mesh or mesh[0] == "placed":
-        micro = mesh[1] if mesh else 1
-        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed), micro_batches=micro)
+    """A random strategy on a mesh; for ``("placed", micro-batches)`` a random placement on all ranks; where a
+    schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
+    if mesh[0] == "placed":
+        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed), micro_batches=mesh[1])
     if is_pipeline(mesh):
         return random_pipeline(loaded.graph, mesh[1:], mesh[0], random.Random(seed), 0.3)
     return random_strategy(loaded.graph, mesh, micro_strategies(loaded.graph, mesh[0]), random.Random(seed))
 
 
+def data_parallel(name: str, mesh: tuple[int, int]) -> Strategy:
+    """Every group follows the batch."""
+    graph = captured_model(name).graph
+    along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
+    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
+    return random_strategy(graph, mesh, along, random.Random(1), given=given)
+
+
 def is_pipeline(mesh: tuple[Any, ...]) -> bool:
-    return bool(mesh) and isinstance(mesh[0], str) and mesh[0] != "placed"
+    return isinstance(mesh[0], str) and mesh[0] != "placed"
 
 
 def whole(value: Any) -> torch.Tensor:
@@ -99,8 +108,21 @@ class Twins:
         settings = settings or {"lr": 1e-2, "eps": 1e-4}
         self.optimizers = [make(m.parameters(), **settings) for m in (self.model, self.plain)]
 
-    def losses(self, **scaled: Any) -> list[torch.Tensor]:
+    def losses(self) -> list[torch.Tensor]:
         return [self.loss(m) for m in (self.model, self.plain)]
+
+    def pairs(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+        return zip((self.model, self.plain), self.optimizers, strict=True)
+
+    def step(self, compiled: Any = None) -> tuple[float, float]:
+        """A step of both, the parallelized model as it was ``compiled``; their losses."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        ours, plain = (self.loss(m) for m in (compiled or self.model, self.plain))
+        for loss, optimizer in zip((ours, plain), self.optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+        return float(ours.detach()), float(plain.detach())
 
     def loss(self, model: nn.Module) -> torch.Tensor:
         output = model(*self.args, **self.kwargs)
@@ -192,13 +214,38 @@ def asked_for(
     return [n for n in parameters if n in values.asked], parameters
 
 
+def gather_alike(
+    rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int, recompute: float
+) -> dict[str, bool]:
+    """Whether loss and gradients of a random strategy that keeps all copies are to the last bit those of the
+    same with all gathered again that can be, and whether any are."""
+    loaded = captured_model(name)
+    micro = micro_strategies(loaded.graph, mesh[0])
+    kept = replace(
+        random_strategy(loaded.graph, mesh, micro, random.Random(seed), recompute), gathered_again=frozenset()
+    )
+    again = replace(kept, gathered_again=kept.gatherable)
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for strategy in (kept, again):
+        run = ShardedEngine(strategy, loaded.values)
+        (loss,) = run(*loaded.inputs)
+        loss.backward()
+        found.append((loss.detach(), {k: v.clone() for k, v in run.shards.gradients.items()}))
+    (loss, gradients), (other, others) = found
+    return {
+        "loss": torch.equal(loss, other),
+        "gradients": all(torch.equal(value, others[key]) for key, value in gradients.items()),
+        "gathered": bool(again.gathered_again),
+    }
+
+
 def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
     """What users do with gradients beside the usual loop."""
     twins = Twins(name, mesh, seed, torch.optim.SGD, lr=1e-2, momentum=0.9)
     found = {}
 
     def both(action: Any) -> None:
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
+        for model, optimizer in twins.pairs():
             action(model, optimizer)
 
     def twice(model: nn.Module, _: Any) -> None:
@@ -261,12 +308,8 @@ def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: in
             twins.optimizers.append(optimizer)
             schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
         for _ in range(3):
-            for model, optimizer, schedule in zip(
-                (twins.model, twins.plain), twins.optimizers, schedules, strict=True
-            ):
-                optimizer.zero_grad()
-                twins.loss(model).backward()
-                optimizer.step()
+            twins.step()
+            for schedule in schedules:
                 schedule.step()
         found[title] = twins.difference("value")
     return found
@@ -277,17 +320,7 @@ def long_run(
 ) -> list[tuple[float, float]]:
     """(ours, plain) losses of a training run."""
     twins = Twins(name, mesh, 4, torch.optim.AdamW, lr=3e-3)
-    losses = []
-    for _ in range(steps):
-        pair = []
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = twins.loss(model)
-            loss.backward()
-            optimizer.step()
-            pair.append(float(loss.detach()))
-        losses.append((pair[0], pair[1]))
-    return losses
+    return [twins.step() for _ in range(steps)]
 
 
 def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: str) -> float:
@@ -296,14 +329,8 @@ def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: s
     torch._dynamo.reset()
     model = torch.compile(twins.model, backend=backend)
     for _ in range(2):
-        for optimizer in twins.optimizers:
-            optimizer.zero_grad()
-        twins.loss(model).backward()
-        twins.loss(twins.plain).backward()
-        found = twins.difference("grad")
-        for optimizer in twins.optimizers:
-            optimizer.step()
-    return found
+        twins.step(model)
+    return twins.difference("grad")
 
 
 def compiled_or_not(
@@ -379,15 +406,8 @@ def checkpoints(
     rank: int, world: int, name: str, mesh: tuple[int, ...], other: tuple[int, ...], folder: str
 ) -> dict[str, Any]:
     """Train under a plan, move to another one and back, train on: bits and results stay."""
-
-    def step(twins: Twins) -> None:
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
-            optimizer.zero_grad()
-            twins.loss(model).backward()
-            optimizer.step()
-
     first, second, third = (Twins(name, shape, seed) for shape, seed in ((mesh, 1), (other, 2), (mesh, 1)))
-    step(first)
+    first.step()
     before = {n: whole(v).clone() for n, v in first.model.state_dict().items()}
     save_checkpoint(f"{folder}/a", first.model, first.optimizers[0])
     load_checkpoint(f"{folder}/a", second.model, second.optimizers[0])
@@ -397,11 +417,8 @@ def checkpoints(
     # All of a state dict before any of it is compared: to make a value whole, all ranks take part.
     after = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (second, third)]
     same = [all(torch.equal(v, before[n]) for n, v in state.items() if n in before) for state in after]
-    step(first)
-    for twins in (second, third):
-        twins.optimizers[0].zero_grad()
-        twins.loss(twins.model).backward()
-        twins.optimizers[0].step()
+    for twins in (first, second, third):
+        twins.step()
     states = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (first, second, third)]
     # Ranks of a pipeline have the parameters of their stages; all of them are on some rank.
     shared = [n for n in states[0] if all(n in state for state in states)]

@@ -133,38 +133,6 @@ class Alive(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def start(
-    rank: int, world: int, source: str, path: str, placed: bool, mode: Mode, seed: int
-) -> dict[str, Any]:
-    """Start a model that is on the meta device, and compare it with one that was made as a whole."""
-    if placed:
-        strategy: Any = random_placed(graph(mode), world, random.Random(seed))
-    else:
-        found = graph(mode)
-        strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(seed))
-    model = on_meta()
-    sources: dict[str, Any] = {
-        "drawn": {"init_weights": draw},
-        "stored": {"checkpoint": path, "init_weights": draw},
-    }
-    with captured_once(("Tied", mode)), Alive() as alive:
-        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
-    plain = drawn(3)
-    engine = parallel_of(model).engine
-    tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
-    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    state, wanted = model.state_dict(), plain.state_dict()
-    ours, expected = model(*batch()), plain(*batch())
-    return {
-        "peak": alive.peak,
-        "kept": sum(kept.values()),
-        "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
-        "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
-        "names": list(state) == list(wanted),
-        "loss": float((ours - expected).detach().abs()),
-    }
-
-
 def save(rank: int, world: int, path: str) -> None:
     """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
     found = graph()
@@ -179,25 +147,33 @@ SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
 batch."""
 
 
-def start_stages(rank: int, world: int, source: str, path: str, schedule: str, seed: int) -> dict[str, Any]:
-    """Start the stages of a rank of a pipeline from a model that is on the meta device, and compare what they
-    have with a model that was made as a whole."""
-    found, stages = graph(), world * (2 if SCHEDULES[schedule].several else 1)
-    strategy = random_pipeline(found, (stages, world), schedule, random.Random(seed))
-    sources: dict[str, Any] = {
-        "drawn": {"init_weights": draw},
-        "stored": {"checkpoint": path, "init_weights": draw},
-    }
+def start(rank: int, world: int, source: str, path: str, plan: str, mode: Mode, seed: int) -> dict[str, Any]:
+    """Start a model that is on the meta device, and compare what this rank has with a model that was made as
+    a whole.
+
+    Args:
+        plan: "sharded", "placed", or the schedule of a pipeline.
+    """
+    found, rng = graph(mode), random.Random(seed)
+    if plan == "placed":
+        strategy: Any = random_placed(found, world, rng)
+    elif plan == "sharded":
+        strategy = random_strategy(found, (1, world), micro_strategies(found, 1), rng)
+    else:
+        stages = world * (2 if SCHEDULES[plan].several else 1)
+        strategy = random_pipeline(found, (stages, world), plan, rng)
     model = on_meta()
-    with captured_once(("Tied", "train")), Alive() as alive:
-        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
+    sources: dict[str, Any] = {} if source == "drawn" else {"checkpoint": path}
+    with captured_once(("Tied", mode)), Alive() as alive:
+        parallelize(model, strategy, batch(), device="cpu", seed=3, init_weights=draw, **sources)
     plain = drawn(3)
     engine = parallel_of(model).engine
     tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
     kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     state, wanted = model.state_dict(), plain.state_dict()
     loss = model(*batch())
-    loss.backward()
+    if mode == "train":
+        loss.backward()
     return {
         "peak": alive.peak,
         "kept": sum(kept.values()),

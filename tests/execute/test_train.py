@@ -39,13 +39,10 @@ def write_strategy(path: Path, strategy: Strategy, source: str, **changes: objec
     mesh, graph, data = strategy.mesh, strategy.graph, strategy.to_data()
     names = [f"a{i}" for i in range(len(mesh) - 1)]
     plan = {
-        "schema": "tensoropt.plan/4",
-        "planner": "random",
+        "schema": "tensoropt.plan/4", "planner": "random", "cluster": {}, "optimizer": "adam",
         "model": {"source": source, "fingerprint": graph.atoms.graph.fingerprint},
-        "cluster": {},
         "mesh": {"shape": mesh[1:], "names": names},
         "micro_batches": mesh[0],
-        "optimizer": "adam",
         "operators": {
             name: {"micro": labels[0], "axes": dict(zip(names, labels[1:], strict=True))}
             for name, labels in data["groups"].items()
@@ -53,37 +50,30 @@ def write_strategy(path: Path, strategy: Strategy, source: str, **changes: objec
         "hubs": data["hubs"],
         "parameters": {name: {"key": name, "stored": stored} for name, stored in data["stored"].items()},
         "predicted": {
-            "memory_bytes": 1,
-            "time_s": 1,
-            "compute_s": 1,
-            "communication_s": 0,
-            "additive_memory_bytes": 1,
+            "memory_bytes": 1, "time_s": 1, "compute_s": 1, "communication_s": 0, "additive_memory_bytes": 1
         },
-    }
+    }  # fmt: skip
     Plan.model_validate(plan | changes).save(path)
     return path
 
 
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def torchrun(*arguments: str, options: tuple[str, ...] = ("--standalone",)) -> subprocess.Popen[str]:
+    """A job of two ranks, or of as many as the options say."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
     return subprocess.Popen(
-        [*command, "-m", "tensoropt.execute", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
 
 
 @pytest.mark.distributed
 def test_runs_under_torchrun(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path / "plan.json")
-    process = torchrun(str(plan), "--steps", "4", "--json", str(tmp_path / "result.json"))
+    plan, file = str(write_plan(tmp_path / "plan.json")), tmp_path / "result.json"
+    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "4", "--json", str(file))
     output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "step    4  loss" in output
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads(file.read_text())
     assert len(result["losses"]) == len(result["times_s"]) == 4
     assert result["losses"][-1] < result["losses"][0]
     assert result["time_s"] > 0
@@ -124,7 +114,8 @@ def gpu_plan(path: Path, mesh: tuple[int, ...]) -> Path:
 @pytest.mark.distributed
 def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> None:
     """Not by every rank: the others wait until torchrun ends them."""
-    output, _ = torchrun(str(gpu_plan(tmp_path / "plan.json", (1, 2))), "--steps", "2").communicate()
+    plan = str(gpu_plan(tmp_path / "plan.json", (1, 2)))
+    output, _ = torchrun("-m", "tensoropt.execute", plan, "--steps", "2").communicate()
     (refusal,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert refusal == (
         f"error: the plan is for 2 x H100-80GB (cuda) of cluster dgx-h100[2], but {why_no_gpu()}, or add "
@@ -155,61 +146,43 @@ def test_a_plan_for_cpus_runs_as_ever(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("words", "changes", "says"),
     [
-        (None, "cannot read the plan"),
-        ("{", "is not a plan"),
-        ('{"schema": "tensoropt.plan/4"}', "is not a plan"),
+        (["--steps", "2.5"], {}, "--steps"),
+        (["--lr", "fast"], {}, "--lr"),
+        (["--fly"], {}, "--fly"),
+        ([], {}, "the plan is for 2 devices, but this job has 1 rank; start it with"),
+        # Refused before the number of ranks is: more ranks would not help.
+        ([], {"source": SOURCE, "mode": "inference"}, "for inference, but this command trains; explore with"),
+        ([], {"source": ""}, "does not name the model's source"),
     ],
 )
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], changes: dict[str, str], says: str
+) -> None:
+    model = {"model": {"fingerprint": "0"} | changes} if changes else {}
+    assert main([str(write_plan(tmp_path / "plan.json", **model)), *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "cannot read the plan"), ("{", "is not a plan")])
 def test_bad_plans_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
 ) -> None:
     path = tmp_path / "plan.json"
     if text is not None:
         path.write_text(text)
     assert main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert says in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [("--steps", "2.5"), ("--lr", "fast"), ("--fly",)])
-def test_bad_options_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    assert main([str(write_plan(tmp_path / "plan.json")), *words]) == 2
-    error = capsys.readouterr().err
-    assert words[0] in error
-    assert error.count("\n") == 1
-
-
-def test_wrong_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(write_plan(tmp_path / "plan.json"))]) == 2
-    assert "the plan is for 2 devices, but this job has 1 rank; start it with" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"source": SOURCE, "mode": "inference"}, "for inference, but this command trains; explore with"),
-        ({"source": ""}, "does not name the model's source"),
-    ],
-)
-def test_plans_that_cannot_be_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, str], message: str
-) -> None:
-    """Refused before the number of ranks is: more ranks would not help."""
-    path = write_plan(tmp_path / "plan.json", model={"fingerprint": "0"} | model)
-    assert main([str(path)]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_plan_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_plan(
-        tmp_path / "plan.json", (1,), model={"source": "tests.execute.models:vgg", "fingerprint": "0"}
-    )
-    assert main([str(path)]) == 2
+    model = {"source": "tests.execute.models:vgg", "fingerprint": "0"}
+    assert main([str(write_plan(tmp_path / "plan.json", (1,), model=model))]) == 2
     assert "it is for another model" in capsys.readouterr().err
 
 

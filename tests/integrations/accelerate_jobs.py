@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +172,5 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     }
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, sampled, streamed, measured, misused)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

@@ -156,17 +156,10 @@ class Tuning(LightningModule):
 def trainer(folder: Path, plan: str | None, steps: int, **more: Any) -> Trainer:
     saved = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=steps // 2, save_top_k=-1)
     settings = {
-        "max_steps": steps,
-        "accumulate_grad_batches": 2,
-        "gradient_clip_val": 0.5,
-        "num_sanity_val_steps": 0,
-        "check_val_every_n_epoch": 2,
-        "callbacks": [saved],
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": True,
-    }
+        "max_steps": steps, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5,
+        "num_sanity_val_steps": 0, "check_val_every_n_epoch": 2, "callbacks": [saved], "logger": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": True,
+    }  # fmt: skip
     settings["strategy"] = "auto" if plan is None else PlanStrategy(**how(plan))
     return Trainer(**settings | place(plan) | more)
 
@@ -335,20 +328,6 @@ def refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job
-    for job in (
-        fitted,
-        briefly_fitted,
-        fitted_on_nodes,
-        moved,
-        sampled,
-        measured,
-        misused,
-    )
-}
-
-
 if __name__ == "__main__":
     os.environ.setdefault("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets it, by which Lightning knows it
-    take_part(JOBS)
+    take_part(globals())

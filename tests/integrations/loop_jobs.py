@@ -5,7 +5,6 @@ Accumulated batches are two of four rows; the last ones of an epoch are one of f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +79,5 @@ def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
     return trained(folder, plan, 2)
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

@@ -6,7 +6,6 @@ A plan's file ends with the number of shares of a batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +122,5 @@ def packed(folder: Path, plan: str | None) -> dict[str, Any]:
     return trained(folder, plan, 4, packing=True, packing_strategy="wrapped", completion_only_loss=False)
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, packed)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

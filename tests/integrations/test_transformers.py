@@ -1,9 +1,7 @@
-"""Hugging Face's ``Trainer`` by a plan, beside the same in one process."""
+"""Hugging Face's ``Trainer`` in one process: what it weighs, and what is refused."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,75 +13,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
 import tensoropt
-from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.errors import PlanError
 from tensoropt.integrations.transformers import PlanTrainer
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import trainer_jobs as jobs
-from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
-
-
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks, source)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("what", ["briefly_trained", "weighted"])
-def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran(what, tmp_path, "data", ranks), alone(what))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", pytest.param("pipeline", marks=pytest.mark.slow)])
-def test_texts_are_padded_to_the_plans_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    source = "tests.integrations.trainer_jobs:masked_recipe"
-    close(ran("lengthened", tmp_path, kind, ranks, source), alone("lengthened"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, norms and rates of 50 steps, evaluations, an average of the parameters, saved models, and a run
-    from the middle again."""
-    found = ran("trained", tmp_path, kind, ranks)
-    assert len(found["loss"]) == len(found["resumed"]["loss"]) == jobs.STEPS
-    assert len(found["eval_loss"]) == 2
-    close(found, alone("trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_continues_under_another_plan(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("moved", tmp_path, kind, ranks), alone("moved"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_adapters_are_trained_and_saved(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    source = "tests.integrations.trainer_jobs:adapted_recipe"
-    close(ran("tuned", tmp_path, kind, ranks, source), alone("tuned"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_data_without_a_length_and_the_best_model(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    found = ran("streamed", tmp_path, kind, ranks)
-    assert found["best"] == pytest.approx(found["of"], rel=1e-5)
-    close(found, alone("streamed"))
+from tests.integrations.planned import close, write_plan
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -120,17 +53,6 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
     made = PlanTrainer(jobs.build(), args, plan=plan, **more, **data)
     made.train()
     assert made.model.config.pad_token_id == 1
-
-
-@pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    "kind", ["data", "pipeline", *(pytest.param(k, marks=pytest.mark.slow) for k in (*KINDS[1:3], "placed"))]
-)
-def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    """By batches of another size, in the order of the data, with and without labels."""
-    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
 
 
 # -- what is refused --------------------------------------------------------------------------------------
@@ -240,13 +162,3 @@ def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> 
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     with pytest.raises(PlanError, match="is not parallelized"):
         PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1))
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = PlanTrainer.__module__
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "accelerate", None)  # importing it fails
-    with pytest.raises(
-        MissingExtraError, match=r"package accelerate, which.*pip install 'tensoropt\[trainer\]'"
-    ):
-        importlib.import_module(name)

@@ -1,59 +1,20 @@
-"""TRL's ``SFTTrainer`` by a plan, beside the same in one process."""
+"""What TRL's ``SFTTrainer`` leaves out by a plan, and what is refused."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig
 
-from tensoropt.errors import MissingExtraError, PlanError
-from tensoropt.ranks.pool import RankPool
-from tests.integrations.planned import KINDS, close, ran_by, write_plan
+from tensoropt.errors import PlanError
+from tests.integrations.planned import write_plan
 
 pytest.importorskip("trl", reason="the extra trl is not installed")
 
 from tensoropt.integrations.trl import PlanSFTTrainer
 from tests.integrations import sft_jobs as jobs
-
-
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks, jobs.SOURCE)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, norms, rates, tokens and evaluations of 50 steps, an average, what is saved, and a run from the
-    middle."""
-    found = ran("trained", tmp_path, kind, ranks)
-    assert len(found["loss"]) == len(found["num_tokens"]) == jobs.STEPS
-    close(found, alone("trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_texts_that_are_cut_to_the_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("packed", tmp_path, kind, ranks), alone("packed"))
 
 
 def test_the_metrics_of_logits_are_left_out_and_named(tmp_path: Path) -> None:
@@ -104,11 +65,3 @@ def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path: Path) -
     assert "pass per_device_train_batch_size=4" in refused(tmp_path, plan, per_device_train_batch_size=8)
     said = refused(tmp_path, write_plan(tmp_path, "alone"))
     assert "attention_mask, input_ids, labels, but the plan is for a call with input_ids, labels" in said
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = PlanSFTTrainer.__module__
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "trl", None)  # importing it fails
-    with pytest.raises(MissingExtraError, match=r"package trl, which.*pip install 'tensoropt\[trl\]'"):
-        importlib.import_module(name)

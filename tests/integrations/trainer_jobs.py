@@ -39,17 +39,9 @@ GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 50
 def build() -> nn.Module:
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=1,
-        n_embd=16,
-        n_head=2,
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+        n_layer=1, n_embd=16, n_head=2, vocab_size=VOCABULARY, n_positions=LENGTH, resid_pdrop=0,
+        embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
     return GPT2LMHeadModel(config)
 
 
@@ -110,28 +102,14 @@ class Stream(IterableDataset[dict[str, Any]]):
 
 
 def settings(folder: Path, world: int) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder / "out"),
-        "use_cpu": True,
-        "per_device_train_batch_size": GLOBAL // world,
-        "per_device_eval_batch_size": GLOBAL // world,
-        "gradient_accumulation_steps": 2,
-        "max_steps": STEPS,
-        "learning_rate": 1e-2,
-        "warmup_steps": 4,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "lr_scheduler_type": "linear",
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 10,
-        "save_strategy": "steps",
-        "save_steps": 10,
-        "seed": 3,
-        "report_to": [],
-        "disable_tqdm": True,
-        "include_num_input_tokens_seen": "all",
-    }
+    steps = {"max_steps": STEPS, "warmup_steps": 4, "logging_steps": 1, "eval_steps": 10, "save_steps": 10}
+    rows = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), GLOBAL // world)
+    strategies = {"eval_strategy": "steps", "save_strategy": "steps", "lr_scheduler_type": "linear"}
+    return steps | rows | strategies | {
+        "output_dir": str(folder / "out"), "use_cpu": True, "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5, "seed": 3, "report_to": [],
+        "disable_tqdm": True, "include_num_input_tokens_seen": "all",
+    }  # fmt: skip
 
 
 def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
@@ -349,11 +327,5 @@ def briefly(made: Trainer) -> list[float]:
     return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job
-    for job in (trained, briefly_trained, moved, tuned, lengthened, weighted, streamed, measured)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

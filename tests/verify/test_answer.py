@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,30 +28,23 @@ KEYS = [
 SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
 PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5)
 RIGHT = RunFindings(
-    Differences(1e-7, 1e-6, 1e-6, 0.0),
-    replicas_agree=True,
-    numerics_ok=True,
-    compared_in="float32",
-    collectives_of_ranks=[[SENT]],
-    ranks_checked=[0],
-    memory_tracked={"parameters": 40, "peak": 96},
+    Differences(1e-7, 1e-6, 1e-6, 0.0), replicas_agree=True, numerics_ok=True, compared_in="float32",
+    collectives_of_ranks=[[SENT]], ranks_checked=[0], memory_tracked={"parameters": 40, "peak": 96},
     time_measured_s=0.25,
-)
+)  # fmt: skip
 
 
 def executable():
-    loaded = load_model(jobs.spec("mlp"))
-    return jobs.strategy_of(loaded, (1, 2), 1)
+    return jobs.strategy_of(load_model(jobs.spec("mlp")), (1, 2), 1)
 
 
 def test_an_entry_has_its_keys_in_order() -> None:
     entry = entry_of(executable(), PREDICTED, RIGHT)
     assert list(entry) == KEYS
     assert json.loads(json.dumps(entry)) == entry
-    assert entry["ok"]
     assert (entry["memory_predicted_bytes"], entry["memory_tracked_bytes"]) == (100, 96)
     assert entry["collectives_issued"] == entry["collectives_predicted"]
-    assert (entry["collectives_in_order"], entry["order_unlike"]) == (True, [])
+    assert (entry["ok"], entry["collectives_in_order"], entry["order_unlike"]) == (True, True, [])
 
 
 def test_ranks_that_differ_decide() -> None:
@@ -79,15 +73,10 @@ def test_each_rank_is_compared_with_its_prediction() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
-    [
-        replace(RIGHT, numerics_ok=False),
-        replace(RIGHT, collectives_of_ranks=[[SENT, SENT | {"bytes": 4}]]),
-        RunFindings.failed("a rank died"),
-    ],
+    "change", [{"numerics_ok": False}, {"collectives_of_ranks": [[SENT, SENT | {"bytes": 4}]]}], ids=str
 )
-def test_what_is_wrong_decides(found: RunFindings) -> None:
-    assert not entry_of(executable(), PREDICTED, found)["ok"]
+def test_what_is_wrong_decides(change: dict[str, Any]) -> None:
+    assert not entry_of(executable(), PREDICTED, replace(RIGHT, **change))["ok"]
 
 
 @pytest.mark.parametrize(

@@ -58,25 +58,23 @@ def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> N
 
 
 def test_near_replicas_agree_only_where_bits_do_not_decide() -> None:
-    assert not replicas_near(None, "float32")
-    assert replicas_near(0.0, "float64")
-    assert replicas_near(1e-6, "float32")
-    assert not replicas_near(1e-6, "float64")
-    assert not replicas_near(1e-3, "float32")
-    assert not replicas_near(float("nan"), "float32")
-    engine = jobs_engine()
-    assert rank_checks._spread(engine, [{}]) is None  # on a CPU
+    near = [(0.0, "float64"), (1e-6, "float32")]
+    far = [(None, "float32"), (1e-6, "float64"), (1e-3, "float32"), (float("nan"), "float32")]
+    assert all(replicas_near(*one) for one in near)
+    assert not any(replicas_near(*one) for one in far)
+    assert rank_checks._spread(jobs_step().engine, [{}]) is None  # on a CPU
 
 
-def jobs_engine() -> Any:
+def jobs_step() -> RunStep:
     loaded = load_model(jobs.spec("mlp"))
-    return jobs_step(loaded).engine
-
-
-def jobs_step(loaded: Any) -> RunStep:
     strategy = jobs.strategy_of(loaded, (1, 1), 1)
     engine = engine_of(strategy, loaded.values)
     return RunStep(engine, loaded.inputs, "adam")
+
+
+ASKED = [
+    "synchronize", "reset_peak_memory_stats", "synchronize", "max_memory_allocated", "max_memory_reserved",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -84,32 +82,22 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An allocator that answers, and notes what it is asked."""
     asked: list[str] = []
 
-    def note(name: str, answer: Any = None) -> Any:
+    def note(name: str) -> Any:
+        answer = {"max_memory_allocated": 4096, "max_memory_reserved": 2**21}.get(name)
         return lambda *_: asked.append(name) or answer
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name, answer in (
-        ("synchronize", None),
-        ("reset_peak_memory_stats", None),
-        ("max_memory_allocated", 4096),
-        ("max_memory_reserved", 2**21),
-    ):
-        monkeypatch.setattr(torch.cuda, name, note(name, answer))
+    for name in ASKED:
+        monkeypatch.setattr(torch.cuda, name, note(name))
     return asked
 
 
 def test_the_allocator_is_asked_beside_the_tracker(cuda: list[str]) -> None:
-    step = jobs_step(load_model(jobs.spec("mlp")))
+    step = jobs_step()
     step()
     on_cpu = tracked_memory(step)
     assert not {"allocated", "reserved"} & on_cpu.keys()
     step.engine.runtime.device = torch.device("cuda", 0)  # after lowering: the step itself stays on the CPU
     found = tracked_memory(step)
     assert found == on_cpu | {"allocated": 4096, "reserved": 2**21}
-    assert cuda == [
-        "synchronize",
-        "reset_peak_memory_stats",
-        "synchronize",
-        "max_memory_allocated",
-        "max_memory_reserved",
-    ]
+    assert cuda == ASKED

@@ -10,11 +10,10 @@ from torch import nn
 from torch.distributed._tools.mod_tracker import ModTracker
 
 from tensoropt.engine.models import load_model
-from tensoropt.profiling.fact_finding import find_facts
-from tensoropt.profiling.workload import workload
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
+from tests.verify.test_verify import facts_by_group
 from tests.verify.torch_tracker import torch_peak_bytes
 
 CASES = [
@@ -32,11 +31,7 @@ def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float
     """The judge, this project's tracker and PyTorch's; a step counter here and there is 4 bytes."""
     loaded = load_model(jobs.spec(name))
     strategy = jobs.strategy_of(loaded, mesh, 1)
-    facts = {
-        n: find_facts(workload(loaded.graph, configuration, mesh))
-        for n, configuration in strategy.configurations.items()
-    }
-    predicted = memory_curve(strategy, facts, "adam").peak.total
+    predicted = memory_curve(strategy, facts_by_group(strategy), "adam").peak.total
     with step_on(0, loaded, strategy, "adam") as step:
         step()
         tracked = tracked_memory(step)

@@ -21,7 +21,15 @@ from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.owners import memory_curve
-from tensoropt.verify.findings import Differences, NarrowDistance, is_rounding, near_enough, within_tolerance
+from tensoropt.verify.findings import (
+    Differences,
+    NarrowDistance,
+    RunFindings,
+    is_rounding,
+    near_enough,
+    within_tolerance,
+)  # fmt: skip
+from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
@@ -34,7 +42,11 @@ NUMERICS = CheckOptions(memory=False, timed_steps=0)
 
 
 def draw(name: str, mesh: tuple[int, ...], count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:
-    graph = load_model(jobs.spec(name, **more)).graph
+    return draw_of(jobs.spec(name, **more), mesh, count, seed)
+
+
+def draw_of(spec: ModelSpec, mesh: tuple[int, ...], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    graph = load_model(spec).graph
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(seed)
     drawn = [random_strategy(graph, mesh, micro, rng, recompute=0.5).to_data() for _ in range(count)]
     return json.loads(json.dumps(drawn))
@@ -49,17 +61,21 @@ def check_strategies(spec: ModelSpec, strategies: list[dict[str, Any]], pool: Ra
         strategies, verify_strategies(spec, strategies, pool=pool, options=NUMERICS), strict=True
     ):
         assert result.numerics_ok, (result, strategy)
-        issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in result.collectives_issued]
-        wanted, issued = without_values(predicted(spec, strategy)), without_values(issued)
-        assert compare_collectives(wanted, issued) == [], strategy
-        assert result.ranks_unlike == []
+        assert_sent(Strategy.from_data(strategy, load_model(spec).graph), result)
 
 
-def predicted(spec: ModelSpec, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the cost side says will be sent."""
-    strategy = Strategy.from_data(data, load_model(spec).graph)
-    found = predicted_collectives(strategy, facts_by_group(strategy))
-    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in found.items()]
+def assert_sent(strategy: Strategy, found: RunFindings) -> None:
+    """Whether ranks sent what the cost side says will be sent, and all of them the same."""
+    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
+    wanted = rows_of(predicted_collectives(strategy, facts_by_group(strategy)))
+    assert compare_collectives(without_values(wanted), without_values(issued)) == [], strategy.to_data()
+    assert found.ranks_unlike == []
+
+
+def peak_of(strategy: Strategy, optimizer: str = "adam") -> float:
+    """The predicted peak; constants are counted with what a step keeps alive."""
+    peak = memory_curve(strategy, facts_by_group(strategy), optimizer).peak.total
+    return peak + strategy.graph.atoms.graph.constant_bytes
 
 
 def facts_by_group(strategy: Strategy) -> dict[str, Facts]:
@@ -78,23 +94,30 @@ def facts_of(work: Workload) -> Facts:
     return _facts[work.key]
 
 
-@pytest.mark.sweep(quick=2)
+@pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize(
-    ("name", "mesh", "count"),
+    ("name", "mesh", "count", "dtype"),
     [
-        ("mlp", (4, 2), 3),
-        ("vgg_dropout", (2, 2), 3),
-        ("transformer_dropout", (1, 2), 3),
-        ("transformer_unequal", (2, 2), 2),
-        pytest.param("mlp", (1, 2), 4, marks=pytest.mark.slow),
-        pytest.param("vgg_norm", (1, 2), 4, marks=pytest.mark.slow),
-        pytest.param("gpt2_dropout", (2, 2), 1, marks=pytest.mark.slow),
-        pytest.param("bert_dropout", (1, 2), 1, marks=pytest.mark.slow),
-        pytest.param("llama_small", (2, 2), 1, marks=pytest.mark.slow),
+        ("mlp", (4, 2), 3, "float32"), ("vgg_dropout", (2, 2), 3, "float32"),
+        ("transformer_dropout", (1, 2), 3, "float32"), ("transformer", (1, 2), 2, "bfloat16"),
+        ("transformer_unequal", (2, 2), 2, "float32"), ("mlp", (1, 2), 4, "float32"),
+        ("vgg_norm", (1, 2), 4, "float32"), ("gpt2_dropout", (2, 2), 1, "float32"),
+        ("bert_dropout", (1, 2), 1, "float32"), ("llama_small", (2, 2), 1, "float32"),
+        ("mlp", (2, 2), 2, "bfloat16"), ("vgg_norm", (1, 2), 2, "bfloat16"),
     ],
+)  # fmt: skip
+def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int, dtype: str) -> None:
+    """In mixed precision beside the unsplit model under the same policy; collectives in the types really
+    sent."""
+    check(name, mesh, count, ranks, **({} if dtype == "float32" else {"compute_dtype": dtype}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("transformer", (2, 2, 2)), ("vgg_norm", (1, 2, 2)), ("mlp", (1, 4))]
 )
-def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int) -> None:
-    check(name, mesh, count, ranks)
+def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    check(name, mesh, 1, four_ranks)
 
 
 def sending_rows(mesh: tuple[int, ...], count: int, also: str = "") -> list[dict[str, Any]]:
@@ -137,19 +160,13 @@ def around(name: str, mesh: tuple[int, ...], also: str = "", **more: Any) -> dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [("llama_small", (1, 2)), pytest.param("bert_small", (2, 2), marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("name", "mesh"), [("llama_small", (1, 2)), ("bert_small", (2, 2))])
 def test_keys_go_around_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
     spec, strategy = jobs.spec(name), around(name, mesh)
     check_strategies(spec, [strategy], ranks)
-    (found,) = verify_strategies(
-        spec, [strategy], pool=ranks, options=CheckOptions(numerics=False, timed_steps=0)
-    )
-    facts = facts_by_group(built := Strategy.from_data(strategy, load_model(spec).graph))
-    # Constants are counted with what a step keeps alive.
-    most = memory_curve(built, facts, "adam").peak.total + built.graph.atoms.graph.constant_bytes
+    options = CheckOptions(numerics=False, timed_steps=0)
+    (found,) = verify_strategies(spec, [strategy], pool=ranks, options=options)
+    most = peak_of(Strategy.from_data(strategy, load_model(spec).graph))
     assert found.memory_tracked_bytes == pytest.approx(most, rel=0.01)
 
 
@@ -160,37 +177,16 @@ def test_keys_in_narrow_numbers_go_around(ranks: RankPool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.parametrize("also", [RING, "queries", "heads", pytest.param("batch0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("also", [RING, "queries", "heads", "batch0"])
 def test_keys_go_around_beside_another_axis(four_ranks: RankPool, also: str) -> None:
     check_strategies(jobs.spec("llama_small"), [around("llama_small", (1, 2, 2), also)], four_ranks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "also",
-    [
-        "features",
-        pytest.param("rows", marks=pytest.mark.slow),
-        pytest.param("experts", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("also", ["features", "rows", "experts"])
 def test_rows_are_sent_beside_another_axis(four_ranks: RankPool, also: str) -> None:
     pytest.importorskip("transformers.integrations.moe")
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2, 2), 1, also), four_ranks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        ("transformer", (2, 2, 2)),
-        pytest.param("vgg_norm", (1, 2, 2), marks=pytest.mark.slow),
-        pytest.param("mlp", (1, 4), marks=pytest.mark.slow),
-    ],
-)
-def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
-    check(name, mesh, 1, four_ranks)
 
 
 def test_double_precision_is_much_closer(ranks: RankPool) -> None:
@@ -200,19 +196,6 @@ def test_double_precision_is_much_closer(ranks: RankPool) -> None:
     )
     assert result.numerics_ok
     assert result.differences.gradient < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        ("transformer", (1, 2)),
-        pytest.param("mlp", (2, 2), marks=pytest.mark.slow),
-        pytest.param("vgg_norm", (1, 2), marks=pytest.mark.slow),
-    ],
-)
-def test_mixed_precision(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
-    """Compared with the unsplit model under the same policy; collectives in the types really sent."""
-    check(name, mesh, 2, ranks, compute_dtype="bfloat16")
 
 
 def test_rounding_of_the_narrow_type_sets_the_tolerance() -> None:

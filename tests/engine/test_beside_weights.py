@@ -11,17 +11,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensoropt.capture import capture
 from tensoropt.engine import beside_weights
-from tensoropt.engine.models import model_values
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import fake_job
-from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
+from tests.engine.loops import Loop, captured_of, kept_graph, two_calls_and_one_backward, usual
 from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 X = torch.randn(4, 6, 8)
@@ -48,8 +45,7 @@ class Gated(nn.Module):
 @cache
 def captured(bias: bool = True, frozen: bool = False) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    found = capture(Gated(bias=bias, frozen=frozen), (X,))
-    return group_operators(refine_graph(found.graph)), model_values(found)
+    return captured_of(Gated(bias=bias, frozen=frozen), X)
 
 
 WHOLE, ROWS = ("R", "none"), ("S(1)", "d1")

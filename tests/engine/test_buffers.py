@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.pipeline.strategy import SCHEDULES
-from tensoropt.profiling.workload import workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused
-from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
-from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
-from tensoropt.verify.recorder import compare_collectives
-from tests.costs.models import facts_of
+from tests.simulate.strategies import facts_by_group
+from tests.verify.test_verify import assert_sent
 
 FILE = Path(__file__).parents[1] / "situations" / "state.py"
 BATCH_ALONE = ["step_counter", "queue", "codebook", "running_scale", "shifted", "instance_norms", "set_data"]
@@ -66,17 +62,11 @@ def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int,
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "micro_batches", "schedule"),
-    [
-        ("running_scale", 1, "gpipe"),
-        ("shifted", 1, "gpipe"),
-        ("instance_norms", 1, "gpipe"),
-        ("decay", 2, "1f1b"),
-    ],
+    [*((n, 1, "gpipe") for n in ("running_scale", "shifted", "instance_norms")), ("decay", 2, "1f1b")],
 )
 def test_stages_are_sent_the_buffers_that_they_read(
     name: str, micro_batches: int, schedule: str, ranks: RankPool
 ) -> None:
-    assert schedule in SCHEDULES
     loaded, rng = load_model(spec(name)), random.Random(0)
     drawn = [random_pipeline(loaded.graph, (micro_batches, 2), schedule, rng) for _ in range(3)]
     if name in ("running_scale", "decay"):
@@ -92,10 +82,7 @@ def test_memory_and_collectives_are_predicted(name: str) -> None:
         mesh, micro = (micro_batches, 2), micro_strategies(loaded.graph, micro_batches)
         for _ in range(3):
             strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.3)
-            works = {n: workload(loaded.graph, c, mesh) for n, c in strategy.configurations.items()}
-            facts = {n: facts_of(w) for n, w in works.items()}
             found = check_on_fake_ranks(loaded, strategy, "sgd")
-            predicted = memory_curve(strategy, facts, "sgd").peak.total
+            predicted = memory_curve(strategy, facts_by_group(strategy), "sgd").peak.total
             assert predicted == pytest.approx(found.memory_tracked_bytes, rel=0.01, abs=64)
-            issued = [{**row, "axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
-            assert not compare_collectives(rows_of(predicted_collectives(strategy, facts)), issued)
+            assert_sent(strategy, found)

@@ -11,20 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.engine import parameters
 from tensoropt.engine.gathering import gather, scatter, wait
-from tensoropt.engine.models import model_values
-from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.collectives import Collective
-from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
-from tests.engine.loops import Loop, check_gradients, data_parallel, each_loop, usual
+from tests.engine.loops import Loop, captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(8, 8)
@@ -47,38 +42,29 @@ class Stack(nn.Module):
 @functools.cache
 def captured_stack(dtype: str = "float32", **settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    captured = capture(Stack(**settings), (X,), dtype=dtype)
-    return group_operators(refine_graph(captured.graph)), model_values(captured)
+    return captured_of(Stack(**settings), X, dtype=dtype)
 
 
 def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
     """Weights of 256 bytes and biases of 32: alone 256 and 32, together 288."""
     graph, values = captured_stack()
-    with fake_job(0, 2), CollectiveRecorder((1, 2)) as recorder:
-        engine = ShardedEngine(data_parallel(graph), values)
-        loss = engine(X)[0]
-        forward = len(recorder.issued)
-        loss.backward()
-    sent = [(c.kind, c.bytes) for c in recorder.issued]
+    forward, backward = (
+        [(c.kind, c.bytes) for c in one] for one in issued_by(data_parallel(graph), values, X)
+    )
     gather, scatter = "all_gather", "reduce_scatter"
     # The first block's own and the second's as the first begins, the others' as the one before begins.
-    assert sent[:forward] == [*[(gather, 288)] * 4, ("all_reduce", 4)]
+    assert forward == [*[(gather, 288)] * 4, ("all_reduce", 4)]
     # A bias is not needed again, and of the first weight nothing as nobody asks for the input's gradient. The
     # last block's is gathered as backward begins, and the third's; gradients go one block behind.
-    assert sent[forward:] == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
+    assert backward == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
 def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
     monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
     graph, values = captured_stack(bias=False)
-    strategy = data_parallel(graph, copies=2)
-    with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
-        engine = ShardedEngine(strategy, values, runtime=Runtime((1, 2, 2)))
-        loss = engine(X)[0]
-        begin = len(recorder.issued)
-        loss.backward()
-    sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != "all_gather"]
+    _, backward = issued_by(data_parallel(graph, copies=2), values, X)
+    sent = [(c.kind, c.axes) for c in backward if c.kind != "all_gather"]
     scatter, reduce = ("reduce_scatter", (1,)), ("all_reduce", (2,))
     # Each is reduced as backward begins another block, or is over, before the next one's is scattered.
     assert sent == [scatter, reduce] * 4
@@ -121,12 +107,8 @@ def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, 
 def test_uneven_shards_are_sent_padded() -> None:
     """Weights of 7x8, 7x7, 7x7 and 8x7, the first dim in two: shards of 4 rows, the last rank's with 3."""
     graph, values = captured_stack(bias=False, width=7)
-    sent = []
-    for rank in range(2):
-        with fake_job(rank, 2), CollectiveRecorder((1, 2)) as recorder:
-            engine = ShardedEngine(data_parallel(graph), values)
-            engine(X)[0].backward()
-        sent.append([(c.kind, c.bytes) for c in recorder.issued])
+    both = [issued_by(data_parallel(graph), values, X, rank) for rank in range(2)]
+    sent = [[(c.kind, c.bytes) for c in (*forward, *backward)] for forward, backward in both]
     assert sent[0] == sent[1]
     first, second, third, last = (4 * n for n in (2 * 4 * 8, 2 * 4 * 7, 2 * 4 * 7, 8 * 7))
     gather, scatter = "all_gather", "reduce_scatter"
@@ -140,11 +122,8 @@ def test_uneven_shards_are_sent_padded() -> None:
 
 def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() -> None:
     graph, values = captured_stack(bias=False)
-    strategy = data_parallel(graph, "held/P", micro=4)
-    with fake_job(0, 2), CollectiveRecorder((4, 2)) as recorder:
-        engine = ShardedEngine(strategy, values)
-        engine(X)[0].backward()
-    sent = [c.kind for c in recorder.issued]
+    forward, backward = issued_by(data_parallel(graph, "held/P", micro=4), values, X)
+    sent = [c.kind for c in (*forward, *backward)]
     # The loss is a sum over all ranks' rows.
     assert sent == [*["all_gather"] * 4, *["all_reduce"] * 4, *["reduce_scatter"] * 4]
 
@@ -175,13 +154,13 @@ def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective
     return [wait(part).tolist() for part in arriving], recorder.issued, [value.numel() for value in values]
 
 
-@pytest.mark.distributed
 def complex_exchange(rank: int, world: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     own = [torch.complex(torch.arange(2.0) + rank, torch.full((2,), float(n))) for n in range(world)]
     whole = [wait(value) for value in gather(own, dist.group.WORLD)]
     return whole, [wait(value) for value in scatter(list(own), dist.group.WORLD)]
 
 
+@pytest.mark.distributed
 def test_complex_values_travel_as_pairs(ranks: RankPool) -> None:
     """Gloo ends with "Invalid scalar type" where it is given complex numbers together; NCCL knows none."""
     for rank, (whole, parts) in enumerate(ranks.run(complex_exchange)):
@@ -191,6 +170,7 @@ def test_complex_values_travel_as_pairs(ranks: RankPool) -> None:
         assert [v.tolist() for v in parts] == [[2 * rank + 1 + 2j * n] for n in range(2)]
 
 
+@pytest.mark.distributed
 def test_gloo_reduces_several_gradients_in_one_message(ranks: RankPool) -> None:
     for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
         want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]

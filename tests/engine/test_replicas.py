@@ -9,11 +9,11 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.findings import RunFindings, replicas_agree, within_tolerance
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.execute import jobs
+from tests.simulate.strategies import written
 
 WHOLE: tuple[int, ...] = ()
 
@@ -40,13 +40,7 @@ def test_replicas_agree_where_equal_shards_are_equal(ranks: list[dict[str, Any]]
 def on_two_ranks(*stored: str) -> dict[str, Any]:
     """The MLP split along the batch on two ranks, its parameters whole or sharded."""
     graph = load_model(jobs.spec("mlp")).graph
-    data = {
-        "mesh": [1, 2],
-        "groups": {group.name: ["none", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": {t.name: list(stored) for t in graph.atoms.graph.parameters},
-    }
-    return json.loads(json.dumps(Strategy.from_data(data, graph).to_data()))
+    return json.loads(json.dumps(written(graph, (1, 2), ["none", "d0"], stored).to_data()))
 
 
 def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tensoropt.capture import capture
-from tensoropt.engine.models import model_values
 from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.engine.loops import captured_of
 from tests.engine.threads import largest_differences, step, unsplit_engine
 
 BATCH, SEQUENCE, HIDDEN, HEADS, VOCABULARY = 4, 120, 16, 4, 24
@@ -81,8 +79,7 @@ KINDS = ("causal", "groups", "full", "window", "bias", "cross")
 def captured(kind: str) -> tuple[GroupGraph, Mapping[str, Tensor], tuple[Tensor, ...]]:
     torch.manual_seed(0)
     inputs = tuple(torch.randint(0, VOCABULARY, (BATCH, SEQUENCE)) for _ in range(2))
-    found = capture(Decoder(kind).double(), inputs)
-    return group_operators(refine_graph(found.graph)), model_values(found), inputs
+    return *captured_of(Decoder(kind).double(), *inputs), inputs
 
 
 @cache

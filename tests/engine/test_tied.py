@@ -10,19 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.models import model_values
-from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Scattered
-from tensoropt.verify.fake_ranks import fake_job
-from tensoropt.verify.recorder import CollectiveRecorder
-from tests.engine.loops import Loop, check_gradients, data_parallel, each_loop, usual
+from tests.engine.loops import Loop, captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
 from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 WIDTH = 7
@@ -56,8 +50,7 @@ def tied(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 @functools.cache
 def captured_tied(dtype: str = "float32") -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    captured = capture(Tied(), (X,), dtype=dtype)
-    return group_operators(refine_graph(captured.graph)), model_values(captured)
+    return captured_of(Tied(), X, dtype=dtype)
 
 
 def blocks_of(graph: GroupGraph) -> list[list[str]]:
@@ -70,21 +63,16 @@ def blocks_of(graph: GroupGraph) -> list[list[str]]:
     return found
 
 
-def issued_by(graph: GroupGraph, values: dict[str, torch.Tensor], stored: str) -> tuple[list, list]:
+def sizes_of(graph: GroupGraph, values: dict[str, torch.Tensor], stored: str) -> tuple[list, list]:
     """(kind, bytes) of what forward and backward of a fake rank issue."""
-    with fake_job(0, 2), CollectiveRecorder((1, 2)) as recorder:
-        engine = ShardedEngine(data_parallel(graph, stored), values)
-        loss = engine(X)[0]
-        forward = len(recorder.issued)
-        loss.backward()
-    sent = [(c.kind, c.bytes) for c in recorder.issued]
-    return sent[:forward], sent[forward:]
+    forward, backward = issued_by(data_parallel(graph, stored), values, X)
+    return [(c.kind, c.bytes) for c in forward], [(c.kind, c.bytes) for c in backward]
 
 
 def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scattered_at_once() -> None:
     graph, values = captured_tied()
     assert blocks_of(graph) == [["a", "b", "b"], ["c"], ["d", "b"]]
-    forward, backward = issued_by(graph, values, "ahead")
+    forward, backward = sizes_of(graph, values, "ahead")
     # The first block's own and the second's as the first begins, the third's as the second does.
     assert forward == [(GATHER, 2 * SENT), (GATHER, SENT), (GATHER, 2 * SENT), ("all_reduce", 4)]
     assert backward == [
@@ -97,7 +85,7 @@ def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scatt
 
 def test_a_copy_comes_with_the_first_block_and_its_gradients_are_scattered_at_once() -> None:
     graph, values = captured_tied()
-    forward, backward = issued_by(graph, values, "held")
+    forward, backward = sizes_of(graph, values, "held")
     assert forward == [(GATHER, 2 * SENT), (GATHER, SENT), (GATHER, SENT), ("all_reduce", 4)]
     assert backward == [(SCATTER, SENT), (SCATTER, SENT), (SCATTER, 2 * SENT)]
 
@@ -108,12 +96,8 @@ def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.Monk
     graph, values = captured_tied()
     strategy = data_parallel(graph, copies=2)
     assert set(strategy.scattered.values()) == {Scattered(1)}
-    with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
-        engine = ShardedEngine(strategy, values, runtime=Runtime((1, 2, 2)))
-        loss = engine(X)[0]
-        begin = len(recorder.issued)
-        loss.backward()
-    sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != GATHER]
+    _, backward = issued_by(strategy, values, X)
+    sent = [(c.kind, c.axes) for c in backward if c.kind != GATHER]
     scatter, reduce = (SCATTER, (1,)), ("all_reduce", (2,))
     assert sent == [scatter, reduce, scatter, reduce, scatter, reduce, reduce]
 

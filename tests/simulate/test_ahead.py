@@ -9,7 +9,6 @@ import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.ops.layouts import GATHERED_AHEAD
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING
@@ -18,7 +17,8 @@ from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import facts_of, four, problem
+from tests.costs.models import four, problem
+from tests.simulate.strategies import facts_by_group, written
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
@@ -36,14 +36,8 @@ def strategy(middle: str = "ahead", micro: int = 1) -> Strategy:
     graph = problem(four).graph
     assert len(graph.groups) == 5
     whole, sharded = ["R", "R/P"], [middle, "S(0)"]
-    names = [tensor.name for tensor in graph.atoms.graph.parameters]
-    data = {
-        "mesh": [micro, 2],
-        "groups": {group.name: ["d0" if micro > 1 else "none", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
-    }
-    return Strategy.from_data(data, graph)
+    labels = ["d0" if micro > 1 else "none", "d0"]
+    return written(graph, (micro, 2), labels, (whole, sharded, sharded, whole))
 
 
 @pytest.mark.parametrize(("each_s", "exposed_s"), [(0.4, 0.0), (1.5, 1.0), (2.5, 4.5)])
@@ -74,8 +68,7 @@ def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
 
 def test_every_micro_batch_gathers_and_scatters() -> None:
     found = strategy(micro=2)
-    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-    assert predicted_collectives(found, facts) == {
+    assert predicted_collectives(found, facts_by_group(found)) == {
         Collective("all_gather", (0,), W): 8,
         Collective("reduce_scatter", (0,), W): 4,
         Collective("all_reduce", (0,), 2 * W): 1,
@@ -94,8 +87,7 @@ def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> Non
     """ZeRO's first stage: either weight is gathered beside 1 s of the first micro-batch's forward, its
     gradient scattered beside 2 s of the last one's backward."""
     found = strategy("held/P", micro)
-    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-    assert predicted_collectives(found, facts) == {
+    assert predicted_collectives(found, facts_by_group(found)) == {
         Collective("all_gather", (0,), W): 2,
         Collective("reduce_scatter", (0,), W): 2,
         Collective("all_reduce", (0,), 2 * W): 1,
@@ -129,8 +121,7 @@ def test_two_blocks_are_there_at_a_time() -> None:
 
     def bytes_at(middle: str, moment: str) -> int:
         found = strategy(middle)
-        facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-        curve = memory_curve(found, facts, "sgd")
+        curve = memory_curve(found, facts_by_group(found), "sgd")
         (point,) = (p for p in curve.points if p.moment == moment)
         return point.transient
 
@@ -174,14 +165,8 @@ def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
     buckets: it computes beside nothing."""
     graph = problem(four).graph
     whole, sharded = ["R", "R/P", "R/P"], ["held", "S(0)", "S(1)"]
-    names = [tensor.name for tensor in graph.atoms.graph.parameters]
-    data = {
-        "mesh": [1, 2, 2],
-        "groups": {group.name: ["none", "d0", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
-    }
-    found, stepping = Strategy.from_data(data, graph), Hand()
+    found = written(graph, (1, 2, 2), ["none", "d0", "d0"], (whole, sharded, sharded, whole))
+    stepping = Hand()
     stepping.optimizer_s_per_element = 1e-3
     optimizer_s = []
     for overlap in (BLOCKING, replace(BESIDE, slower=0.25)):
@@ -196,19 +181,12 @@ def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", compute_dtype="bfloat16"))
     graph = loaded.graph
     (tied,) = graph.shared
-    data = {
-        "mesh": [2, 2],
-        "groups": {name: [str(along.label)] * 2 for name, along in batch_strategies(graph).items()},
-        "hubs": {name: ["S(0)", "S(0)"] for name in graph.hubs},
-        "stored": {
-            t.name: ["held/P", "S(0)"] if t.name == tied else ["R/P", "R/P"]
-            for t in graph.atoms.graph.parameters
-        },
-    }
-    found = Strategy.from_data(data, graph)
-    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
+    labels = {name: [str(along.label)] * 2 for name, along in batch_strategies(graph).items()}
+    stored = [("held/P", "S(0)") if t.name == tied else ("R/P", "R/P") for t in graph.atoms.graph.parameters]
+    found = written(graph, (2, 2), labels, stored, dict.fromkeys(graph.hubs, ("S(0)", "S(0)")))
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
-    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
+    peak = memory_curve(found, facts_by_group(found), "sgd").peak.total
+    assert peak == pytest.approx(tracked, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -220,6 +198,6 @@ def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
     # Drawn, as the peak has to come between the two.
     found = random_strategy(graph, (4, 2), micro_strategies(graph, 4), random.Random(101), 0.0)
     assert found.stored[tied] == (GATHERED_AHEAD, 0)
-    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
-    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
+    peak = memory_curve(found, facts_by_group(found), "sgd").peak.total
+    assert peak == pytest.approx(tracked, rel=1e-3)

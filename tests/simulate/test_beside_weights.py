@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
-from tests.costs.models import facts_of, problem, three
+from tests.costs.models import problem, three
+from tests.simulate.strategies import facts_by_group, written
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
@@ -28,30 +28,19 @@ X = 16 * 24 * 4
 """Bytes of what the middle one of three layers reads."""
 
 
+NAMES = ("enter", "first", "second")
+
+
 def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> Strategy:
     """Megatron's pair behind a first layer that is whole, or split along the batch; further axes split the
     batch."""
     graph, data = problem(three).graph, len(mesh) - 2
     micro = "d0" if mesh[0] > 1 else "none"
-    labels = (enter, "out_features", "in_features", "none")
-    partial = ["R/P"] * data
-    stored = {
-        "p_model_enter_weight": [*partial, "R/P" if enter == "d0" else "R"],
-        "p_model_first_weight": [*partial, "S(0)"],
-        "p_model_second_weight": [*partial, "S(1)"],
-    }
-    return Strategy.from_data(
-        {
-            "mesh": list(mesh),
-            "groups": {
-                group.name: [micro, *["d0"] * data, label]
-                for group, label in zip(graph.groups, labels, strict=True)
-            },
-            "hubs": {},
-            "stored": {n: ["R/P" if mesh[0] > 1 else "R", *layout] for n, layout in stored.items()},
-        },
-        graph,
-    )
+    labels = [(micro, *["d0"] * data, one) for one in (enter, "out_features", "in_features", "none")]
+    first = ["R/P" if mesh[0] > 1 else "R", *["R/P"] * data]
+    layouts = ("R/P" if enter == "d0" else "R", "S(0)", "S(1)")
+    stored = {f"p_model_{name}_weight": [*first, layout] for name, layout in zip(NAMES, layouts, strict=True)}
+    return written(graph, mesh, labels, stored)
 
 
 @pytest.mark.parametrize("micro", [1, 2])
@@ -137,8 +126,7 @@ def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
     loaded = load_model(ModelSpec("tests.simulate.test_beside_weights:three", 0))
     strategy = Strategy.from_data(columns_then_rows(enter=enter).to_data(), loaded.graph)
     assert strategy.reduced_beside
-    facts = {n: facts_of(workload(loaded.graph, c, (1, 2))) for n, c in strategy.configurations.items()}
-    peak = memory_curve(strategy, facts, "sgd").peak.total
+    peak = memory_curve(strategy, facts_by_group(strategy), "sgd").peak.total
     with step_on(0, loaded, strategy, "sgd") as step:
         step()
         assert tracked_memory(step)["peak"] == pytest.approx(peak, abs=16)

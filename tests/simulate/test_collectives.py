@@ -12,41 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
-from tests.costs.models import facts_of, problem, three, two_layers
+from tests.costs.models import problem, three, two_layers
+from tests.simulate.strategies import facts_by_group, written
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 
 
-def counted(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> Counter[Collective]:
+def counted(build, labels, stored, mesh=(1, 2), mode="train") -> Counter[Collective]:
     """Collectives of the strategy written as labels per group, in order, and stored placements."""
-    return predicted_collectives(*written(build, labels, stored, mesh, hubs, mode))
-
-
-def written(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> tuple[Strategy, dict[str, Facts]]:
-    """That strategy and the facts of its groups."""
-    prepared = problem(build, mode)
-    graph = prepared.graph
-    data = {
-        "mesh": list(mesh),
-        "groups": {
-            g.name: [str(prepared.micro[g.name].label) if mesh[0] > 1 else "none", *chosen]
-            for g, chosen in zip(graph.groups, labels, strict=True)
-        },
-        "hubs": hubs or {},
-        "stored": {name: ["R/P" if mesh[0] > 1 else "R", *layout] for name, layout in stored.items()},
-    }
-    strategy = Strategy.from_data(data, graph)
-    facts = {
-        g.name: facts_of(workload(graph, strategy.configurations[g.name], strategy.mesh), mode == "train")
-        for g in graph.groups
-    }
-    return strategy, facts
+    prepared, several = problem(build, mode), mesh[0] > 1
+    first = [str(prepared.micro[g.name].label) if several else "none" for g in prepared.graph.groups]
+    labels = [(one, *chosen) for one, chosen in zip(first, labels, strict=True)]
+    stored = {name: ("R/P" if several else "R", *layout) for name, layout in stored.items()}
+    strategy = written(prepared.graph, mesh, labels, stored)
+    return predicted_collectives(strategy, facts_by_group(strategy, mode == "train"))
 
 
 def test_alone_nothing_is_sent():
@@ -164,14 +146,7 @@ def test_inference_gathers_what_leaves_and_sends_nothing_back():
 
 def test_buckets_follow_backward():
     """The bucket's order is that in which backward completes gradients: last layer first."""
-    prepared = problem(two_layers)
-    data = {
-        "mesh": [1, 2],
-        "groups": {g.name: ["none", "d0"] for g in prepared.graph.groups},
-        "hubs": {},
-        "stored": {FIRST: ["R", "R/P"], SECOND: ["R", "R/P"]},
-    }
-    (bucket,) = gradient_buckets(Strategy.from_data(data, prepared.graph))
+    (bucket,) = gradient_buckets(written(problem(two_layers).graph, (1, 2), ["none", "d0"], ["R", "R/P"]))
     assert bucket.parameters == (SECOND, FIRST)
 
 

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions, fitting_once
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
@@ -27,33 +26,19 @@ from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.step import lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
-from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem, two_layers
+from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
 from tests.execute import jobs
+from tests.simulate.strategies import facts_by_group, written
 from tests.simulate.test_readings import tied
-
-FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 
 
 def play(strategy: Strategy, optimizer: str = "adam", training: bool = True) -> MemoryCurve:
-    facts = {
-        name: facts_of(workload(strategy.graph, c, strategy.mesh), training)
-        for name, c in strategy.configurations.items()
-    }
-    return memory_curve(strategy, facts, optimizer)
+    return memory_curve(strategy, facts_by_group(strategy, training), optimizer)
 
 
 def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
     graph = problem(two_layers, mode).graph
-    prefix = "p_model_" if mode == "train" else "p_"
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["none", *chosen] for g, chosen in zip(graph.groups, labels, strict=True)},
-        "hubs": {},
-        "stored": {
-            f"{prefix}{n}_weight": ["R", *s] for n, s in zip(("first", "second"), stored, strict=True)
-        },
-    }
-    return Strategy.from_data(data, graph)
+    return written(graph, mesh, [("none", *chosen) for chosen in labels], [("R", *one) for one in stored])
 
 
 def points(simulation: MemoryCurve) -> dict[str, tuple[int, int]]:
@@ -138,10 +123,7 @@ def test_the_peak_covers_all_that_is_kept(build):
         for _ in range(3):
             strategy = random_strategy(prepared.graph, mesh, micro, rng)
             simulation = play(strategy)
-            kept = sum(
-                facts_of(workload(prepared.graph, c, mesh)).kept_bytes
-                for c in strategy.configurations.values()
-            )
+            kept = sum(facts.kept_bytes for facts in facts_by_group(strategy).values())
             assert simulation.peak.total >= simulation.points[-1].total
             assert max(p.kept for p in simulation.points) >= kept
             assert all(p.kept >= 0 and p.transient >= 0 for p in simulation.points)
@@ -253,8 +235,7 @@ def recorded(
     strategy, optimizer: str, *, packs: bool, facts=None
 ) -> tuple[StepOwners, list[dict[str, float]]]:
     """The owners of a strategy's step, and its memory curve."""
-    works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    candidates = StrategyCandidates(strategy, facts or {n: facts_of(work) for n, work in works.items()})
+    candidates = StrategyCandidates(strategy, facts or facts_by_group(strategy))
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))

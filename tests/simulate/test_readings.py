@@ -22,16 +22,15 @@ from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
-from tests.costs.models import facts_of
 from tests.engine.loops import data_parallel
 from tests.engine.test_tied import SENT, W, captured_tied
+from tests.simulate.strategies import facts_by_group
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
@@ -48,8 +47,7 @@ LOSS = Collective("all_reduce", (0,), 4)
 def tied(stored: str, micro: int = 1, dtype: str = "float32") -> tuple[Strategy, dict[str, Facts]]:
     graph, _ = captured_tied(dtype)
     strategy = data_parallel(graph, stored, micro)
-    works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    return strategy, {name: facts_of(work) for name, work in works.items()}
+    return strategy, facts_by_group(strategy)
 
 
 def gather(weights: int) -> Collective:

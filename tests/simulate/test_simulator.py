@@ -23,7 +23,6 @@ from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
     ToyCommunication,
     ToyCompute,
-    facts_of,
     gates,
     gpt2,
     llama,
@@ -32,6 +31,7 @@ from tests.costs.models import (
     two_layers,
 )
 from tests.naive import Schedule, Task, schedule
+from tests.simulate.strategies import facts_by_group, written
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
 MESHES = [(1, 2), (2, 2), (1, 2, 2)]
@@ -83,9 +83,8 @@ def evaluated_at(
     **more,
 ) -> Evaluation:
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    facts = {n: facts_of(w) for n, w in works.items()}
     prices = Prices(strategy.graph, strategy.mesh, compute, communication, optimizer, overheads, **more)
-    return evaluate_strategy(strategy, works, facts, prices, overlap)
+    return evaluate_strategy(strategy, works, facts_by_group(strategy), prices, overlap)
 
 
 def scheduled(evaluated: Evaluation) -> Schedule:
@@ -132,14 +131,7 @@ def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
 
 
 def data_parallel(mesh=(1, 2)) -> Strategy:
-    graph = problem(two_layers).graph
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["d0" if mesh[0] > 1 else "none", "d0"] for g in graph.groups},
-        "hubs": {},
-        "stored": {f"p_model_{n}_weight": ["R", "R/P"] for n in ("first", "second")},
-    }
-    return Strategy.from_data(data, graph)
+    return written(problem(two_layers).graph, mesh, ["d0" if mesh[0] > 1 else "none", "d0"], ["R", "R/P"])
 
 
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
@@ -189,17 +181,9 @@ def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
 
 def scattered_first(mesh) -> Strategy:
     """Data parallel; over the last axis the first weight is gathered and its gradient scattered."""
-    graph, axes = problem(two_layers).graph, len(mesh) - 1
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["none", *["d0"] * axes] for g in graph.groups},
-        "hubs": {},
-        "stored": {
-            "p_model_first_weight": ["R", *["R/P"] * (axes - 1), "S(0)"],
-            "p_model_second_weight": ["R", *["R/P"] * axes],
-        },
-    }
-    return Strategy.from_data(data, graph)
+    axes = len(mesh) - 1
+    stored = ["R", *["R/P"] * (axes - 1), "S(0)"], ["R", *["R/P"] * axes]
+    return written(problem(two_layers).graph, mesh, ["none", *["d0"] * axes], stored)
 
 
 @pytest.mark.parametrize(
@@ -251,17 +235,9 @@ def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block()
     """The second weight stays gathered. Its copy is made beside 1 s of the first micro-batch, its gradient
     scattered beside 2 s of the last one's backward; what is left of it is a bucket of its own on the other
     axis, behind the first weight's, which is on all links."""
-    graph, loss, per_byte = problem(two_layers).graph, 4e-3, PerByte(1e-3)
-    data = {
-        "mesh": [2, 2, 2],
-        "groups": {g.name: ["d0", "d0", "d0"] for g in graph.groups},
-        "hubs": {},
-        "stored": {
-            "p_model_first_weight": ["R", "R/P", "R/P"],
-            "p_model_second_weight": ["held/P", "R/P", "S(0)"],
-        },
-    }
-    evaluated = evaluated_at(Strategy.from_data(data, graph), Hand(), per_byte, BESIDE)
+    loss, stored = 4e-3, (["R", "R/P", "R/P"], ["held/P", "R/P", "S(0)"])
+    strategy = written(problem(two_layers).graph, (2, 2, 2), ["d0", "d0", "d0"], stored)
+    evaluated = evaluated_at(strategy, Hand(), PerByte(1e-3), BESIDE)
     backward = 2 * (9.0 + loss) + W2 * 1e-3 - 1.0
     reduced = [event for event in evaluated.timed().events if event.name == REDUCTION]
     first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3
@@ -281,6 +257,24 @@ def test_micro_batches_reduce_once():
     assert total == pytest.approx(compute + communication)
 
 
+def any_choice(tables, rng, fixed=()):
+    """A configuration and an option of every variable; the first configuration of those named."""
+    choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
+    choice |= {key: 0 for key in choice if getattr(key, "name", "") in fixed}
+    return choice, {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
+
+
+def assert_as_one_by_one(evaluator: Evaluator, tables, chosen) -> None:
+    """Whether a batch has the figures that each of it has in an evaluator of its own."""
+    (together,) = evaluator(chosen)
+    for row, one in enumerate(chosen):
+        (alone,) = Evaluator(tables, evaluator.overlap)([one])
+        for field in ("memory", "time_s", "compute_s", "communication_s", "exposed_s", "sources"):
+            expected = getattr(alone.metrics, field)[0]
+            assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
+        assert together.collectives(row) == alone.collectives(0)
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
@@ -291,7 +285,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
         overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
-        facts = {n: facts_of(w) for n, w in works.items()}
+        facts = facts_by_group(strategy)
         prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads)
         evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
         assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
@@ -339,8 +333,7 @@ def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
     depends on them all."""
     tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(f"{name}{mesh}")
     for _ in range(5):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
+        choice, options = any_choice(tables, rng)
         _, compute, communication = tables.breakdown(choice, options)
         if not np.isfinite(communication):
             continue
@@ -367,26 +360,12 @@ def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
 @pytest.mark.parametrize("name", ["gates", "gpt2"])
 def test_many_at_once_are_simulated_as_one_by_one(name, mesh):
     tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(0)
-    chosen = []
-    for _ in range(12):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
-        chosen.append((choice, options))
-    (together,) = Evaluator(tables, BESIDE)(chosen)
-    for row, one in enumerate(chosen):
-        (alone,) = Evaluator(tables, BESIDE)([one])
-        for field in ("memory", "time_s", "compute_s", "communication_s", "exposed_s", "sources"):
-            expected = getattr(alone.metrics, field)[0]
-            assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
-        assert together.collectives(row) == alone.collectives(0)
+    assert_as_one_by_one(Evaluator(tables, BESIDE), tables, [any_choice(tables, rng) for _ in range(12)])
 
 
 def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     tables, rng = tables_of(problem(two_layers), (1, 2)), random.Random(0)
-    chosen = []
-    for _ in range(7):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        chosen.append((choice, dict.fromkeys(choice, 0)))
+    chosen = [any_choice(tables, rng) for _ in range(7)]
     (whole,) = Evaluator(tables, BESIDE)(chosen)
     monkeypatch.setattr("tensoropt.evaluation.evaluate.CHUNK", 3)
     parts = Evaluator(tables, BESIDE)(chosen)

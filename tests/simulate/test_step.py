@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tensoropt.costs.prices import free_prices
-from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.simulator import StepSimulator
 from tensoropt.simulate.step import Step, lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import facts_of, four, gates, gpt2, llama_two, problem, tables_of, three, unrolled
+from tests.costs.models import four, gates, gpt2, llama_two, problem, tables_of, three, unrolled
+from tests.simulate.strategies import facts_by_group
 
 MESHES = ((1, 2), (2, 2), (2, 2, 2))
 
@@ -26,11 +26,9 @@ def batches(build, mode: str = "train", dtype: str = "float32", packs: bool = Fa
         micro, rng = micro_strategies(prepared.graph, mesh[0]), random.Random(0)
         for _ in range(3):
             strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-            works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
-            facts = {n: facts_of(work, mode == "train") for n, work in works.items()}
             prices = free_prices(strategy.graph, mesh, "adam")
             prices.packs = packs
-            candidates = StrategyCandidates(strategy, facts)
+            candidates = StrategyCandidates(strategy, facts_by_group(strategy, mode == "train"))
             yield Batch(candidates, *candidates.row(), prices)
 
 

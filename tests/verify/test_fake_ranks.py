@@ -24,7 +24,8 @@ from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
 from tensoropt.verify.predict import Prediction, rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import jobs
-from tests.verify.test_verify import around, assert_sent, facts_by_group, peak_of
+from tests.simulate.strategies import facts_by_group
+from tests.verify.test_verify import around, assert_sent, peak_of
 
 SITUATIONS = Path(__file__).parents[1] / "situations"
 

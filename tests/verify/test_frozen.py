@@ -9,7 +9,8 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.execute import jobs
-from tests.verify.test_verify import assert_sent, check_strategies, draw_of, facts_by_group
+from tests.simulate.strategies import facts_by_group
+from tests.verify.test_verify import assert_sent, check_strategies, draw_of
 
 pytest.importorskip("peft")
 SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"

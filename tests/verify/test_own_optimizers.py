@@ -10,7 +10,7 @@ from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.execute import jobs
 from tests.profiling import own_optimizers
-from tests.verify.test_verify import facts_by_group
+from tests.simulate.strategies import facts_by_group
 
 
 @pytest.mark.sweep(quick=4)

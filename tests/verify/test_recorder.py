@@ -27,8 +27,8 @@ from tensoropt.verify.recorder import (
     compare_collectives,
 )
 from tests.execute import part_jobs
+from tests.simulate.strategies import facts_by_group
 from tests.verify import on_copies_jobs
-from tests.verify.test_verify import facts_by_group
 
 MESHES = ((1, 2, 2), (2, 4), (2, 2, 2, 2), (4, 2))
 MESHES_OF_SMALL = ((1, 2), (1, 2, 2), (2, 4), (2, 2, 2), (4, 2))

@@ -13,7 +13,7 @@ from tensoropt.engine.models import load_model
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
-from tests.verify.test_verify import facts_by_group
+from tests.simulate.strategies import facts_by_group
 from tests.verify.torch_tracker import torch_peak_bytes
 
 CASES = [

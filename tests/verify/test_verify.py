@@ -13,9 +13,6 @@ import pytest
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.ring_attention import RING
-from tensoropt.profiling.fact_finding import find_facts
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.strategy import Strategy
@@ -36,6 +33,7 @@ from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.recorder import compare_collectives, without_values
 from tensoropt.verify.reference import has_kinks
 from tests.execute import jobs
+from tests.simulate.strategies import facts_by_group
 
 pytestmark = pytest.mark.distributed
 NUMERICS = CheckOptions(memory=False, timed_steps=0)
@@ -76,22 +74,6 @@ def peak_of(strategy: Strategy, optimizer: str = "adam") -> float:
     """The predicted peak; constants are counted with what a step keeps alive."""
     peak = memory_curve(strategy, facts_by_group(strategy), optimizer).peak.total
     return peak + strategy.graph.atoms.graph.constant_bytes
-
-
-def facts_by_group(strategy: Strategy) -> dict[str, Facts]:
-    return {
-        name: facts_of(workload(strategy.graph, configuration, strategy.mesh))
-        for name, configuration in strategy.configurations.items()
-    }
-
-
-_facts: dict[str, Facts] = {}
-
-
-def facts_of(work: Workload) -> Facts:
-    if work.key not in _facts:
-        _facts[work.key] = find_facts(work)
-    return _facts[work.key]
 
 
 @pytest.mark.sweep(quick=4)

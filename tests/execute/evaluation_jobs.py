@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from tensoropt.execute.parallel import parallelize
 from tensoropt.execute.sampling import sampler
 from tensoropt.verify.reference import difference
-from tests.execute.habit_jobs import Mesh, build, parallel, refusal
-from tests.execute.jobs import data_parallel
+from tests.execute.habit_jobs import Mesh, parallel
+from tests.execute.jobs import build, data_parallel, refusal
 
 
 def batch_of(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,6 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.utils.parametrize
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,39 +23,29 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.parametrize import register_parametrization
 
 from tensoropt.engine import runtime, script_values
 from tensoropt.engine.parallel_model import original_shape
-from tensoropt.errors import TensorOptError
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize
-from tests.execute.jobs import captured_model, is_pipeline, parallelize_alike, spec, strategy_of, whole
+from tests.execute.jobs import (
+    build,
+    captured_model,
+    is_pipeline,
+    loss_of,
+    parallelize_alike,
+    refusal,
+    strategy_of,
+    whole,
+)
 
 Mesh = tuple[Any, ...]
-
-
-def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    return spec(name).build()
 
 
 def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Module, Any, Any]:
     model, args, kwargs = build(name)
     return parallelize_alike(name, model, mesh, seed, args, kwargs, **more), args, kwargs
-
-
-def refusal(action: Callable[[], Any]) -> str:
-    """What a refused action says; nothing where it went well."""
-    try:
-        action()
-    except TensorOptError as error:
-        return str(error)
-    return ""
-
-
-def loss_of(output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
-        return output
-    return output[0] if isinstance(output, tuple) else output["loss"]
 
 
 # -- what ranks are fed -----------------------------------------------------------------------------------
@@ -156,26 +145,6 @@ def other_data(model: nn.Module) -> None:
         parameter.data = parameter.data * 0.5
 
 
-def new_head(model: nn.Module) -> None:
-    model.third = nn.Linear(32, 8)
-
-
-def more_layers(model: nn.Module) -> None:
-    model.second.add_module("extra", nn.Linear(2, 2))
-
-
-def taken_away(model: nn.Module) -> None:
-    del model.third
-
-
-def new_parameter(model: nn.Module) -> None:
-    model.first.bias = nn.Parameter(torch.zeros(32))
-
-
-def hooked(model: nn.Module) -> None:
-    model.second.register_forward_hook(lambda module, args, output: output * 0.5)
-
-
 def checkpointed(model: nn.Module) -> None:
     """As gradient_checkpointing_enable() of transformers does beside its flags."""
 
@@ -183,22 +152,6 @@ def checkpointed(model: nn.Module) -> None:
         output.requires_grad_(True)
 
     model.second.register_forward_hook(make_inputs_require_grads)
-
-
-def hooked_gradient(model: nn.Module) -> None:
-    model.second.weight.register_hook(lambda gradient: gradient * 0)
-
-
-def hooked_step(model: nn.Module) -> None:
-    model.second.weight.register_post_accumulate_grad_hook(lambda parameter: None)
-
-
-def parametrised(model: nn.Module) -> None:
-    torch.nn.utils.parametrize.register_parametrization(model.second, "weight", nn.Tanh(), unsafe=True)
-
-
-def other_forward(model: nn.Module) -> None:
-    model.second.forward = lambda x: x  # type: ignore[method-assign]
 
 
 def with_lora(model: nn.Module) -> None:
@@ -218,16 +171,16 @@ def with_lora(model: nn.Module) -> None:
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "assign": assign,
     "data": other_data,
-    "head": new_head,
-    "layers": more_layers,
-    "away": taken_away,
-    "parameter": new_parameter,
-    "hook": hooked,
+    "head": lambda m: setattr(m, "third", nn.Linear(32, 8)),
+    "layers": lambda m: m.second.add_module("extra", nn.Linear(2, 2)),
+    "away": lambda m: delattr(m, "third"),
+    "parameter": lambda m: setattr(m.first, "bias", nn.Parameter(torch.zeros(32))),
+    "hook": lambda m: m.second.register_forward_hook(lambda module, args, output: output * 0.5),
     "checkpointing": checkpointed,
-    "gradient hook": hooked_gradient,
-    "step hook": hooked_step,
-    "parametrised": parametrised,
-    "forward": other_forward,
+    "gradient hook": lambda m: m.second.weight.register_hook(lambda gradient: gradient * 0),
+    "step hook": lambda m: m.second.weight.register_post_accumulate_grad_hook(lambda parameter: None),
+    "parametrised": lambda m: register_parametrization(m.second, "weight", nn.Tanh(), unsafe=True),
+    "forward": lambda m: setattr(m.second, "forward", lambda x: x),
     "lora": with_lora,
     "half": lambda m: m.half(),
     "bfloat16": lambda m: m.to(torch.bfloat16),
@@ -339,8 +292,18 @@ def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) ->
 # -- gradients from elsewhere -------------------------------------------------------------------------------
 
 
-PENALTIES = ("", "first", "kept", "zeros", "apart", "apart behind", "before forward", "twice", "two calls")
-"""When a script makes its penalty on the parameters, and how it clears gradients."""
+Made = Callable[[], torch.Tensor]
+PENALTIES: dict[str, Callable[[Made, Made, Made], list[Made]]] = {
+    **dict.fromkeys(("", "kept", "zeros"), lambda loss, call, penalty: [lambda: loss() + penalty()]),
+    "first": lambda loss, call, penalty: [lambda: penalty() + 0.5 * loss()],
+    "apart": lambda loss, call, penalty: [penalty, loss],
+    "apart behind": lambda loss, call, penalty: [loss, penalty],
+    "before forward": lambda loss, call, penalty: [penalty, call],
+    "twice": lambda loss, call, penalty: [lambda: loss() + penalty(), lambda: 2 * call() + penalty()],
+    "two calls": lambda loss, call, penalty: [lambda: loss() + call() + penalty()],
+}
+"""What a script goes backward from, one after the other: the loss of a call before, one of a further call, a
+penalty on the parameters. Gradients are kept over two steps, or set to zeros, for two of them."""
 
 
 def penalised(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
@@ -362,24 +325,8 @@ def _penalised(mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
             if how != "kept" or step % 2 == 0:
                 optimizer.zero_grad(set_to_none=how != "zeros")
             loss = each(*args)
-            if how == "apart":
-                penalty().backward()
-                loss.backward()
-            elif how == "apart behind":
-                loss.backward()
-                penalty().backward()
-            elif how == "before forward":
-                penalty().backward()
-                each(*args).backward()
-            elif how == "twice":
-                (loss + penalty()).backward()
-                (2 * each(*args) + penalty()).backward()
-            elif how == "two calls":
-                (loss + each(*args) + penalty()).backward()
-            elif how == "first":
-                (penalty() + 0.5 * loss).backward()
-            else:
-                (loss + penalty()).backward()
+            for made in PENALTIES[how](lambda loss=loss: loss, lambda each=each: each(*args), penalty):
+                made().backward()
             optimizer.step()
             own.append(float(loss.detach()))
     parameters = dict(plain.named_parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import _is_strided
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.errors import TensorOptError
 from tensoropt.execute import executable
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import engine_of
@@ -54,6 +55,25 @@ def data_parallel(name: str, mesh: tuple[int, int]) -> Strategy:
     along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
     given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
     return random_strategy(graph, mesh, along, random.Random(1), given=given)
+
+
+def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return spec(name).build()
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """What a refused action says; nothing where it went well."""
+    try:
+        action()
+    except TensorOptError as error:
+        return str(error)
+    return ""
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output["loss"]
 
 
 def is_pipeline(mesh: tuple[Any, ...]) -> bool:
@@ -125,10 +145,7 @@ class Twins:
         return float(ours.detach()), float(plain.detach())
 
     def loss(self, model: nn.Module) -> torch.Tensor:
-        output = model(*self.args, **self.kwargs)
-        if isinstance(output, torch.Tensor):
-            return output
-        return output[0] if isinstance(output, tuple) else output["loss"]
+        return loss_of(model(*self.args, **self.kwargs))
 
     def difference(self, what: str) -> float:
         """Largest relative difference of ``grad``, or of the ``value``; gradients to no less than a
@@ -169,13 +186,10 @@ def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
             optimizer.step()
     found["value"] = twins.difference("value")
     with torch.no_grad():
-        ours, plain = twins.losses()
-    found["no_grad"] = difference(ours, plain)
-    twins.model.eval()
-    twins.plain.eval()
-    with torch.no_grad():
-        ours, plain = twins.losses()
-    found["eval"] = difference(ours, plain)
+        found["no_grad"] = difference(*twins.losses())
+        for model in (twins.model, twins.plain):
+            model.eval()
+        found["eval"] = difference(*twins.losses())
     return found
 
 
@@ -452,11 +466,8 @@ def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[f
 
 def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
     """A plan file is enough; multi-tensor optimizers work; other calls are refused by name."""
-    import tensoropt
-    from tensoropt.errors import PlanError
-
-    (model, args, kwargs), (plain, _, _) = spec("mlp").build(), spec("mlp").build()
-    tensoropt.parallelize(model, path)
+    (model, args, kwargs), (plain, _, _) = build("mlp"), build("mlp")
+    parallelize(model, path)
     optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2, foreach=True) for m in (model, plain)]
     for m, optimizer in zip((model, plain), optimizers, strict=True):
         for _ in range(2):
@@ -468,13 +479,8 @@ def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
     x, y = args
     same = [float(m) for m in (model(x, y), model(x, y=y), model(y=y, x=x))]
     found["calls"] = same[0] == same[1] == same[2]
-    found["refusals"] = []
-    for call in (lambda: model(x[:3], y[:3]), lambda: model(x), lambda: tensoropt.parallelize(model, path)):
-        try:
-            call()
-        except PlanError as error:
-            found["refusals"].append(str(error))
-    return found
+    calls = (lambda: model(x[:3], y[:3]), lambda: model(x), lambda: parallelize(model, path))
+    return found | {"refusals": [refusal(call) for call in calls]}
 
 
 _run_steps = redistribute.run_steps

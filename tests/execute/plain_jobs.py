@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import tensoropt
-from tests.execute.habit_jobs import Mesh, build, loss_of, parallel, refusal
+from tests.execute.habit_jobs import Mesh, parallel
+from tests.execute.jobs import build, loss_of, refusal
 
 
 def whole_model(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> dict[str, Any]:

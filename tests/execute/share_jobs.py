@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import tensoropt
 from tensoropt.verify.reference import difference
 from tests.execute import jobs
-from tests.execute.habit_jobs import Mesh, build, loss_of, parallel, refusal
-from tests.execute.jobs import whole
+from tests.execute.habit_jobs import Mesh, parallel
+from tests.execute.jobs import build, loss_of, refusal, whole
 
 
 def own_rows(share: Any, batch: int, call: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -36,10 +36,6 @@ class Skip(nn.Module):
         return F.mse_loss(fourth(torch.relu(third(torch.relu(second(h))))) + h, y)
 
 
-def skip() -> Recipe:
-    return Skip(), (torch.randn(16, 24), torch.randn(16, 24)), {}
-
-
 class Tables(nn.Module):
     """Three layers that read what is made of the input, of a parameter, and with random numbers."""
 
@@ -57,10 +53,6 @@ class Tables(nn.Module):
         return F.mse_loss(self.third(h) * mask * gains * noise, y)
 
 
-def tables() -> Recipe:
-    return Tables(), (torch.randn(16, 24), torch.randn(16, 24)), {}
-
-
 class Tied(nn.Module):
     """The last of four layers is the first one."""
 
@@ -72,10 +64,6 @@ class Tied(nn.Module):
         for layer in (self.first, self.second, self.third, self.first):
             x = torch.relu(layer(x))
         return F.mse_loss(x, y)
-
-
-def tied() -> Recipe:
-    return Tied(), (torch.randn(16, 24), torch.randn(16, 24)), {}
 
 
 class Sliced(nn.Module):
@@ -91,10 +79,6 @@ class Sliced(nn.Module):
         x = self.first(x)
         x = F.linear(torch.relu(F.linear(x, upper)), lower)
         return F.mse_loss(self.fourth(torch.relu(self.third(x))), y)
-
-
-def sliced() -> Recipe:
-    return Sliced(), (torch.randn(16, 24), torch.randn(16, 24)), {}
 
 
 class Block(nn.Module):
@@ -321,3 +305,14 @@ class Adapted(nn.Module):
 def adapted() -> Recipe:
     x, y = (torch.randint(0, 40, (16, 6)) for _ in range(2))
     return Adapted(), (x, y), {}
+
+
+def _of_rows(build: type[nn.Module]) -> Callable[[], Recipe]:
+    def recipe() -> Recipe:
+        return build(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+    recipe.__name__, recipe.__qualname__ = build.__name__.lower(), build.__name__.lower()
+    return recipe
+
+
+skip, tables, tied, sliced = map(_of_rows, (Skip, Tables, Tied, Sliced))

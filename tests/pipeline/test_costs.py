@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,12 +47,20 @@ def levels(*sizes: int) -> Cluster:
     )
 
 
-def test_the_pipeline_is_the_first_axis() -> None:
-    assert [(m.shape, m.names) for m in job_meshes(levels(2, 4), 2, 2)] == [
-        ((2, 4), ("stage", "level1")),
-        ((2, 2, 2), ("stage", "level10", "level11")),
-    ]
-    assert [m.shape for m in job_meshes(levels(2, 4), 2, 1)] == [(2, 4)]
+@pytest.mark.parametrize(
+    ("sizes", "places", "most", "meshes"),
+    [
+        ((2, 4), 2, 2, [((2, 4), ("level1",)), ((2, 2, 2), ("level10", "level11"))]),
+        ((2, 4), 2, 1, [((2, 4), ("level1",))]),
+        # Places lie within nodes or cover them, and one of a single device has no axis.
+        ((4, 2), 2, 2, [((2, 4), ("level0_level1",)), ((2, 2, 2), ("level0", "level1"))]),
+        ((4, 2), 4, 2, [((4, 2), ("level1",))]),
+        ((2, 4), 8, 2, [((8,), ())]),
+    ],
+)
+def test_the_pipeline_is_the_first_axis(sizes: Any, places: int, most: int, meshes: Any) -> None:
+    found = job_meshes(levels(*sizes), places, most)
+    assert [(m.shape, m.names) for m in found] == [(shape, ("stage", *names)) for shape, names in meshes]
 
 
 def test_kinds_of_places_follow_the_ranks() -> None:
@@ -61,19 +70,6 @@ def test_kinds_of_places_follow_the_ranks() -> None:
     assert kinds_at(pairs, 4) == ((fast,), (fast,), (slow,), (slow,))
     alternating = replace(pairs, devices=(fast, slow, fast, slow))
     assert kinds_at(alternating, 2) == ((fast, slow), (fast, slow))
-
-
-def test_places_lie_within_nodes_or_cover_them() -> None:
-    assert [m.shape for m in job_meshes(levels(4, 2), 2, 2)] == [(2, 4), (2, 2, 2)]
-    assert [m.names for m in job_meshes(levels(4, 2), 2, 2)] == [
-        ("stage", "level0_level1"), ("stage", "level0", "level1"),
-    ]  # fmt: skip
-    assert [(m.shape, m.names) for m in job_meshes(levels(4, 2), 4, 2)] == [((4, 2), ("stage", "level1"))]
-
-
-def test_a_place_of_one_device_has_no_axis() -> None:
-    assert [(m.shape, m.names) for m in job_meshes(levels(2, 4), 8, 2)] == [((8,), ("stage",))]
-    assert job_meshes(load_cluster("cpu:2"), 2, 2)[0].shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -147,45 +143,35 @@ def prices(
 # -- messages -------------------------------------------------------------------------------------
 
 
-def test_a_message_takes_the_link_between_the_places() -> None:
-    # Four places of two ranks on two nodes of four: 0 and 1 share a node, 2 and 3 the other.
-    found = prices(make_cluster(2, 4, cards=2), (4, 2))
-    assert found.devices_per_place == 2
-    assert found.message_s(0, 1, MB) == found.message_s(1, 0, MB) == pytest.approx(1e-6 + 10e-6)
-    assert found.message_s(2, 3, MB) == pytest.approx(1e-6 + 10e-6)
-    assert found.message_s(1, 2, MB) == pytest.approx(10e-6 + 100e-6)
-
-
-def test_nothing_is_sent_within_a_place_and_nothing_takes_nothing() -> None:
-    found = prices(make_cluster(2, 4), (2, 4))
-    assert found.message_s(1, 1, MB) == 0.0
-    assert found.message_s(0, 1, 0) == 0.0
+NEAR_S, FAR_S = 1e-6 + 10e-6, 10e-6 + 100e-6
 
 
 @pytest.mark.parametrize(
-    ("nodes", "per_node", "cards", "shape", "seconds"),
+    ("nodes", "per_node", "cards", "shape", "between", "seconds"),
     [
-        (2, 4, 1, (2, 4), 10e-6 + 4 * 100e-6),  # all four ranks of a node through its one card
-        (2, 4, 2, (2, 4), 10e-6 + 2 * 100e-6),
-        (2, 4, 4, (2, 4), 10e-6 + 100e-6),
-        (2, 4, 8, (2, 4), 10e-6 + 100e-6),  # a rank drives one card
-        (2, 4, 1, (2, 2, 2), 10e-6 + 4 * 100e-6),  # however the place's mesh is folded
-        (4, 2, 1, (2, 4), 10e-6 + 2 * 100e-6),  # a place of two nodes has two cards
-        (2, 1, 1, (2,), 10e-6 + 100e-6),
-        (1, 8, 1, (2, 4), 1e-6 + 10e-6),  # a switch: every rank has its own link
+        # Four places of two ranks on two nodes of four: 0 and 1 share a node, 2 and 3 the other.
+        (2, 4, 2, (4, 2), (0, 1), NEAR_S),
+        (2, 4, 2, (4, 2), (2, 3), NEAR_S),
+        (2, 4, 2, (4, 2), (1, 2), FAR_S),
+        # Of the node's four ranks those of place 1 send over its one card, those of place 0 do not.
+        (2, 4, 1, (4, 2), (1, 2), 10e-6 + 2 * 100e-6),
+        (2, 4, 1, (2, 4), (0, 1), 10e-6 + 4 * 100e-6),  # all four ranks of a node through its one card
+        (2, 4, 2, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),
+        (2, 4, 4, (2, 4), (0, 1), FAR_S),
+        (2, 4, 8, (2, 4), (0, 1), FAR_S),  # a rank drives one card
+        (2, 4, 1, (2, 2, 2), (0, 1), 10e-6 + 4 * 100e-6),  # however the place's mesh is folded
+        (4, 2, 1, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),  # a place of two nodes has two cards
+        (2, 1, 1, (2,), (0, 1), FAR_S),
+        (1, 8, 1, (2, 4), (0, 1), NEAR_S),  # a switch: every rank has its own link
     ],
 )
-def test_ranks_of_a_place_share_the_cards_of_their_node(
-    nodes: int, per_node: int, cards: int, shape: tuple[int, ...], seconds: float
+def test_a_message_takes_the_link_and_its_part_of_the_cards(
+    nodes: int, per_node: int, cards: int, shape: tuple[int, ...], between: tuple[int, int], seconds: float
 ) -> None:
-    found = prices(make_cluster(nodes, per_node, cards), shape)
-    assert found.message_s(0, 1, MB) == found.message_s(1, 0, MB) == pytest.approx(seconds)
-
-
-def test_part_of_a_node_shares_its_cards_only_with_itself() -> None:
-    # Places of two: of the node's four ranks those of place 1 send over the card, those of place 0 do not.
-    found = prices(make_cluster(2, 4), (4, 2))
-    assert found.message_s(1, 2, MB) == pytest.approx(10e-6 + 2 * 100e-6)
+    found, (one, other) = prices(make_cluster(nodes, per_node, cards), shape), between
+    assert found.message_s(one, other, MB) == found.message_s(other, one, MB) == pytest.approx(seconds)
+    # Nothing is sent within a place, and nothing takes nothing.
+    assert found.message_s(one, one, MB) == found.message_s(one, other, 0) == 0.0
 
 
 def test_a_measured_pair_is_believed_as_it_is() -> None:

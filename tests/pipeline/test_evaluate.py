@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,21 +54,26 @@ def evaluated(
     cluster: Cluster | None = None,
     optimizer: str = "adam",
     overheads: Overheads | None = None,
-    *,
-    beside: bool = False,
+    compute: Any = None,
+    **more: Any,
 ) -> PipelineEvaluation:
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
+    works, training = stage_works(strategy), strategy.graph.atoms.graph.training
+    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
+    prices = prices_of(strategy, cluster, compute or Hand(), overheads, optimizer, **more)
+    return _evaluate_pipeline(strategy, works, facts, prices)
+
+
+def prices_of(
+    strategy: PipelinedStrategy, cluster: Cluster, compute: Any, overheads: Any = None,
+    optimizer: str = "adam", **more: Any,
+) -> PipelinePrices:  # fmt: skip
     mesh = Mesh(
         shape=strategy.mesh[1:], names=("stage", *(f"axis{i}" for i in range(len(strategy.mesh) - 2)))
     )
-    works = stage_works(strategy)
-    training = strategy.graph.atoms.graph.training
-    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
-    communication = CommunicationModel(cluster, mesh)
-    overheads = overheads or Overheads()
-    prices = PipelinePrices(cluster, mesh, Hand(), communication, overheads, optimizer, beside=beside)
-    return _evaluate_pipeline(strategy, works, facts, prices)
+    communication, more = CommunicationModel(cluster, mesh), {"beside": False} | more
+    return PipelinePrices(cluster, mesh, compute, communication, overheads or Overheads(), optimizer, **more)
 
 
 def halves(schedule: str, micro_batches: int = 4) -> PipelinedStrategy:
@@ -113,22 +119,15 @@ def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
 
 def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages() -> None:
     strategy, cluster = halves("1f1b"), load_cluster("dgx-a100[2]")
-    mesh = Mesh(shape=(2,), names=("stage",))
     process = process_memory(cluster, strategy.graph.atoms.graph)
-    prices = PipelinePrices(
-        cluster, mesh, Hand(), CommunicationModel(cluster, mesh), Overheads(), "adam", beside=False,
-        process_memory=lambda graph: process_memory(cluster, graph),
-    )  # fmt: skip
-    works = stage_works(strategy)
-    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
-    found = _evaluate_pipeline(strategy, works, facts, prices)
+    found = evaluated(strategy, cluster, process_memory=lambda graph: process_memory(cluster, graph))
     (level,) = process.communicator.values()
     for terms, peak, tensors in zip(found.terms, found.peaks, found.memory.sum(axis=1), strict=True):
         assert terms["context"] == process.context
         # Of all ranks, whose barrier is a sum, and along the pipeline; a stage on one device sends no more.
         assert terms["communicators"] == level.bytes({"all_reduce"}, 2) + level.bytes({"send"}, 2)
         assert peak == pytest.approx(tensors + sum(terms.values()))
-    point = pipelined_point(found, mesh, space=0)
+    point = pipelined_point(found, Mesh(shape=(2,), names=("stage",)), space=0)
     assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
 
 
@@ -142,24 +141,19 @@ class Half(Hand):
 
 def test_each_place_computes_at_its_own_pace() -> None:
     strategy, cluster = halves("1f1b"), make_cluster(2, 1)
-    mesh = Mesh(shape=(2,), names=("stage",))
-    rest: Any = (CommunicationModel(cluster, mesh), Overheads(), "adam")
-    fast, slow = (PipelinePrices(cluster, mesh, kind, *rest, beside=False) for kind in (Hand(), Half()))
-    prices = PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=(fast, slow))
-    works = stage_works(strategy)
-    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
-    found = _evaluate_pipeline(strategy, works, facts, prices)
+    fast, slow = (prices_of(strategy, cluster, kind) for kind in (Hand(), Half()))
+    found = evaluated(strategy, cluster, compute=Half(), of_places=(fast, slow))
     # Place 0 as above, place 1 twice as long: 8 and 16, and still it never waits.
     assert found.times.total_s == pytest.approx(3 + MESSAGE + 4 * 24 + 4 * MESSAGE + 6)
     assert found.times.working_s == pytest.approx((4 * 9, 4 * 24))
-    assert fits(found, prices)
+    assert fits(found, prices_of(strategy, cluster, Half(), of_places=(fast, slow)))
     peaks = found.memory.sum(axis=1)
     for place, least in enumerate(peaks):
         small = replace(cluster.devices[0], memory_bytes=int(least) - 1)
         less = replace(cluster, devices=(small, small))
         own = [fast, slow]
-        own[place] = PipelinePrices(less, mesh, Hand(), *rest, beside=False)
-        assert not fits(found, PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=own))
+        own[place] = prices_of(strategy, less, Hand())
+        assert not fits(found, prices_of(strategy, cluster, Half(), of_places=own))
 
 
 def test_more_micro_batches_shrink_the_bubble() -> None:
@@ -224,15 +218,13 @@ def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
     assert every.fullest == 1
 
 
-@pytest.mark.parametrize(("micro_batches", "in_flight"), [(2, 2), (4, 2), (8, 2), (16, 2)])
-def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(
-    micro_batches: int, in_flight: int
-) -> None:
+@pytest.mark.parametrize("micro_batches", [2, 4, 8, 16])
+def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batches: int) -> None:
     rows = 16 // micro_batches * 24 * 4
     found = evaluated(halves("1f1b", micro_batches))
     actions = place_actions("1f1b", 2, 1, micro_batches)[0]
     kept = memory_of_actions(found.strategy, found.stages, 0, actions)[:, 3]
-    assert max(kept) == (in_flight - 1) * 2 * rows
+    assert max(kept) == 2 * rows
     gpipe = evaluated(halves("gpipe", micro_batches))
     assert gpipe.memory[0][3] == (micro_batches - 1) * 2 * rows
 
@@ -337,12 +329,8 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
         "F0": forward, "F1": forward + sent, "B0": 0, "F2": forward, "B1": 0, "F3": forward, "B2": 0, "B3": 0,
         "end": 0,
     }  # fmt: skip
-    every = {
-        name: size
-        for name, _, size in kept_and_needed(
-            evaluated(split_along_the_batch(graph, cuts, (4, 2), "gpipe")), 0
-        )
-    }
+    gpipe = evaluated(split_along_the_batch(graph, cuts, (4, 2), "gpipe"))
+    every = {name: size for name, _, size in kept_and_needed(gpipe, 0)}
     assert [every[f"F{n}"] for n in range(4)] == [forward + n * sent for n in range(4)]
     assert every["B0"] == 0
 
@@ -350,9 +338,8 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule: str) -> None:
     graph = problem(frozen).graph
-    check_owners(
-        evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.2")], (4, 2), schedule))
-    )
+    cuts = [Cutter(graph).beginning("blocks.2")]
+    check_owners(evaluated(split_along_the_batch(graph, cuts, (4, 2), schedule)))
 
 
 def check_owners(found: PipelineEvaluation) -> list[list[Owned]]:
@@ -406,11 +393,32 @@ def test_sends_are_counted() -> None:
     ],
 )
 def test_ranks_issue_what_is_predicted(name: str, mesh: tuple[int, ...], schedule: str) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, mesh, schedule, random.Random(1))
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.ranks_checked == list(range(strategy.devices))
+    found, issued = of_fake_ranks(name, drawn(mesh, schedule, 1))
+    assert issued.ranks_checked == list(range(found.strategy.devices))
     check_issued(found, issued)
+
+
+def of_fake_ranks(
+    name: str, strategy_of: Callable[[Any], PipelinedStrategy], optimizer: str = "adam"
+) -> tuple[PipelineEvaluation, RunFindings]:
+    """What is predicted of a pipeline of a model, and what fake ranks do."""
+    loaded = load_model(ModelSpec(name))
+    strategy = strategy_of(loaded.graph)
+    return evaluated(strategy, optimizer=optimizer), check_on_fake_ranks(loaded, strategy, optimizer)
+
+
+def drawn(mesh: tuple[int, ...], schedule: str, seed: int, *more: float) -> Callable[..., PipelinedStrategy]:
+    return lambda graph: random_pipeline(graph, mesh, schedule, random.Random(seed), *more)
+
+
+def along(*how: Any) -> Callable[[Any], PipelinedStrategy]:
+    return lambda graph: split_along_the_batch(graph, *how)
+
+
+def check_memory(found: PipelineEvaluation, issued: RunFindings, *, each: int = 1, **near: float) -> None:
+    """Of every rank, or of the first of ``each``."""
+    predicted = pytest.approx(found.memory.sum(axis=1).tolist(), **near)
+    assert issued.memory_tracked_of_ranks[::each] == predicted, found.strategy.cuts
 
 
 def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
@@ -425,12 +433,11 @@ def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("build", [four, skip, tied])
 def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
-    loaded = load_model(ModelSpec(f"{build.__module__}:{build.__name__}"))
-    strategy = split_along_the_batch(loaded.graph, (1, 2), (4, 3), schedule)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    name = f"{build.__module__}:{build.__name__}"
+    found, issued = of_fake_ranks(name, along((1, 2), (4, 3), schedule))
     # Behind an activation that keeps what it made, up to a micro-batch of that is missing at the peak: 3 %
     # of models as small as these.
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.05)
+    check_memory(found, issued, rel=0.05)
     assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
 
 
@@ -446,13 +453,8 @@ def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
 def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(
     name: str, cut: int, near: float, schedule: str
 ) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = split_along_the_batch(loaded.graph, (cut,), (4, 2), schedule)
-    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
     # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
-    assert issued.memory_tracked_of_ranks == pytest.approx(
-        found.memory.sum(axis=1).tolist(), rel=near, abs=96
-    )
+    check_memory(*of_fake_ranks(name, along((cut,), (4, 2), schedule), "sgd"), rel=near, abs=96)
 
 
 @pytest.mark.slow
@@ -467,12 +469,10 @@ def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(
 def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     name: str, schedule: str, seed: int
 ) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, (4, 2, 2), schedule, random.Random(seed), 0.0)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    found, issued = of_fake_ranks(name, drawn((4, 2, 2), schedule, seed, 0.0))
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
     assert max(alive) > 1000.0
-    assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
+    check_memory(found, issued, each=2, rel=0.005)
     assert found.busiest.compute_s + found.busiest.exposed_s + found.idle_s == pytest.approx(found.time_s)
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
@@ -495,10 +495,7 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
 def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
     name: str, schedule: str, seed: int, near: float
 ) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=near)
+    check_memory(*of_fake_ranks(name, drawn((4, 2), schedule, seed, 0.3)), rel=near)
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
@@ -511,29 +508,22 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
     ],
 )
 def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name: str, schedule: str) -> None:
-    loaded = load_model(ModelSpec(f"tests.pipeline.models:{name}"))
     for seed in range(2):
-        strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
-        found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-        predicted = found.memory.sum(axis=1).tolist()
-        assert issued.memory_tracked_of_ranks == pytest.approx(predicted, rel=0.05), strategy.cuts
+        found, issued = of_fake_ranks(f"tests.pipeline.models:{name}", drawn((4, 2), schedule, seed, 0.3))
+        check_memory(found, issued, rel=0.05)
         check_issued(found, issued)
 
 
 def test_a_gradient_of_two_tensors_goes_back_as_one_copy() -> None:
-    loaded = load_model(ModelSpec("tests.pipeline.models:turned"))
-    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2), "gpipe")
-    assert len(strategy.parts[1].arriving) == 2
-    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=256)
+    found, issued = of_fake_ranks("tests.pipeline.models:turned", along((2,), (4, 2), "gpipe"), "sgd")
+    assert len(found.strategy.parts[1].arriving) == 2
+    check_memory(found, issued, abs=256)
 
 
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
-    loaded = load_model(ModelSpec("tests.costs.models:four"))
-    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2))
-    issued = check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.memory_tracked_of_ranks[1] == pytest.approx(evaluated(strategy).memory[1].sum(), abs=64)
+    found, issued = of_fake_ranks("tests.costs.models:four", along((2,), (4, 2)))
+    assert issued.memory_tracked_of_ranks[1] == pytest.approx(found.memory[1].sum(), abs=64)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])

@@ -39,22 +39,14 @@ from tests.pipeline.test_evaluate import MESSAGE, RESULT, ROWS, evaluated
 def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
     axes = tuple(f"cpu{i}" for i in range(len(strategy.mesh) - 2))
     part = plan_part(strategy, axes, tuple(1000.0 + place for place in range(strategy.places)))
+    predicted = Predicted(memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1)
     return Plan(
-        planner="by hand",
-        model=ModelInfo(source="net", fingerprint=graph.atoms.graph.fingerprint),
-        cluster=load_cluster(f"cpu:{strategy.devices}").to_dict(),
-        mesh=MeshInfo(shape=strategy.mesh[1:], names=("stage", *axes)),
-        micro_batches=strategy.micro_batches,
-        optimizer="adam",
-        predicted=Predicted(
-            memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1
-        ),
-        operators=part.operators,
-        parameters=part.parameters,
-        recomputed=part.recomputed,
-        stages=part.stages,
-        hubs={},
-    )
+        planner="by hand", model=ModelInfo(source="net", fingerprint=graph.atoms.graph.fingerprint),
+        cluster=load_cluster(f"cpu:{strategy.devices}").to_dict(), optimizer="adam", hubs={},
+        mesh=MeshInfo(shape=strategy.mesh[1:], names=("stage", *axes)), predicted=predicted,
+        micro_batches=strategy.micro_batches, operators=part.operators, parameters=part.parameters,
+        recomputed=part.recomputed, stages=part.stages,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +72,7 @@ def plan(graph: GroupGraph) -> Plan:
     ],
 )
 def test_a_plan_gives_back_its_pipeline(
-    build: Any,
-    cuts: tuple[int, ...],
-    sizes: tuple[int, ...],
-    schedule: str,
-    again: tuple[str, ...],
-    tmp_path: Path,
+    build: Any, cuts: Any, sizes: Any, schedule: str, again: tuple[str, ...], tmp_path: Path
 ) -> None:
     graph = problem(build).graph
     strategy = split_along_the_batch(graph, cuts, sizes, schedule, frozenset(again))
@@ -100,6 +87,7 @@ def test_a_plan_gives_back_its_pipeline(
 def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
     data = json.loads(plan.to_json())
     assert plan.kind is PIPELINED
+    assert "4 devices of cpu:4, pp2x2" in repr(plan)
     assert data["mesh"] == {"shape": [2, 2], "names": ["stage", "cpu0"], "placed": False}
     pipeline = data["stages"]
     assert (pipeline["schedule"], pipeline["again"], pipeline["peak_bytes"]) == ("1f1b", [], [1000.0, 1001.0])
@@ -116,10 +104,6 @@ def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None
     assert {p.stored for p in plan.parameters.values()} == {("R/P", "R/P")}
 
 
-def test_a_plan_tells_of_its_stages(plan: Plan) -> None:
-    assert "4 devices of cpu:4, pp2x2" in repr(plan)
-
-
 # -- refusals -------------------------------------------------------------------------------------
 
 
@@ -130,15 +114,11 @@ def test_a_pipeline_has_no_strategy_on_one_mesh(plan: Plan, graph: GroupGraph) -
         pipelined_strategy(plan.model_copy(update={"stages": None}), graph)
 
 
-def test_another_model_is_refused_with_the_first_difference(plan: Plan) -> None:
+def test_another_model_is_refused(plan: Plan, graph: GroupGraph) -> None:
     # Of its layers only the second has a ReLU, which crosses the cut.
-    with pytest.raises(
-        PlanError, match=r"says nothing about depart\.relu \(groups\); it is for another model"
-    ):
+    says = r"says nothing about depart\.relu \(groups\); it is for another model"
+    with pytest.raises(PlanError, match=says):
         pipelined_strategy(plan, problem(three).graph)
-
-
-def test_the_same_operators_of_other_sizes_are_refused(plan: Plan, graph: GroupGraph) -> None:
     model = plan.model.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(PlanError, match=r"other shapes, dtypes or code \(fingerprint 000000000000"):
         pipelined_strategy(plan.model_copy(update={"model": model}), graph)
@@ -171,12 +151,9 @@ def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d["stages"].update(schedule="dualpipe"), "no pipeline schedule called dualpipe"),
-        (lambda d: d["stages"].update(again=["relu"]), "relu depends on parameters"),
         (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
         (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
         (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
-        (lambda d: d["stages"]["stages"][1].update(begins="mse_loss"), "cannot begin with mse_loss"),
         (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
         (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
         (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
@@ -214,8 +191,6 @@ def test_what_contradicts_itself_is_refused_without_a_model(
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ([1, 4], "two groups or more, not 1"),
-        ([4, 1], "2 stages do not divide over 4"),
         ([3, 2], "2 stages do not divide over 3"),
         ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
     ],

@@ -25,7 +25,6 @@ from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare
-from tensoropt.graph import Tensor
 from tensoropt.pipeline.stages import (
     Cutter,
     Stage,
@@ -43,7 +42,6 @@ from tensoropt.pipeline.stages import (
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import micro_batch_strategies
-from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem
 from tests.execute.models import vgg_norm_plain
@@ -163,14 +161,9 @@ def test_stronger_stages_get_more() -> None:
 @pytest.mark.parametrize(("bandwidth", "made"), [("100MB/s", True), ("1000TB/s", False)])
 def test_the_cheaper_of_making_and_sending(bandwidth: str, made: bool) -> None:
     """A softmax of the inputs reads 1,536 bytes and writes as many: over 2 TB/s, or over the link."""
-    cluster = cluster_from(
-        {
-            "devices": [{"kind": "A100-80GB", "count": 1}],
-            "nodes": 2,
-            "links": {"inter_node": {"latency": "5us", "bandwidth": bandwidth}},
-        },
-        name="two",
-    )
+    links = {"inter_node": {"latency": "5us", "bandwidth": bandwidth}}
+    devices = [{"kind": "A100-80GB", "count": 1}]
+    cluster = cluster_from({"devices": devices, "nodes": 2, "links": links}, name="two")
     cutter = Cutter(problem(tables).graph)
     with ProfileStore(":memory:") as store:
         found = cheaper_to_duplicate(cutter, CostSource(cluster, store, Settings(measure="never")))
@@ -195,16 +188,15 @@ def own(stage: Stage) -> list[str]:
 # -- cuts -----------------------------------------------------------------------------------------
 
 
-def test_cuts_leave_parameters_on_both_sides() -> None:
+def test_cuts_leave_parameters_on_both_sides_but_in_inference() -> None:
     # Four products, then the loss: a stage of the loss alone would have none.
     assert [g.name for g in cutter(four).graph.groups] == [
         "linear", "linear_1", "linear_2", "linear_3", "mse_loss",
     ]  # fmt: skip
-    assert cutter(four).cuts == (1, 2, 3)
-
-
-def test_inference_is_cut_anywhere() -> None:
-    assert cutter(four, "inference").cuts == (1, 2, 3, 4)
+    assert (cutter(four).cuts, cutter(four, "inference").cuts) == ((1, 2, 3), (1, 2, 3, 4))
+    for stage in cutter(four, "inference").stages((2,)):
+        assert not stage.has_backward
+        assert not stage.returns_gradients
 
 
 def test_cuts_behind_what_has_no_gradient_hand_none_back() -> None:
@@ -232,7 +224,7 @@ def test_stages_without_trained_parameters_are_cut_like_others(build: Callable[[
     trained = Cutter(prepare(capture(whole.requires_grad_(True), args, kwargs)).graph)
     found = cutter(build)
     assert found.cuts == trained.cuts
-    reached = [any(t.requires_grad for t in tensors_of(found, cut)) for cut in found.cuts]
+    reached = [any(found.source.tensors[n].requires_grad for n in found.crossing(c)) for c in found.cuts]
     # First none has a gradient, then each has.
     assert reached == sorted(reached)
     for cut, gradient in zip(found.cuts, reached, strict=True):
@@ -242,10 +234,6 @@ def test_stages_without_trained_parameters_are_cut_like_others(build: Callable[[
     assert not all(reached)
 
 
-def tensors_of(found: Cutter, cut: int) -> list[Tensor]:
-    return [found.source.tensors[name] for name in found.crossing(cut)]
-
-
 def test_a_frozen_stage_behind_a_trained_one_hands_gradients_back() -> None:
     found = cutter(frozen)
     # Block 4 of 6 is frozen behind block 3, which is not.
@@ -253,12 +241,6 @@ def test_a_frozen_stage_behind_a_trained_one_hands_gradients_back() -> None:
     assert not any(tensor.requires_grad for tensor in stage.graph.atoms.graph.parameters)
     assert stage.has_backward
     assert stage.returns_gradients
-
-
-def test_inference_has_no_backward() -> None:
-    for stage in cutter(four, "inference").stages((2,)):
-        assert not stage.has_backward
-        assert not stage.returns_gradients
 
 
 def test_blocks_are_dealt_with_those_that_are_frozen() -> None:
@@ -271,13 +253,9 @@ def test_blocks_are_dealt_with_those_that_are_frozen() -> None:
 def test_trained_parameters_are_stored_with_gradient_and_state() -> None:
     found = cutter(adapted)
     stored = dict(zip((g.name for g in found.graph.groups), parameter_bytes_of(found.graph), strict=True))
-    names = {parameter.name: g for g in found.graph.groups for parameter in parameters_of(found, g)}
-    assert stored[names["p_model_table_weight"].name] == 40 * 24 * 4
-    assert stored[names["p_model_down_0_weight"].name] == 4 * 2 * 24 * 4
-
-
-def parameters_of(found: Cutter, group: Group) -> list[Tensor]:
-    return [found.source.tensors[name] for name in (*group.parameters, *group.shared)]
+    groups = {name: g.name for g in found.graph.groups for name in (*g.parameters, *g.shared)}
+    assert stored[groups["p_model_table_weight"]] == 40 * 24 * 4
+    assert stored[groups["p_model_down_0_weight"]] == 4 * 2 * 24 * 4
 
 
 # -- what crosses ---------------------------------------------------------------------------------

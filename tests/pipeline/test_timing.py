@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -272,19 +273,10 @@ def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
     path = sum(s.forward[0] + s.backward[0] * (1.0 - s.weights * SCHEDULES[name].apart) for s in stages)
     assert times.total_s >= max(times.working_s) - 1e-9
     assert times.total_s >= path - 1e-9
-    longer = [
-        *stages[:-1],
-        like(
-            stages[-1].forward[0] + 1.0,
-            stages[-1].backward[0],
-            sync_s=stages[-1].sync_s,
-            send_back_s=stages[-1].send_back_s,
-        ),
-    ]
+    longer = [*stages[:-1], replace(stages[-1], forward=(stages[-1].forward[0] + 1.0,) * 3)]
     assert run(name, places, micro_batches, longer).total_s >= times.total_s - 1e-9
-    assert (
-        run(name, places, micro_batches, stages, blocking_sends=True).total_s >= max(times.working_s) - 1e-9
-    )
+    blocking = run(name, places, micro_batches, stages, blocking_sends=True)
+    assert blocking.total_s >= max(times.working_s) - 1e-9
 
 
 def test_gathers_begin_with_the_step_and_reductions_run_behind_backward() -> None:
@@ -371,34 +363,18 @@ def _twin(times: ScheduleTimes) -> Schedule:
 seconds = st.sampled_from((0.0, 0.5, 1.0)) | st.floats(0, 3)
 
 
-@given(
-    st.lists(
-        st.builds(
-            StageSeconds,
-            st.tuples(seconds, seconds, seconds),
-            st.tuples(seconds, seconds, seconds),
-            *[seconds] * 3,
-            st.floats(0, 1),
-            *[seconds] * 3,
-        ),
-        min_size=4,
-        max_size=4,
-    ),
-    st.sampled_from((("gpipe", 4), ("1f1b", 4), ("zero_bubble", 4), ("interleaved_1f1b", 2), ("zbv", 2))),
-    st.sampled_from((4, 6)),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 3),
+of_thirds = st.tuples(seconds, seconds, seconds)
+any_stage = st.builds(StageSeconds, of_thirds, of_thirds, *[seconds] * 3, st.floats(0, 1), *[seconds] * 3)
+shapes = st.sampled_from([("gpipe", 4), ("1f1b", 4), ("zero_bubble", 4), ("interleaved_1f1b", 2), ("zbv", 2)])
+ways = st.fixed_dictionaries(
+    {"blocking_sends": st.booleans(), "one_behind": st.booleans(), "forward_only": st.integers(0, 3)}
 )
+
+
+@given(st.lists(any_stage, min_size=4, max_size=4), shapes, st.sampled_from((4, 6)), ways)
 def test_tasks_take_place_as_one_by_one(
-    stages: list[StageSeconds],
-    shape: tuple[str, int],
-    micro_batches: int,
-    blocking: bool,
-    behind: bool,
-    forward_only: int,
+    stages: list[StageSeconds], shape: tuple[str, int], micro_batches: int, how: dict[str, Any]
 ) -> None:
-    how = {"blocking_sends": blocking, "one_behind": behind, "forward_only": forward_only}
     times = run(*shape, micro_batches, stages, **how)
     _, starts, ends, order = times._tasks.times(stages)
     twin = _twin(times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,19 +13,17 @@ import torch
 
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import limits
 from tensoropt.placement.limits import placed_limits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.constraints import constraints_of
 from tensoropt.question.model_source import load_model
-from tensoropt.question.settings import Settings
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph
+from tests.placement.execute.cases import costs_on
 from tests.placement.test_prices import normalised, norms_of
 
 
@@ -45,9 +44,11 @@ def cluster(*kinds: str) -> Cluster:
 
 
 def prices(where: Cluster | None = None, **given: Any) -> PlacedPrices:
-    where = where or cluster()
-    costs = CostSource(where, ProfileStore(":memory:"), Settings(), None)
-    return PlacedPrices(graph(), where, costs, constraints_of(given or None))
+    return priced_on(where or cluster(), graph(), given)
+
+
+def priced_on(where: Cluster, groups: GroupGraph, given: Any = None) -> PlacedPrices:
+    return PlacedPrices(groups, where, costs_on(where), constraints_of(given or None))
 
 
 def placed(question: PlacedPrices, *names: str) -> dict[str, list[int]]:
@@ -164,35 +165,19 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
-    def named(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.format(first=linears()[0], last=linears()[-1])
-        return [named(one) for one in value] if isinstance(value, list) else value
-
     data, says = CONTRADICTIONS[case]
-    entries = {
-        section: [
-            {key: named(value) for key, value in entry.items()} if isinstance(entry, dict) else named(entry)
-            for entry in listed
-        ]
-        for section, listed in data.items()
-    }
+    named = json.dumps(data).replace("{first}", linears()[0]).replace("{last}", linears()[-1])
+    entries = json.loads(named)
     given = constraints_of(entries)
     assert given is not None
     with pytest.raises(ConstraintError, match=says):
         placed_limits(given, graph(), cluster())
     # All soft: what came before holds, and what contradicts it is given up.
-    soft = placed_limits(
-        replace(
-            given,
-            **{
-                name: tuple(replace(entry, soft=True) for entry in getattr(given, name))
-                for name in ("pins", "stored", "together", "devices")
-            },
-        ),
-        graph(),
-        cluster(),
-    )
+    yielding = {
+        name: tuple(replace(entry, soft=True) for entry in getattr(given, name))
+        for name in ("pins", "stored", "together", "devices")
+    }
+    soft = placed_limits(replace(given, **yielding), graph(), cluster())
     assert len(soft.notes) == 1
     assert soft.notes[0].startswith("given up, as it is soft: ")
 
@@ -227,8 +212,7 @@ def binned() -> GroupGraph:
 
 
 def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
-    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
-    question = PlacedPrices(binned(), BESIDE, costs)
+    question = priced_on(BESIDE, binned())
     problem = question.price().problem
     at = problem.names.index("of_cpus")
     assert np.isinf(problem.forward_s[at]).tolist() == [False, True, False]
@@ -261,9 +245,8 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
     assert found.notes[-1].endswith("beside the kernels that there are it leaves no device to of_cpus")
     # The best of those that it allows and that can run it, in its order.
     assert left(devices=[1, 2, 0]).devices == {"of_cpus": (1, 2, 0)}
-    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
-    given = constraints_of({"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]})
-    problem = PlacedPrices(binned(), BESIDE, costs, given).price().problem
+    given = {"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]}
+    problem = priced_on(BESIDE, binned(), given).price().problem
     assert placer.place(problem, None, 0).placement.device[problem.names.index("of_cpus")] == 2
 
 
@@ -290,20 +273,10 @@ def test_a_hard_entry_holds_whatever_the_order() -> None:
 
 def test_limits_on_a_batch_norm_hold_for_its_steps() -> None:
     first, second = norms_of(normalised())
-    costs = CostSource(cluster(), ProfileStore(":memory:"), Settings(), None)
-    given = constraints_of(
-        {
-            "devices": [{"operators": first, "kinds": ["V100*"]}],
-            "together": [{"operators": [first, second]}],
-        }
-    )
-    priced = PlacedPrices(normalised(), cluster(), costs, given).price({first: ("batch", 2)})
+    devices = [{"operators": first, "kinds": ["V100*"]}]
+    given = {"devices": devices, "together": [{"operators": [first, second]}]}
+    priced = priced_on(cluster(), normalised(), given).price({first: ("batch", 2)})
     names = [op.name for op in priced.graph.operators]
-    steps = [
-        *(f"{first} sums[{i}/2]" for i in (1, 2)),
-        f"{first} statistics",
-        f"{first}[1/2]",
-        f"{first}[2/2]",
-    ]
+    steps = [f"{first}{part}" for part in (" sums[1/2]", " sums[2/2]", " statistics", "[1/2]", "[2/2]")]
     assert dict(priced.problem.pinned).items() >= {names.index(name): (1,) for name in steps}.items()
     assert {names[i] for i in priced.problem.together[0]} == {*steps, second}

@@ -1,4 +1,4 @@
-"""The simulator for placed plans, against figures worked out by hand."""
+"""The simulator for placed plans, against figures worked out by hand; also of several micro-batches."""
 
 from __future__ import annotations
 
@@ -19,37 +19,44 @@ from tensoropt.placement import (
     PlacementProblem,
     simulate_placement,
 )
+from tensoropt.placement.problem import repeat_placement, repeat_problem
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tests.planners.placed.placements import random_problem
 
 
+def links_of(devices: int) -> DeviceSet:
+    """A message takes 1 s per 10 bytes."""
+    per_byte = np.where(np.eye(devices, dtype=bool), 0.0, 0.1)
+    return DeviceSet(
+        capacity_bytes=np.full(devices, 1e3), latency_s=np.zeros((devices, devices)),
+        seconds_per_byte=per_byte, lanes={},
+    )  # fmt: skip
+
+
+def by_hand(**changes) -> PlacementProblem:
+    """Every operator takes 1 s forward and 2 s backward on two devices; the first one has parameters."""
+    count = len(changes["names"])
+    first = np.eye(1, count)[0]
+    return PlacementProblem(
+        **{
+            "forward_s": np.ones((count, 2)), "backward_s": 2 * np.ones((count, 2)),
+            "update_s": np.outer(first, [0.5, 0.5]), "parameter_bytes": 100 * first,
+            "gradient_bytes": 100 * first, "optimizer_bytes": 200 * first,
+            "forward_peak_bytes": 0 * first, "backward_peak_bytes": 0 * first, "devices": links_of(2),
+            **changes,
+        }
+    )  # fmt: skip
+
+
 def diamond(**changes) -> PlacementProblem:
-    """a -> b, c -> d; every operator takes 1 s forward and 2 s backward, a message 1 s per 10 bytes."""
+    """a -> b, c -> d."""
     tensors = (
         PlacedTensor(name="a", bytes=10, producer=0, readers=(1, 2), kept_by=(1,)),
         PlacedTensor(name="b", bytes=20, producer=1, readers=(3,)),
         PlacedTensor(name="c", bytes=30, producer=2, readers=(3,)),
     )
-    per_byte = np.array([[0.0, 0.1], [0.1, 0.0]])
-    devices = DeviceSet(
-        capacity_bytes=np.full(2, 1e3), latency_s=np.zeros((2, 2)), seconds_per_byte=per_byte, lanes={}
-    )
-    zeros = np.zeros(4)
-    problem = PlacementProblem(
-        names=tuple("abcd"),
-        forward_s=np.ones((4, 2)),
-        backward_s=2 * np.ones((4, 2)),
-        update_s=np.array([[0.5, 0.5], [0, 0], [0, 0], [0, 0]]),
-        parameter_bytes=np.array([100.0, 0, 0, 0]),
-        gradient_bytes=np.array([100.0, 0, 0, 0]),
-        optimizer_bytes=np.array([200.0, 0, 0, 0]),
-        kept_bytes=np.array([0, 5.0, 0, 0]),
-        forward_peak_bytes=zeros,
-        backward_peak_bytes=zeros,
-        tensors=tensors,
-        devices=devices,
-    )
-    return replace(problem, **changes)
+    given = {"names": tuple("abcd"), "kept_bytes": np.array([0, 5.0, 0, 0]), "tensors": tensors}
+    return by_hand(**given | changes)
 
 
 def test_one_device_adds_up() -> None:
@@ -84,14 +91,11 @@ def test_a_stored_parameter_takes_nothing_more_at_home() -> None:
     tensors = diamond().tensors
     tied = diamond(tensors=(replace(tensors[0], stored=True), *tensors[1:]))
     home = Placement.in_order([0, 0, 0, 0], 2)
-    assert (
-        simulate_placement(diamond(), home).memory_bytes - simulate_placement(tied, home).memory_bytes == 10
-    )
+    plain, stored = (simulate_placement(problem, home).memory_bytes for problem in (diamond(), tied))
+    assert plain - stored == 10
     elsewhere = Placement.in_order([0, 1, 1, 1], 2)
-    assert (
-        simulate_placement(tied, elsewhere).peak_bytes[1]
-        == simulate_placement(diamond(), elsewhere).peak_bytes[1]
-    )
+    plain, stored = (simulate_placement(problem, elsewhere).peak_bytes[1] for problem in (diamond(), tied))
+    assert plain == stored
 
 
 def residual(**changes) -> PlacementProblem:
@@ -179,13 +183,9 @@ def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_t
     devices: tuple[int, ...], given: float, most: float
 ) -> None:
     """Of a, which b and c read."""
-    per_byte = np.where(np.eye(3, dtype=bool), 0.0, 0.1)
-    links = DeviceSet(
-        capacity_bytes=np.full(3, 1e3), latency_s=np.zeros((3, 3)), seconds_per_byte=per_byte, lanes={}
-    )
     seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
     peaks = np.array([given, 0, 0, 0])
-    problem = residual(devices=links, backward_peak_bytes=peaks, **seconds)
+    problem = residual(devices=links_of(3), backward_peak_bytes=peaks, **seconds)
     simulated = simulate_placement(problem, Placement.in_order(devices, 3))
     last = next(e for e in simulated.events if e.words == "backward a")
     running = [kinds for at, kinds in simulated.memory(0) if at <= last.start_s]
@@ -251,14 +251,16 @@ def test_impossible_placements_are_refused(placement: Placement, words: str) -> 
         simulate_placement(diamond(), placement)
 
 
-def test_operators_that_belong_together() -> None:
-    with pytest.raises(PlanError, match=r"belong together.*: b, c"):
-        simulate_placement(diamond(together=((1, 2),)), Placement.in_order([0, 0, 1, 0], 2))
-
-
-def test_pins_are_kept() -> None:
-    with pytest.raises(PlanError, match="may only lie on 1"):
-        simulate_placement(diamond(pinned=((0, (1,)),)), Placement.in_order([0, 0, 1, 0], 2))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"together": ((1, 2),)}, r"belong together.*: b, c"),
+        ({"pinned": ((0, (1,)),)}, "may only lie on 1"),
+    ],
+)
+def test_limits_are_kept(change: dict, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        simulate_placement(diamond(**change), Placement.in_order([0, 0, 1, 0], 2))
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.booleans())
@@ -302,3 +304,74 @@ def test_ends_of_messages_by_hand() -> None:
     # A share that comes alone becomes the gradient as it is.
     alone = simulate_placement(problem, Placement.in_order([0, 1, 1, 1], 2))
     assert alone.host_s == (2.0, 4.0)
+
+
+# -- several micro-batches ------------------------------------------------------------------------
+
+
+def chain() -> PlacementProblem:
+    """a -> b; every operator takes 1 s forward and 2 s backward, a message 1 s; a has parameters."""
+    return by_hand(
+        names=("a", "b"), kept_bytes=np.array([5.0, 7.0]),
+        tensors=(PlacedTensor(name="a", bytes=10, producer=0, readers=(1,), kept_by=(1,)),),
+    )  # fmt: skip
+
+
+def in_two() -> PlacementProblem:
+    return replace(chain(), micro_batches=2)
+
+
+APART = Placement.in_order([0, 1], 2)
+
+
+def test_devices_work_at_once_by_hand() -> None:
+    # a 0-1, 1-2; sent 1-2, 2-3; b 2-3, 3-4.
+    # b back 4-6, 6-8; gradients sent 6-7, 8-9; a back 7-9, 9-11, update.
+    simulated = simulate_placement(in_two(), APART)
+    assert simulated.time_s == pytest.approx(11.5)
+    assert simulated.busy_s == pytest.approx((6.5, 6.0))
+    assert simulated.transfers == ((0, 0, 1, False), (0, 1, 0, True))  # of one micro-batch
+    sent = [e.name for e in simulated.events if e.phase == "send"]
+    assert sent == ["a of micro-batch 0", "a of micro-batch 1"]
+    # One after another they would take 2 * 8 + 0.5.
+    assert simulate_placement(chain(), APART).time_s == pytest.approx(8.5)
+
+
+def test_memory_of_micro_batches_in_flight_by_hand() -> None:
+    simulated = simulate_placement(in_two(), APART)
+    # Device 0 at 1-2 s: a of both (10 + 10), what both keep (5 + 5), and at 8-9 s two gradients instead of a.
+    assert simulated.peak_bytes[0] == 400 + 20 + 10
+    # Device 1 at 4-6 s: two copies of a and what b keeps, both for backward, and the first gradient of a.
+    assert simulated.peak_bytes[1] == 2 * (10 + 7) + 10
+    assert simulate_placement(chain(), APART).peak_bytes[1] == 10 + 7 + 10
+    for device in (0, 1):
+        assert sum(simulated.memory(device)[-1][1]) == (400, 0)[device]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4))
+def test_one_device_does_everything_so_often(seed: int, count: int) -> None:
+    problem = random_problem(seed)
+    home = Placement.in_order([0] * problem.size, problem.devices.count)
+    computed = float((problem.forward_s + problem.backward_s)[:, 0].sum())
+    problem = replace(problem, together=(), pinned=(), micro_batches=count)
+    simulated = simulate_placement(problem, home)
+    assert simulated.time_s == pytest.approx(count * computed + float(problem.update_s[:, 0].sum()))
+
+
+@given(st.integers(0, 10**6))
+def test_one_micro_batch_is_the_problem_itself(seed: int) -> None:
+    problem = random_problem(seed)
+    again = repeat_problem(problem)
+    assert (again.names, again.tensors) == (problem.names, problem.tensors)
+    assert (again.together, again.pinned) == (problem.together, problem.pinned)
+
+
+def test_an_operator_stays_where_it_may_lie_in_every_micro_batch() -> None:
+    problem = repeat_problem(replace(in_two(), pinned=((1, (1,)),)))
+    assert problem.pinned == ((1, (1,)), (3, (1,)))
+    repeat_placement(APART, 2).check(problem)
+
+
+def test_what_is_kept_of_all_micro_batches_counts_for_a_step() -> None:
+    assert chain().step_bytes(0) == 400 + 5 + 10
+    assert in_two().step_bytes(0) == 400 + 2 * (5 + 10)

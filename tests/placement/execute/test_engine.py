@@ -20,11 +20,16 @@ from tensoropt.execute.executable import strategy_from_data
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import Tape
-from tensoropt.placement.graph import placed_graph, split_choices
+from tensoropt.placement.execute.placed_call import _placed_like
+from tensoropt.placement.graph import OperatorKind, placed_graph, split_choices
+from tensoropt.placement.program import schedule_of
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.verify.random_strategies import random_placement
+from tests.execute.jobs import captured_model
+from tests.pipeline.execute.test_staged_call import call_and_plan
 from tests.placement.execute.cases import (
+    assert_alike,
     difference,
     in_one_process,
     opened,
@@ -33,7 +38,7 @@ from tests.placement.execute.cases import (
     step,
     unsplit,
 )
-from tests.placement.execute.random_placed import in_any_order
+from tests.placement.execute.random_placed import in_any_order, random_placed
 from tests.placement.execute.transports import Meeting, on_threads
 
 ROUNDING = 2e-5
@@ -54,14 +59,8 @@ def test_gradients_are_those_of_the_unsplit_model(name: str, count: int, seed: i
     loaded = opened(name)
     whole = unsplit(loaded, seed)
     engine = in_one_process(loaded, placed(loaded, seed, micro_batches=count), seed)
-    for _ in range(2):  # the second step has other dropout, and statistics that have moved
-        loss, found = step(whole, loaded), step(engine, loaded)
-        assert found == pytest.approx(loss, rel=1e-6)
-        assert engine.shards.gradients.keys() == whole.shards.gradients.keys()
-        # Biases in front of a batch norm have no gradient but rounding.
-        rounding = 5e-4 if name == "vgg_norm" else ROUNDING
-        assert difference(engine.shards.gradients, whole.shards.gradients) < rounding
-        assert difference(engine.buffers, whole.buffers) < ROUNDING
+    # Biases in front of a batch norm have no gradient but rounding.
+    assert_alike(engine, whole, loaded, gradients=5e-4 if name == "vgg_norm" else ROUNDING)
 
 
 @pytest.mark.slow
@@ -69,8 +68,7 @@ def test_gradients_are_those_of_the_unsplit_model(name: str, count: int, seed: i
 def test_in_double_precision_to_its_rounding(name: str, count: int) -> None:
     loaded = opened(name, dtype="float64")
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 3, micro_batches=count))
-    assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-12)
-    assert difference(engine.shards.gradients, whole.shards.gradients) < 1e-10
+    assert_alike(engine, whole, loaded, steps=1, loss=1e-12, gradients=1e-10)
 
 
 def test_every_way_of_cutting_every_group() -> None:
@@ -107,10 +105,7 @@ def test_batch_norms_in_pieces(name: str, seed: int) -> None:
     """Each piece is normalised with the statistics of the whole batch, and these move as the model's own."""
     loaded = opened(name, dtype="float64")
     whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, seed))
-    for _ in range(2):
-        assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-12)
-        assert difference(engine.shards.gradients, whole.shards.gradients) < 1e-10
-        assert difference(engine.buffers, whole.buffers) < 1e-12
+    assert_alike(engine, whole, loaded, loss=1e-12, gradients=1e-10, buffers=1e-12)
     with torch.no_grad():
         ours, theirs = (e(*loaded.inputs, evaluating=True)[0] for e in (engine, whole))
     assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
@@ -120,10 +115,7 @@ def test_batch_norms_in_pieces(name: str, seed: int) -> None:
 def test_batch_norms_in_pieces_in_single_precision() -> None:
     loaded = opened("vgg_norm")
     whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, 1))
-    for _ in range(2):
-        assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-5)
-        assert difference(engine.shards.gradients, whole.shards.gradients) < 5e-4
-        assert difference(engine.buffers, whole.buffers) < ROUNDING
+    assert_alike(engine, whole, loaded, loss=1e-5, gradients=5e-4)
 
 
 def test_batch_norms_in_pieces_in_mixed_precision() -> None:
@@ -149,9 +141,8 @@ def test_batch_norms_in_pieces_in_mixed_precision() -> None:
 def test_master_weights_stay_single_precision(count: int) -> None:
     loaded = opened("transformer", compute_dtype="bfloat16")
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 1, 3, 0.0, count))
-    assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-3)
     # Tied weights: bfloat16 gradients of several readers are added before they are widened.
-    assert difference(engine.shards.gradients, whole.shards.gradients) < 3e-2
+    assert_alike(engine, whole, loaded, steps=1, loss=1e-3, gradients=3e-2)
     assert {g.dtype for g in engine.shards.gradients.values()} == {torch.float32}
 
 
@@ -310,9 +301,7 @@ def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers() -> None:
     strategy = in_any_order(graph, Placement.in_order(device, 2))
     assert set(strategy.sent_buffers) == set(loaded.graph.atoms.graph.mutations)
     whole, engine = unsplit(loaded), in_one_process(loaded, strategy)
-    for _ in range(3):
-        assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-6)
-        assert difference(engine.buffers, whole.buffers) < ROUNDING
+    assert_alike(engine, whole, loaded, steps=3)
 
 
 def test_one_device_for_each_of_the_plans() -> None:
@@ -356,11 +345,34 @@ def test_operators_in_pieces_are_refused() -> None:
         placed_graph(graph, {name: choices[0]}, 2)
 
 
-def test_batch_norm_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"2 micro-batches are refused: .* over the whole batch; use 1"):
-        placed_graph(opened("vgg_norm").graph, None, 2)
+@pytest.mark.parametrize(
+    ("name", "count", "says"),
+    [
+        ("vgg_norm", 2, r"2 micro-batches are refused: .* over the whole batch; use 1"),
+        ("mlp", 3, r"3 micro-batches do not divide the 16 samples of .*; use a divisor"),
+    ],
+)
+def test_counts_that_a_model_cannot_have_are_refused(name: str, count: int, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        placed_graph(opened(name).graph, None, count)
 
 
-def test_a_count_that_does_not_divide_the_batch_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"3 micro-batches do not divide the 16 samples of .*; use a divisor"):
-        placed_graph(opened("mlp").graph, None, 3)
+def test_parameters_stay_on_their_devices_in_the_graph_of_a_call() -> None:
+    """Also those of cut operators, whose pieces got them from devices of their own."""
+    call, _ = call_and_plan("looking_back")
+    graph, apart = captured_model("looking_back").graph, 0
+    for seed in range(8):
+        plan = random_placed(graph, 3, random.Random(seed), 0.6)
+        placed = _placed_like(plan, call)
+        schedule_of(placed)  # refuses what is in no order
+        for name, planned in call.planned.items():
+            assert placed.holders(name) == plan.holders(planned)[:1]
+        users = dict.fromkeys(call.planned, 0)
+        for group in call.groups.groups:
+            for name in {*group.parameters, *group.shared} & users.keys():
+                users[name] += 1
+        variables = {
+            op.parameters[0] for op in placed.placed_graph.operators if op.kind is OperatorKind.VARIABLE
+        }
+        apart += len([name for name in variables if users.get(name) == 1])
+    assert apart

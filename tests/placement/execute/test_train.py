@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 import tensoropt
-from tensoropt.cluster import load_cluster
-from tensoropt.costs.source import CostSource
-from tensoropt.placement import simulate_placement
-from tensoropt.placement.points import plan_part
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Plan, Predicted, load_plan
-from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
+from tensoropt.plan.plan import load_plan
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed
@@ -24,42 +18,20 @@ from tensoropt.verify.random_strategies import random_placement, random_splits
 from tests.docs.programs import run_job
 from tests.execute import jobs
 from tests.execute.test_train import SOURCE
-from tests.placement.execute.cases import opened
+from tests.placement.execute.cases import costs_on, opened, plan_of
 
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random placement of the perceptron on two ranks of this machine, as a planner would write it."""
-    folder = tmp_path_factory.mktemp("placed")
-    groups, cluster, rng = opened("mlp").graph, load_cluster("local:2"), random.Random(2)
-    costs = CostSource(cluster, ProfileStore(folder / "profiles.db"), Settings(), None)
-    priced = PlacedPrices(groups, cluster, costs).price(random_splits(groups, 2, rng, 0.5))
-    simulated = simulate_placement(priced.problem, random_placement(priced.graph, 2, rng))
-    _, prediction = predict_placed(priced, simulated.placement)
-    part = plan_part(priced.graph, simulated)
+    """A random placement of the perceptron on two ranks of this machine."""
+    groups, costs, rng = opened("mlp").graph, costs_on("local:2"), random.Random(2)
+    priced = PlacedPrices(groups, costs.cluster, costs).price(random_splits(groups, 2, rng, 0.5))
+    placement = random_placement(priced.graph, 2, rng)
+    _, prediction = predict_placed(priced, placement)
     sends = [row for row in prediction.collectives if row["kind"] == "send"]
-    plan = Plan(
-        planner="random",
-        model=ModelInfo(source=SOURCE, fingerprint=groups.atoms.graph.fingerprint),
-        cluster=cluster.to_dict(),
-        mesh=MeshInfo(shape=(2,), names=("device",), placed=True),
-        micro_batches=1,
-        optimizer="adam",
-        operators=part.operators,
-        hubs={},
-        parameters=part.parameters,
-        stages=part.stages,
-        predicted=Predicted(
-            memory_bytes=simulated.memory_bytes,
-            time_s=simulated.time_s,
-            compute_s=0,
-            communication_s=0,
-            additive_memory_bytes=0,
-            collectives=tuple(CollectiveCount.model_validate(row) for row in sends),
-        ),
-    )
-    plan.save(folder / "plan.json")
-    return folder / "plan.json"
+    file = tmp_path_factory.mktemp("placed") / "plan.json"
+    plan_of(priced, placement, SOURCE, sends).save(file)
+    return file
 
 
 @pytest.mark.distributed

@@ -99,7 +99,7 @@ def assert_as_unsplit(found: Strategy, values: dict[str, torch.Tensor], loop: Lo
 @pytest.mark.parametrize(
     ("loop", "micro"), [(usual, 1), (usual, 2), (two_calls_and_one_backward, 1), (kept_graph, 1)]
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, more: Any, source: Any) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop, micro, more, source):
     graph, values = captured(**more)
     found = strategy(graph, source, micro)
     # The hub is read by two linear operators, the other tensor by the last one.
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, more: 
 
 @pytest.mark.parametrize("source", [WHOLE, ROWS], ids=["all_reduce", "reduce_scatter"])
 @pytest.mark.parametrize("first", [0, 1], ids=["with the hub's producer", "without"])
-def test_recomputed_gradients_are_the_same(source: Any, first: int) -> None:
+def test_recomputed_gradients_are_the_same(source, first):
     graph, values = captured()
     names = tuple(group.name for group in graph.groups)
     found = replace(strategy(graph, source), recomputed=(Region("block", names[first:-1]),))
@@ -122,7 +122,7 @@ def test_recomputed_gradients_are_the_same(source: Any, first: int) -> None:
 
 
 @pytest.mark.parametrize("source", [WHOLE, ROWS], ids=["all_reduce", "reduce_scatter"])
-def test_a_compiler_is_given_the_edge_and_the_product(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_is_given_the_edge_and_the_product(source, monkeypatch):
     graph, values = captured()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(beside_weights._LinearBeside, "forward", None)
@@ -149,7 +149,7 @@ class Issued(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("source", "collective"), [(WHOLE, "allreduce_"), (ROWS, "_reduce_scatter_base_")], ids=["whole", "rows"]
 )
-def test_the_collective_is_issued_before_the_product(source: Any, collective: str) -> None:
+def test_the_collective_is_issued_before_the_product(source, collective):
     graph, values = captured(bias=False)
     found = strategy(graph, source)
     with fake_job(0, 2):
@@ -168,7 +168,7 @@ def test_the_collective_is_issued_before_the_product(source: Any, collective: st
     assert issued.names[9] == of_weight
 
 
-def test_nothing_is_split_where_no_gradient_flows() -> None:
+def test_nothing_is_split_where_no_gradient_flows():
     graph, values = captured()
     found = strategy(graph, WHOLE)
 

@@ -41,7 +41,7 @@ def agree(loaded: CapturedModel, strategies: list[Any], pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize("name", BATCH_ALONE)
-def test_micro_batches_are_refused(name: str) -> None:
+def test_micro_batches_are_refused(name):
     with pytest.raises(MicroBatchRefused):
         micro_strategies(load_model(spec(name)).graph, 2)
 
@@ -52,7 +52,7 @@ def test_micro_batches_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "micro_batches"), [*((n, 4) for n in ANY[:4]), *((n, 1) for n in BATCH_ALONE)]
 )
-def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int, ranks: RankPool) -> None:
+def test_any_strategy_changes_buffers_once_a_step(name, micro_batches, ranks):
     loaded, rng, mesh = load_model(spec(name)), random.Random(0), (micro_batches, 2)
     micro = micro_strategies(loaded.graph, micro_batches)
     agree(loaded, [random_strategy(loaded.graph, mesh, micro, rng, recompute=0.3) for _ in range(2)], ranks)
@@ -64,9 +64,7 @@ def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int,
     ("name", "micro_batches", "schedule"),
     [*((n, 1, "gpipe") for n in ("running_scale", "shifted", "instance_norms")), ("decay", 2, "1f1b")],
 )
-def test_stages_are_sent_the_buffers_that_they_read(
-    name: str, micro_batches: int, schedule: str, ranks: RankPool
-) -> None:
+def test_stages_are_sent_the_buffers_that_they_read(name, micro_batches, schedule, ranks):
     loaded, rng = load_model(spec(name)), random.Random(0)
     drawn = [random_pipeline(loaded.graph, (micro_batches, 2), schedule, rng) for _ in range(3)]
     if name in ("running_scale", "decay"):
@@ -76,7 +74,7 @@ def test_stages_are_sent_the_buffers_that_they_read(
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", ["queue", "codebook", "teacher", "decay", "running_scale", "instance_norms"])
-def test_memory_and_collectives_are_predicted(name: str) -> None:
+def test_memory_and_collectives_are_predicted(name):
     loaded, rng = load_model(spec(name)), random.Random(0)
     for micro_batches in (1, 2) if name in ANY else (1,):
         mesh, micro = (micro_batches, 2), micro_strategies(loaded.graph, micro_batches)

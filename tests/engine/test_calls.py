@@ -60,7 +60,7 @@ def taken(convention: CallingConvention, *args: Any, **kwargs: Any) -> list[torc
     ],
 )
 @pytest.mark.parametrize("explicit", [False, True])
-def test_the_same_call_in_other_words(call: Any, explicit: bool) -> None:
+def test_the_same_call_in_other_words(call, explicit):
     """By position, by name, with defaults or None written out, at capture or later."""
     made = convention(X, Y, None, 2, extra=None) if explicit else convention(X, Y)
     x, y = call(made)
@@ -86,17 +86,14 @@ def test_the_same_call_in_other_words(call: Any, explicit: bool) -> None:
         (lambda c: taken(c, X.clone().requires_grad_(), Y), r"parameters only, but x .* pass x.detach\(\)"),
     ],
 )  # fmt: skip
-def test_another_call_is_refused_by_names(call: Any, says: str) -> None:
+def test_another_call_is_refused_by_names(call, says):
     with pytest.raises(PlanError, match=says):
         call(convention(X, Y))
 
 
-def test_containers_are_compared_by_what_is_in_them() -> None:
+def test_containers_are_compared_by_what_is_in_them():
     made = convention(X, extra={"pos": [POS], "unused": None, "size": 3})
-    for extra in (
-        {"size": 3, "pos": [POS], "unused": None},
-        {"pos": (POS,), "size": 3},
-    ):
+    for extra in ({"size": 3, "pos": [POS], "unused": None}, {"pos": (POS,), "size": 3}):
         assert taken(made, X, extra=extra)[1] is POS
     with pytest.raises(PlanError, match=r"constant extra\['size'\] = 3, but this one has 4"):
         taken(made, X, extra={"pos": [POS], "size": 4})
@@ -106,7 +103,7 @@ def test_containers_are_compared_by_what_is_in_them() -> None:
         taken(made, X, extra={"pos": [POS], "size": 3, "more": POS})
 
 
-def test_constants_are_not_mixed_up() -> None:
+def test_constants_are_not_mixed_up():
     made = convention(X, steps=1)
     with pytest.raises(PlanError, match="constant steps = 1, but this one has True"):
         taken(made, X, steps=True)

@@ -14,12 +14,11 @@ from torch import nn
 from tensoropt.engine import parameters
 from tensoropt.engine.gathering import gather, scatter, wait
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.recorder import CollectiveRecorder
-from tests.engine.loops import Loop, captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
+from tests.engine.loops import captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(8, 8)
@@ -45,7 +44,7 @@ def captured_stack(dtype: str = "float32", **settings: Any) -> tuple[GroupGraph,
     return captured_of(Stack(**settings), X, dtype=dtype)
 
 
-def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
+def test_a_block_is_gathered_together_as_the_one_before_begins():
     """Weights of 256 bytes and biases of 32: alone 256 and 32, together 288."""
     graph, values = captured_stack()
     forward, backward = (
@@ -59,7 +58,7 @@ def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
     assert backward == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
-def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch):
     """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
     monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
     graph, values = captured_stack(bias=False)
@@ -82,7 +81,7 @@ def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pyte
         ]
     ),
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop, stored, micro, copies):
     graph, values = captured_stack()
     strategy = data_parallel(graph, stored, micro, copies)
     assert len(strategy.blocks.first) == 4
@@ -92,7 +91,7 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("dim", ["S(0)", "S(1)"])
-def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, micro: int, dim: str) -> None:
+def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored, micro, dim):
     """Of 7 rows or columns one rank has 4, the other 3."""
     graph, values = captured_stack(bias=False, width=7)
     strategy = data_parallel(graph, stored, micro, dim=dim)
@@ -104,7 +103,7 @@ def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, 
     check_gradients(strategy, values, X, usual, int(dim[2]))
 
 
-def test_uneven_shards_are_sent_padded() -> None:
+def test_uneven_shards_are_sent_padded():
     """Weights of 7x8, 7x7, 7x7 and 8x7, the first dim in two: shards of 4 rows, the last rank's with 3."""
     graph, values = captured_stack(bias=False, width=7)
     both = [issued_by(data_parallel(graph), values, X, rank) for rank in range(2)]
@@ -120,7 +119,7 @@ def test_uneven_shards_are_sent_padded() -> None:
     ]
 
 
-def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() -> None:
+def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last():
     graph, values = captured_stack(bias=False)
     forward, backward = issued_by(data_parallel(graph, "held/P", micro=4), values, X)
     sent = [c.kind for c in (*forward, *backward)]
@@ -128,7 +127,7 @@ def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() 
     assert sent == [*["all_gather"] * 4, *["all_reduce"] * 4, *["reduce_scatter"] * 4]
 
 
-def test_narrow_copies_add_up_wide() -> None:
+def test_narrow_copies_add_up_wide():
     """In mixed precision the gradients of a copy wait in the type in which the parameter is stored."""
     graph, values = captured_stack("bfloat16", bias=False)
     strategy = data_parallel(graph, "held/P", micro=4)
@@ -161,7 +160,7 @@ def complex_exchange(rank: int, world: int) -> tuple[list[torch.Tensor], list[to
 
 
 @pytest.mark.distributed
-def test_complex_values_travel_as_pairs(ranks: RankPool) -> None:
+def test_complex_values_travel_as_pairs(ranks):
     """Gloo ends with "Invalid scalar type" where it is given complex numbers together; NCCL knows none."""
     for rank, (whole, parts) in enumerate(ranks.run(complex_exchange)):
         assert [v.tolist() for v in whole] == [
@@ -171,7 +170,7 @@ def test_complex_values_travel_as_pairs(ranks: RankPool) -> None:
 
 
 @pytest.mark.distributed
-def test_gloo_reduces_several_gradients_in_one_message(ranks: RankPool) -> None:
+def test_gloo_reduces_several_gradients_in_one_message(ranks):
     for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
         want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]
         assert parts == [value.chunk(2)[rank].tolist() for value in want]

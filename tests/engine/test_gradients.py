@@ -31,7 +31,7 @@ def deferred() -> tuple[torch.Tensor, DeferredStep, list[float]]:
     return loss, step, given
 
 
-def test_backward_finishes_the_step_with_the_gradient_of_the_loss() -> None:
+def test_backward_finishes_the_step_with_the_gradient_of_the_loss():
     loss, step, given = deferred()
     assert float(loss.detach()) == 3.0
     assert not step.done
@@ -40,7 +40,7 @@ def test_backward_finishes_the_step_with_the_gradient_of_the_loss() -> None:
     assert given == [0.5]
 
 
-def test_a_second_backward_is_refused() -> None:
+def test_a_second_backward_is_refused():
     loss, _, given = deferred()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="already used for backward"):

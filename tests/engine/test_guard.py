@@ -57,7 +57,7 @@ def set_buffer(model: Any) -> None:
         (lambda m: m[3].weight.requires_grad_(), "3.weight requires a gradient now, but was frozen"),
     ],
 )
-def test_what_a_module_reads_of_itself(change: Any, says: str) -> None:
+def test_what_a_module_reads_of_itself(change, says):
     model = parallel()
     model(X)
     change(model)
@@ -121,7 +121,7 @@ class Reading(Offset):
         (lambda m: setattr(m, "partly", torch.neg), "0.partly is neg now"),
     ],
 )
-def test_what_a_forward_reads_in_whatever_way(change: Any, says: str) -> None:
+def test_what_a_forward_reads_in_whatever_way(change, says):
     model = unsplit("reading", nn.Sequential(Reading()))
     model(X)
     model[0].unread = torch.tanh
@@ -131,7 +131,7 @@ def test_what_a_forward_reads_in_whatever_way(change: Any, says: str) -> None:
         model(X)
 
 
-def test_what_is_followed_or_not_read() -> None:
+def test_what_is_followed_or_not_read():
     model = parallel()
     model[0].in_features = 5  # which no forward reads
     model[1].running_mean.zero_()
@@ -184,7 +184,7 @@ def set_class(model: Any) -> None:
         (lambda m: setattr(m, "factor", 1.0), "factor is 1.0 now, but was 2.0"),
     ],
 )
-def test_what_forward_reads_of_configs_and_classes(change: Any, says: str) -> None:
+def test_what_forward_reads_of_configs_and_classes(change, says):
     model = unsplit("configured", Configured())
     model(X)
     try:
@@ -195,7 +195,7 @@ def test_what_forward_reads_of_configs_and_classes(change: Any, says: str) -> No
         Configured.power = 2.0
 
 
-def test_what_forward_does_not_read_of_them() -> None:
+def test_what_forward_does_not_read_of_them():
     model = unsplit("configured", Configured())
     model.config.unread, model.unread, model.config.use_cache, model.config.new = 4, 6, False, 1
     model(X)
@@ -203,7 +203,7 @@ def test_what_forward_does_not_read_of_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-def test_modules_that_stay_in_evaluation(training: bool) -> None:
+def test_modules_that_stay_in_evaluation(training):
     """Also where the model as a whole was in evaluation when it was parallelized."""
     model = nn.Sequential(nn.Linear(4, 4), StaysInEvaluation(4)).train(training)
     unsplit(f"stays in evaluation {training}", model, loss=torch.sum)
@@ -214,7 +214,7 @@ def test_modules_that_stay_in_evaluation(training: bool) -> None:
         model(X)
 
 
-def test_hashes_tell_bits_shapes_and_types() -> None:
+def test_hashes_tell_bits_shapes_and_types():
     values = [
         torch.zeros(4),
         torch.zeros(2, 2),

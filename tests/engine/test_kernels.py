@@ -7,7 +7,6 @@ import torch
 
 from tensoropt.ops.families.generators import dropout_kernel, keep_mask
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ranks.pool import RankPool
 from tests.execute import part_jobs
 
 
@@ -26,7 +25,7 @@ def mask(context: SingleDevice, shape: tuple[int, ...], pieces: tuple, p: float 
     return keep_mask(context, "layer", p, shape, pieces, torch.device("cpu"))
 
 
-def test_keep_rate() -> None:
+def test_keep_rate():
     whole = ((400, 500, 400, ()), (500, 1, 500, ()))
     for p in (0.1, 0.5, 0.9):
         kept = mask(SingleDevice(), (400, 500), whole, p).double()
@@ -39,7 +38,7 @@ def test_keep_rate() -> None:
             assert abs(correlation) < 5 / kept.numel() ** 0.5
 
 
-def test_shards_are_slices_of_the_whole_mask() -> None:
+def test_shards_are_slices_of_the_whole_mask():
     whole = mask(SingleDevice(), (8, 6), ((8, 6, 8, ()), (6, 1, 6, ())))
     rows = [mask(At(i), (4, 6), ((4, 6, 4, (1,)), (6, 1, 6, ()))) for i in range(2)]
     columns = [mask(At(i), (8, 3), ((8, 6, 8, ()), (3, 1, 3, (1,)))) for i in range(2)]
@@ -48,7 +47,7 @@ def test_shards_are_slices_of_the_whole_mask() -> None:
     assert not torch.equal(rows[0], rows[1])
 
 
-def test_mask_depends_on_seed_step_and_name() -> None:
+def test_mask_depends_on_seed_step_and_name():
     pieces = ((64, 1, 64, ()),)
     masks = [mask(c, (64,), pieces) for c in (SingleDevice(), SingleDevice(1), SingleDevice(0, 1))]
     assert not torch.equal(masks[0], masks[1])
@@ -58,7 +57,7 @@ def test_mask_depends_on_seed_step_and_name() -> None:
     assert torch.equal(masks[0], mask(SingleDevice(), (64,), pieces))
 
 
-def test_dropout_scales_and_differentiates() -> None:
+def test_dropout_scales_and_differentiates():
     pieces = ((1000, 1, 1000, ()),)
     x = torch.ones(1000, requires_grad=True)
     y = dropout_kernel(SingleDevice(), "layer", pieces, x, 0.25)
@@ -75,6 +74,6 @@ def test_dropout_of_everything():
 
 
 @pytest.mark.distributed
-def test_split_losses_and_norms(ranks: RankPool) -> None:
+def test_split_losses_and_norms(ranks):
     for found in ranks.run(part_jobs.kernels_on_ranks):
         assert all(value < 2e-6 for value in found.values()), found

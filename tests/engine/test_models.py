@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from tensoropt.engine import models
 from tensoropt.engine.models import ModelSpec, load_model
 
@@ -24,9 +22,7 @@ def write(file: Path, width: int) -> ModelSpec:
     return ModelSpec(f"{file}:build")
 
 
-def test_small_models_are_kept_until_their_files_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_models_are_kept_until_their_files_change(tmp_path, monkeypatch):
     first, second = write(tmp_path / "first.py", 4), write(tmp_path / "second.py", 4)
     model = load_model(first).captured.model
     load_model(second)

@@ -12,7 +12,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from tensoropt.engine.parameters import _as_dtensor
 from tensoropt.ops.layouts import local_shape
-from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import fake_job
 from tests.execute import part_jobs
 
@@ -43,12 +42,12 @@ CASES = [((3, 4, 4),), ((4, 4, 2),), ((2, 4), (4, 2)), ((4,), (3, 4))]
 
 
 @pytest.mark.distributed
-def test_pytorch_puts_shards_together(ranks: RankPool) -> None:
+def test_pytorch_puts_shards_together(ranks):
     assert ranks.run(part_jobs.put_together, (1, 2, 1), CASES) == [[], []]
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_pytorch_puts_shards_of_two_axes_together(four_ranks: RankPool) -> None:
+def test_pytorch_puts_shards_of_two_axes_together(four_ranks):
     """Axes may cut the same dim, inside it too, in any order."""
     assert four_ranks.run(part_jobs.put_together, (1, 2, 2), CASES) == [[]] * 4

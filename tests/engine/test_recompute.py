@@ -23,7 +23,7 @@ from tests.execute import jobs
 
 
 @pytest.fixture(scope="module")
-def loaded() -> CapturedModel:
+def loaded():
     return load_model(jobs.spec("transformer_dropout"))
 
 

@@ -33,7 +33,7 @@ WHOLE: tuple[int, ...] = ()
         ([{}, {}], True),
     ],
 )
-def test_replicas_agree_where_equal_shards_are_equal(ranks: list[dict[str, Any]], agree: bool) -> None:
+def test_replicas_agree_where_equal_shards_are_equal(ranks, agree):
     assert replicas_agree(ranks) is agree
 
 
@@ -51,7 +51,7 @@ def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("stored", "compared"), [("R/P", True), ("S(0)", False)])
-def test_a_replica_that_drifts_apart_is_found(ranks: RankPool, stored: str, compared: bool) -> None:
+def test_a_replica_that_drifts_apart_is_found(ranks, stored, compared):
     """One rank's gradients are off by a unit in their last place: far within every tolerance. Of shards there
     is nothing to compare with."""
     strategy = on_two_ranks("R", stored)

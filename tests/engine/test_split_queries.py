@@ -113,9 +113,7 @@ def strategies(graph: GroupGraph, mesh: tuple[int, ...], split: set[str]) -> Ite
 @pytest.mark.parametrize("kind", ["causal", "groups", "full", "window", "bias", "cross"])
 @pytest.mark.parametrize("mesh", [(1, 2), (1, 3), (1, 5), (2, 2), (1, 2, 2)], ids=str)
 @pytest.mark.parametrize("split", [("queries",), ("ring",), ("queries", "ring")], ids=" ".join)
-def test_split_sequences_give_the_loss_and_gradients_of_the_whole(
-    kind: str, mesh: tuple[int, ...], split: tuple[str, ...]
-) -> None:
+def test_split_sequences_give_the_loss_and_gradients_of_the_whole(kind, mesh, split):
     graph, values, inputs = captured(kind)
     for strategy in strategies(graph, mesh, set(split)):
         assert strategy.zigzag == (kind in ("causal", "groups"))

@@ -12,11 +12,10 @@ from torch import nn
 
 from tensoropt.engine import parameters
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Scattered
-from tests.engine.loops import Loop, captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
+from tests.engine.loops import captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
 from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 WIDTH = 7
@@ -69,7 +68,7 @@ def sizes_of(graph: GroupGraph, values: dict[str, torch.Tensor], stored: str) ->
     return [(c.kind, c.bytes) for c in forward], [(c.kind, c.bytes) for c in backward]
 
 
-def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scattered_at_once() -> None:
+def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scattered_at_once():
     graph, values = captured_tied()
     assert blocks_of(graph) == [["a", "b", "b"], ["c"], ["d", "b"]]
     forward, backward = sizes_of(graph, values, "ahead")
@@ -83,14 +82,14 @@ def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scatt
     ]
 
 
-def test_a_copy_comes_with_the_first_block_and_its_gradients_are_scattered_at_once() -> None:
+def test_a_copy_comes_with_the_first_block_and_its_gradients_are_scattered_at_once():
     graph, values = captured_tied()
     forward, backward = sizes_of(graph, values, "held")
     assert forward == [(GATHER, 2 * SENT), (GATHER, SENT), (GATHER, SENT), ("all_reduce", 4)]
     assert backward == [(SCATTER, SENT), (SCATTER, SENT), (SCATTER, 2 * SENT)]
 
 
-def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch):
     """Hybrid sharding, each weight's shard in a bucket of its own."""
     monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
     graph, values = captured_tied()
@@ -112,12 +111,12 @@ def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.Monk
         ]
     ),
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop, stored, micro, copies):
     graph, values = captured_tied()
     check_gradients(data_parallel(graph, stored, micro, copies), values, X, loop)
 
 
-def test_backward_keeps_no_gathered_copy() -> None:
+def test_backward_keeps_no_gathered_copy():
     """Each reader of a shared copy has a tensor of its own: none of them is what autograd saves."""
     graph, values = captured_tied()
 
@@ -155,7 +154,7 @@ def inputs() -> torch.Tensor:
 @pytest.mark.distributed
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_ranks_agree_with_the_unsplit_model(ranks: RankPool, stored: str, dtype: str) -> None:
+def test_two_ranks_agree_with_the_unsplit_model(ranks, stored, dtype):
     graph, values = captured_tied(dtype)
     whole = unsplit_engine(graph, values)
     usual(whole, inputs())

@@ -53,15 +53,13 @@ def check(pool: RankPool, name: str, mesh: Any, batch: str, seeds: list[Any], sh
     ],
     ids=str,
 )
-def test_all_results_of_any_shape(
-    ranks: RankPool, name: str, mesh: Any, batch: str, seeds: list[Any], shapes: Any
-) -> None:
+def test_all_results_of_any_shape(ranks, name, mesh, batch, seeds, shapes):
     check(ranks, name, mesh, batch, seeds, shapes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
-def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:
+def test_pipelines_and_placed_plans(ranks, mesh):
     """All ranks get all rows."""
     check(ranks, "tagged", mesh, "share", [0, 1, 2], SHAPES)
     check(ranks, "scored", mesh, "share", [0], [(8, 6), (6, 9)])
@@ -70,7 +68,7 @@ def test_pipelines_and_placed_plans(ranks: RankPool, mesh: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [("gpipe", 2, 2), ("interleaved_1f1b", 2, 2), ("placed", 1)], ids=str)
 @pytest.mark.parametrize("name", ["gpt2_ignored", "bert", "llama"])
-def test_models_by_pipelines_and_placed_plans(ranks: RankPool, name: str, mesh: Any) -> None:
+def test_models_by_pipelines_and_placed_plans(ranks, name, mesh):
     check(ranks, name, mesh, "share", [0, 1], TEXTS)
 
 
@@ -84,7 +82,7 @@ def test_models_by_pipelines_and_placed_plans(ranks: RankPool, name: str, mesh: 
     ],
     ids=str,
 )  # fmt: skip
-def test_on_four_ranks(four_ranks: RankPool, name: str, mesh: Any) -> None:
+def test_on_four_ranks(four_ranks, name, mesh):
     check(four_ranks, name, mesh, "share", [0, 1, 2, 3], SHAPES if name == "tagged" else TEXTS)
 
 
@@ -92,7 +90,7 @@ def test_on_four_ranks(four_ranks: RankPool, name: str, mesh: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh"), [*(("tagged", mesh) for mesh in [(1, 2), *OTHER_KINDS]), ("gpt2", (1, 2))], ids=str
 )
-def test_calls_without_targets(ranks: RankPool, name: str, mesh: Any) -> None:
+def test_calls_without_targets(ranks, name, mesh):
     for far, losses in ranks.run(jobs.without_labels, name, mesh):
         assert far < NEAR
         assert losses == 0
@@ -104,13 +102,13 @@ def test_calls_without_targets(ranks: RankPool, name: str, mesh: Any) -> None:
     [("tagged", (1, 2)), ("tagged", ("1f1b", 2, 2)), ("normed", ("gpipe", 1, 2)), ("normed", ("placed", 1))],
     ids=str,
 )
-def test_weights_are_those_of_the_moment(ranks: RankPool, name: str, mesh: Any) -> None:
+def test_weights_are_those_of_the_moment(ranks, name, mesh):
     for far in ranks.run(jobs.trained_between, name, mesh):
         assert max(far) < NEAR
 
 
 @pytest.mark.slow
-def test_the_loss_alone(ranks: RankPool) -> None:
+def test_the_loss_alone(ranks):
     """A larger batch and another length each need a capture."""
     for far, none, forms in ranks.run(jobs.loss_alone, (1, 2)):
         assert max(far) < NEAR
@@ -118,7 +116,7 @@ def test_the_loss_alone(ranks: RankPool) -> None:
         assert forms == 2
 
 
-def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
+def test_what_ranks_pass_unlike_is_refused_on_all(ranks):
     for said in ranks.run(jobs.refused):
         assert "rank 1 evaluates ids (4, 9), labels (4, 9), but rank 0 ids (4, 7)" in said["lengths"]
         assert "pad them to one length" in said["lengths"]
@@ -130,14 +128,14 @@ def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
 
 @pytest.mark.parametrize("mesh", [(1, 2), *OTHER_KINDS], ids=str)
 @pytest.mark.sweep
-def test_a_returned_parameter_is_refused(ranks: RankPool, mesh: Any) -> None:
+def test_a_returned_parameter_is_refused(ranks, mesh):
     for said in ranks.run(jobs.returned_parameter, mesh):
         assert "returns its parameter embed.weight, of which ranks have parts; return what" in said
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("mesh", OTHER_KINDS, ids=str)
-def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> None:
+def test_other_kinds_evaluate_their_own_graph(ranks, mesh):
     for far in ranks.run(jobs.without_what_is_not_read, mesh):
         assert far < NEAR
     for far in ranks.run(jobs.in_inference_mode, mesh):
@@ -147,7 +145,7 @@ def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> Non
 @pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("outputs", ["all", "loss"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS, (1, 4)], ids=str)
-def test_ranks_without_rows(request: pytest.FixtureRequest, mesh: Any, outputs: str) -> None:
+def test_ranks_without_rows(request, mesh, outputs):
     """A last batch has fewer rows than there are ranks; an empty one is a mean of nothing."""
     pool = request.getfixturevalue("four_ranks" if mesh == (1, 4) else "ranks")
     for found in pool.run(jobs.few_rows, "tagged", mesh, outputs, [1, 2, 3, 5, 0]):
@@ -155,7 +153,7 @@ def test_ranks_without_rows(request: pytest.FixtureRequest, mesh: Any, outputs: 
         assert not any(differs for _, differs in found)
 
 
-def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks: RankPool) -> None:
+def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks):
     for said in ranks.run(jobs.refused_rows):
         assert "ranks evaluate 0 and 1 rows, and a smaller batch cannot be filled up" in said["scored"]
         assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["sampler"]
@@ -164,6 +162,6 @@ def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks: RankPo
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
-def test_training_of_ranks_without_rows(ranks: RankPool, mesh: Any) -> None:
+def test_training_of_ranks_without_rows(ranks, mesh):
     for far in ranks.run(jobs.trained_without_rows, mesh):
         assert max(far) < NEAR

@@ -55,7 +55,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "tensoropt.shutdown()"])
-def test_a_script_ends_as_it_should(tmp_path: Path, end: str) -> None:
+def test_a_script_ends_as_it_should(tmp_path, end):
     code, output = finished(torchrun(*script(tmp_path, end=end)))
     assert code == 0, output
     assert output.count("trained to") == 2
@@ -87,7 +87,7 @@ tensoropt.shutdown()
 
 
 @pytest.mark.slow
-def test_batches_come_from_a_data_loader(tmp_path: Path) -> None:
+def test_batches_come_from_a_data_loader(tmp_path):
     """Every rank loads the same global batch, in processes of its own."""
     (tmp_path / "script.py").write_text(LOADING)
     plan = str(write_plan(tmp_path / "plan.json"))
@@ -106,7 +106,7 @@ def test_batches_come_from_a_data_loader(tmp_path: Path) -> None:
         ("torch.empty(1 << 50)", "can't allocate memory"),
     ],
 )
-def test_the_rank_that_raised_is_named(tmp_path: Path, fault: str, says: str) -> None:
+def test_the_rank_that_raised_is_named(tmp_path, fault, says):
     code, output = finished(torchrun(*script(tmp_path, fault=fault)))
     assert code != 0
     assert says in output
@@ -132,19 +132,19 @@ def struck(tmp_path: Path, fault: signal.Signals, timeout_s: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named_first(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_first(tmp_path):
     output = struck(tmp_path, signal.SIGKILL, 30)
     assert "Signal 9 (SIGKILL)" in output
     assert "rank      : 1" in output[output.index("Root Cause") :]
 
 
 @pytest.mark.slow
-def test_a_hanging_rank_ends_the_job(tmp_path: Path) -> None:
+def test_a_hanging_rank_ends_the_job(tmp_path):
     assert "rank 0 waited 5 s for another rank" in struck(tmp_path, signal.SIGSTOP, 5)
 
 
 @pytest.mark.slow
-def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
+def test_two_hosts_as_two_agents(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -162,7 +162,7 @@ def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
     assert sum("step    3  loss" in output for output in outputs) == 1
 
 
-def test_what_a_failed_rank_says() -> None:
+def test_what_a_failed_rank_says():
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     slow = RuntimeError("[gloo] Timed out waiting 5000ms for recv operation to complete")
     assert _lost_rank(gone, 3, 5.0) == "rank 3 lost its connection to another rank; see that rank's error"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import tensoropt
 from tensoropt.question.model_source import load_model
-from tensoropt.ranks.pool import RankPool
 
 pytest.importorskip("peft")
 from tests.execute import lora_jobs
@@ -23,9 +20,7 @@ SOURCES = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("base", SOURCES)
-def test_losses_are_those_of_one_process_and_adapters_are_saved(
-    base: str, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_losses_are_those_of_one_process_and_adapters_are_saved(base, ranks, tmp_path):
     source = SOURCES[base]
     found = tensoropt.explore(
         load_model(source, batch=BATCH),

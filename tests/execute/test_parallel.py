@@ -62,7 +62,7 @@ def alike(found: list[dict[str, float]]) -> bool:
     ],
     ids=str,
 )  # fmt: skip
-def test_usual_loop(ranks: RankPool, name: str, mesh: Mesh, seed: int) -> None:
+def test_usual_loop(ranks, name, mesh, seed):
     """Losses, gradients, their norm over all ranks, clipped steps, evaluation; of models with dropout, batch
     norms, tied weights, frozen, unused and shared modules, and weights of bytes."""
     found = ranks.run(jobs.train_alike, name, mesh, seed)
@@ -78,7 +78,7 @@ def test_usual_loop(ranks: RankPool, name: str, mesh: Mesh, seed: int) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_accumulation(ranks: RankPool, name: str, mesh: Mesh, seed: int) -> None:
+def test_accumulation(ranks, name, mesh, seed):
     if seed != 5:
         strategy = jobs.strategy_of(load_model(jobs.spec(name)), mesh, seed)
         assert isinstance(strategy, Strategy)
@@ -96,9 +96,7 @@ GATHERED = [("transformer_dropout", (1, 2), 4, 0.0), ("transformer_dropout", (2,
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mesh", "seed", "recompute"), GATHERED)
-def test_copies_gathered_again_change_no_bit(
-    request: pytest.FixtureRequest, name: str, mesh: Mesh, seed: int, recompute: float
-) -> None:
+def test_copies_gathered_again_change_no_bit(request, name, mesh, seed, recompute):
     pool = request.getfixturevalue("four_ranks" if len(mesh) > 2 else "ranks")
     for found in pool.run(jobs.gather_alike, name, mesh, seed, recompute):
         assert all(found.values()), found
@@ -109,7 +107,7 @@ def test_copies_gathered_again_change_no_bit(
     ("name", "mesh", "seed", "fused"),
     [("transformer", SHARDED, 7, True), ("transformer", PLACED, 7, False), ("bert_small", SHARDED, 3, False)],
 )
-def test_state_dict(ranks: RankPool, name: str, mesh: Mesh, seed: int, fused: bool) -> None:
+def test_state_dict(ranks, name, mesh, seed, fused):
     for found in ranks.run(jobs.state_dicts, name, mesh, seed):
         assert found.pop("strided") == fused  # whether a projection is stored split on heads
         assert found.pop("loss") < ROUNDING
@@ -132,7 +130,7 @@ def check_moves(pool: RankPool, name: str, one: Mesh, other: Mesh, folder: Path)
     ],
     ids=str,
 )  # fmt: skip
-def test_checkpoint_moves_between_plans(ranks: RankPool, tmp_path: Path, one: Mesh, other: Mesh) -> None:
+def test_checkpoint_moves_between_plans(ranks, tmp_path, one, other):
     check_moves(ranks, "transformer", one, other, tmp_path)
 
 
@@ -140,15 +138,13 @@ def test_checkpoint_moves_between_plans(ranks: RankPool, tmp_path: Path, one: Me
 @pytest.mark.parametrize(
     ("name", "one", "other"), [("mlp", (1, 4), (1, 2, 2)), ("transformer", SPLIT, (1, 4))]
 )
-def test_checkpoint_moves_between_meshes(
-    four_ranks: RankPool, tmp_path: Path, name: str, one: Mesh, other: Mesh
-) -> None:
+def test_checkpoint_moves_between_meshes(four_ranks, tmp_path, name, one, other):
     """Also shards of a fused projection split on heads, and of a parameter that two stages share."""
     check_moves(four_ranks, name, one, other, tmp_path)
 
 
 @pytest.mark.slow
-def test_norm_of_stages_that_are_split(four_ranks: RankPool) -> None:
+def test_norm_of_stages_that_are_split(four_ranks):
     """Replicas, shards and tied copies count once."""
     norms = four_ranks.run(jobs.norms, "transformer", SPLIT, 3)
     for ours, plain in norms:
@@ -156,14 +152,14 @@ def test_norm_of_stages_that_are_split(four_ranks: RankPool) -> None:
     assert len({tuple(ours) for ours, _ in norms}) == 1
 
 
-def test_a_rank_asks_for_its_own_parameters_only(ranks: RankPool) -> None:
+def test_a_rank_asks_for_its_own_parameters_only(ranks):
     asked = ranks.run(jobs.asked_for, "transformer", PIPELINE, 3)
     (first, last), everything = (set(names) for names, _ in asked), set(asked[0][1])
     assert first | last == everything
     assert first != everything != last
 
 
-def test_ranks_of_all_stages_meet_for_a_state_dict_that_one_stage_gathers() -> None:
+def test_ranks_of_all_stages_meet_for_a_state_dict_that_one_stage_gathers():
     """A fused projection whose heads three ranks share unevenly has no DTensor of its own shape."""
     loaded = load_model(jobs.spec("transformer"))
     data = random_pipeline(loaded.graph, (2, 2, 3), "1f1b", random.Random(3)).to_data()
@@ -181,7 +177,7 @@ def test_ranks_of_all_stages_meet_for_a_state_dict_that_one_stage_gathers() -> N
                 assert (shards.in_state(name), shards.copies(name)) == (rank == 0, copies)
 
 
-def test_a_save_that_died_leaves_a_checkpoint(tmp_path: Path) -> None:
+def test_a_save_that_died_leaves_a_checkpoint(tmp_path):
     """Killed while writing, and killed between taking the old one away and putting the new one there."""
     model = unsplit_mlp()
     wanted = {name: value.clone() for name, value in model.state_dict().items()}
@@ -223,7 +219,7 @@ def unsplit_mlp() -> torch.nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02])
-def test_killed_while_saving(tmp_path: Path, delay_s: float) -> None:
+def test_killed_while_saving(tmp_path, delay_s):
     """Whenever it happens, one whole checkpoint is there: the last that was announced, or the next one."""
     target = tmp_path / "state"
     command = [sys.executable, "-c", SAVING, str(target)]
@@ -251,7 +247,7 @@ def test_killed_while_saving(tmp_path: Path, delay_s: float) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_evaluation(ranks: RankPool, name: str, mesh: Mesh) -> None:
+def test_evaluation(ranks, name, mesh):
     for found in ranks.run(jobs.evaluated, name, mesh):
         assert max(found) < 1e-5
 
@@ -259,9 +255,7 @@ def test_evaluation(ranks: RankPool, name: str, mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("cluster", "told"), [("dgx-h100[1]", True), ("local:1", False), (None, False)], ids=str
 )
-def test_a_plan_for_another_kind_of_device_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None, told: bool
-) -> None:
+def test_a_plan_for_another_kind_of_device_is_said_once(tmp_path, monkeypatch, cluster, told):
     data = {} if cluster is None else load_cluster(cluster).to_dict()
     plan = write_plan(tmp_path / "plan.json", (1,), cluster=data)
     for rank in ("0", "1"):
@@ -276,7 +270,7 @@ def test_a_plan_for_another_kind_of_device_is_said_once(
             assert "made for 1 x H100-80GB (cuda) of cluster dgx-h100[1], but here it runs on cpu" in texts[0]
 
 
-def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
+def test_from_a_plan_file(ranks, tmp_path):
     for found in ranks.run(jobs.from_file, str(write_plan(tmp_path / "plan.json"))):
         assert found["difference"] < 1e-4
         assert found["calls"]
@@ -288,7 +282,7 @@ def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(("name", "mesh"), [("mlp", SHARDED), ("odd", PLACED), ("odd", SHARDED)], ids=str)
-def test_any_optimizer(ranks: RankPool, name: str, mesh: Mesh) -> None:
+def test_any_optimizer(ranks, name, mesh):
     found = ranks.run(jobs.optimizers, name, mesh, 5)
     assert alike(found), found
 
@@ -298,7 +292,7 @@ def test_any_optimizer(ranks: RankPool, name: str, mesh: Mesh) -> None:
     ("name", "mesh", "steps"),
     [("transformer", (2, 2), 200), ("mlp", SHARDED, 200), ("transformer", PLACED, 40)],
 )
-def test_many_steps_beside_one_device(ranks: RankPool, name: str, mesh: Mesh, steps: int) -> None:
+def test_many_steps_beside_one_device(ranks, name, mesh, steps):
     losses = ranks.run(jobs.long_run, name, mesh, steps)
     assert losses[0] == losses[1]
     start = losses[0][0][1]
@@ -310,7 +304,7 @@ def test_many_steps_beside_one_device(ranks: RankPool, name: str, mesh: Mesh, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "mesh"), [("aot_eager", (1, 2)), ("inductor", (1,))])
-def test_compiled(ranks: RankPool, backend: str, mesh: tuple[int, ...]) -> None:
+def test_compiled(ranks, backend, mesh):
     """What the model does in front of and behind the lowered graph stays Python; the result is the same."""
     for found in ranks.run(jobs.compiled, "mlp", mesh, backend, timeout_s=600.0):
         assert found < ROUNDING
@@ -319,7 +313,7 @@ def test_compiled(ranks: RankPool, backend: str, mesh: tuple[int, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("batch", ["global", "share"])
-def test_every_kind_of_plan_compiled(ranks: RankPool, micro: int, batch: str) -> None:
+def test_every_kind_of_plan_compiled(ranks, micro, batch):
     """Or left as it is, which is said: parameters that stay gathered, recomputation in micro-batches."""
     for found in ranks.run(
         jobs.compiled_or_not, "mlp", (micro, 2), [1, 3, 5, 14, 122], batch, timeout_s=600.0
@@ -329,7 +323,7 @@ def test_every_kind_of_plan_compiled(ranks: RankPool, micro: int, batch: str) ->
         assert all(far < ROUNDING for *_, far in found)
 
 
-def test_dropout_is_compiled_once_for_all_steps() -> None:
+def test_dropout_is_compiled_once_for_all_steps():
     """A mask changes with the step, which the second compilation leaves open: there is no third."""
     (model, args, _), (plain, _, _) = jobs.spec("vgg_dropout").build(), jobs.spec("vgg_dropout").build()
     strategy = unsplit_strategy(load_model(jobs.spec("vgg_dropout")).graph)
@@ -349,7 +343,7 @@ def test_dropout_is_compiled_once_for_all_steps() -> None:
     assert len(set(losses)) == 4
 
 
-def test_forward_keeps_its_signature() -> None:
+def test_forward_keeps_its_signature():
     model, args, _ = jobs.spec("mlp").build()
     before = inspect.signature(model.forward)
     parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args)
@@ -357,7 +351,7 @@ def test_forward_keeps_its_signature() -> None:
     assert model.forward.__name__ == "forward"
 
 
-def test_one_process_runs_all_devices_of_a_placed_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_runs_all_devices_of_a_placed_plan(monkeypatch):
     """Of a job of one rank; a compiler is told why it changes nothing."""
     moved = record_moves(monkeypatch)
     (model, args, _), (plain, _, _) = jobs.spec("mlp").build(), jobs.spec("mlp").build()

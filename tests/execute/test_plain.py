@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensoropt.ranks.pool import RankPool
 from tests.execute import plain_jobs as jobs
 
 pytestmark = pytest.mark.distributed
@@ -34,20 +32,20 @@ def check(found: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_plain_module(ranks: RankPool, name: str, mesh: Any, seed: int) -> None:
+def test_a_plain_module(ranks, name, mesh, seed):
     for found in ranks.run(jobs.whole_model, name, mesh, seed):
         check(found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(1, 2, 2), (2, 4), ("1f1b", 2, 2, 2)], ids=str)
-def test_a_plain_module_of_four_ranks(four_ranks: RankPool, mesh: Any) -> None:
+def test_a_plain_module_of_four_ranks(four_ranks, mesh):
     for seed in range(3):
         for found in four_ranks.run(jobs.whole_model, "gpt2_ignored", mesh, seed):
             check(found)
 
 
-def test_generated_and_saved(ranks: RankPool, tmp_path: Path) -> None:
+def test_generated_and_saved(ranks, tmp_path):
     for found in ranks.run(jobs.generated, (1, 2), str(tmp_path)):
         assert found["same"]
         assert found["read"] < ROUNDING

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tensoropt.ranks.pool import RankPool
 from tests.execute import share_jobs as jobs
 
 pytestmark = pytest.mark.distributed
@@ -32,7 +29,7 @@ def check(found: list[list[tuple[float, float, bool, int]]]) -> list[set[int]]:
     ],
     ids=str,
 )
-def test_shares_of_random_plans(ranks: RankPool, name: str, mesh: Any, seeds: Any, worlds: set[int]) -> None:
+def test_shares_of_random_plans(ranks, name, mesh, seeds, worlds):
     assert check(ranks.run(jobs.shares, name, mesh, list(seeds))) == [worlds] * 2
 
 
@@ -45,13 +42,13 @@ def test_shares_of_random_plans(ranks: RankPool, name: str, mesh: Any, seeds: An
     ],
     ids=str,
 )  # fmt: skip
-def test_shares_on_four_ranks(four_ranks: RankPool, name: str, mesh: Any) -> None:
+def test_shares_on_four_ranks(four_ranks, name, mesh):
     found = four_ranks.run(jobs.shares, name, mesh, list(range(12)), timeout_s=600.0)
     assert all(worlds > {1} for worlds in check(found))
 
 
 @pytest.mark.parametrize(("micro", "stop"), [(1, None), (2, 1)])
-def test_epochs_by_the_sampler(ranks: RankPool, micro: int, stop: int | None) -> None:
+def test_epochs_by_the_sampler(ranks, micro, stop):
     """Uneven targets, and an uneven last batch, weigh as in one process."""
     for found in ranks.run(jobs.epochs, micro, 29, stop):
         assert found["world"] == 2
@@ -60,13 +57,13 @@ def test_epochs_by_the_sampler(ranks: RankPool, micro: int, stop: int | None) ->
     assert sum(each["lengths"][1] for each in ranks.run(jobs.epochs, micro, 29, None)) == 29
 
 
-def test_a_smaller_global_batch(ranks: RankPool) -> None:
+def test_a_smaller_global_batch(ranks):
     for found in ranks.run(jobs.epochs, 1, 27, None, "global"):
         assert found["world"] == 1
         assert found["far"] < 1e-5
 
 
-def test_rows_passed_in_the_other_way(ranks: RankPool) -> None:
+def test_rows_passed_in_the_other_way(ranks):
     says = {
         "global to share": "of shape (8, 6), of which each rank passes a share of shape (4, 6)",
         "unknown": "batch='local' is unknown",
@@ -80,7 +77,7 @@ def test_rows_passed_in_the_other_way(ranks: RankPool) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_pass_the_same_rows_are_warned_of(ranks: RankPool) -> None:
+def test_ranks_that_pass_the_same_rows_are_warned_of(ranks):
     for rank, said in enumerate(ranks.run(jobs.alike)):
         for mode in (True, False):
             assert said[f"constant {mode}"] == said[f"own {mode}"] == []
@@ -90,13 +87,13 @@ def test_ranks_that_pass_the_same_rows_are_warned_of(ranks: RankPool) -> None:
             assert "use tensoropt.sampler" in said["same False"][0]
 
 
-def test_what_is_sent_of_a_batch(ranks: RankPool) -> None:
+def test_what_is_sent_of_a_batch(ranks):
     """Nothing under data parallelism; with micro-batches the targets, whose number is counted beforehand."""
     assert ranks.run(jobs.sent, 1) == [[], []]
     assert ranks.run(jobs.sent, 2) == [[24], [24]]
 
 
-def test_accumulated_gradients(ranks: RankPool) -> None:
+def test_accumulated_gradients(ranks):
     for micro in (1, 2):
         assert max(ranks.run(jobs.accumulated, micro)) < ROUNDING
 
@@ -113,7 +110,7 @@ def test_accumulated_gradients(ranks: RankPool) -> None:
     ],
     ids=str,
 )
-def test_evaluation_with_more_rows_than_the_plans(ranks: RankPool, mesh: Any, batch: str) -> None:
+def test_evaluation_with_more_rows_than_the_plans(ranks, mesh, batch):
     for far, rows in ranks.run(jobs.evaluated, mesh, batch, 44):
         assert far < 1e-5
         assert rows > 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from tensoropt.capture import Mode
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.execute import parallelize
@@ -21,12 +19,11 @@ from tensoropt.execute.initialise import Initialisation
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource, _open_weights
 from tensoropt.ranks.local_hardware import why_no_gpu
-from tensoropt.ranks.pool import RankPool
 from tests.execute import start_jobs as jobs
 
 
 @pytest.fixture(scope="module")
-def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def stored(ranks, tmp_path_factory):
     """The same weights as a checkpoint of two ranks, and as safetensors in two files."""
     folder = tmp_path_factory.mktemp("weights")
     ranks.run(jobs.save, str(folder / "dcp"))
@@ -53,9 +50,7 @@ WHOLE = ("sharded", "placed")
         *((source, "inference", plan) for plan in WHOLE for source in ("dcp", "files", "drawn")),
     ],
 )  # fmt: skip
-def test_a_rank_starts_with_its_part_and_one_layer(
-    ranks: RankPool, stored: dict[str, str], source: str, mode: Mode, plan: str
-) -> None:
+def test_a_rank_starts_with_its_part_and_one_layer(ranks, stored, source, mode, plan):
     """In inference there are no gradients, so that its part of the parameters is all that is kept."""
     every = ranks.run(jobs.start, source, stored.get(source, ""), plan, mode, 1)
     names = [found["names"] for found in every]
@@ -74,9 +69,7 @@ def test_a_rank_starts_with_its_part_and_one_layer(
 @pytest.mark.sweep
 @pytest.mark.distributed
 @pytest.mark.parametrize("source", ["drawn", "stored"])
-def test_a_rank_never_holds_more_than_its_stages_and_a_layer(
-    ranks: RankPool, tmp_path: Path, source: str
-) -> None:
+def test_a_rank_never_holds_more_than_its_stages_and_a_layer(ranks, tmp_path, source):
     """Also in training, where the gradients that autograd makes take the place of those there were."""
     for found in ranks.run(jobs.resident, 256, 12, 2, str(tmp_path / "dcp") if source == "stored" else "", 2):
         own, layer = found["parameters"], found["layer"]
@@ -88,9 +81,7 @@ def test_a_rank_never_holds_more_than_its_stages_and_a_layer(
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("source", ["drawn", "stored"])
-def test_a_process_grows_by_its_stages_and_not_by_the_whole_model(
-    four_ranks: RankPool, tmp_path: Path, source: str
-) -> None:
+def test_a_process_grows_by_its_stages_and_not_by_the_whole_model(four_ranks, tmp_path, source):
     """As the system counts it: parameters and gradients of its stage, layers that are read, leftovers."""
     path = str(tmp_path / "dcp") if source == "stored" else ""
     four_ranks.run(jobs.resident, 64, 32, 4, "", 2)  # what a first step loads of libraries is no parameter
@@ -102,7 +93,7 @@ def test_a_process_grows_by_its_stages_and_not_by_the_whole_model(
         assert found["trained"] < 2 * own + 12 * layer + 2**24
 
 
-def test_what_is_drawn_is_what_apply_draws() -> None:
+def test_what_is_drawn_is_what_apply_draws():
     """Also where a call reads what another left, replaces a tensor, or overwrites what another drew."""
 
     def function(module: nn.Module) -> None:
@@ -133,7 +124,7 @@ def test_what_is_drawn_is_what_apply_draws() -> None:
     assert all(value.is_meta for value in [*model.parameters(), *model.buffers()])
 
 
-def test_values_come_in_any_order() -> None:
+def test_values_come_in_any_order():
     source = WeightSource(jobs.on_meta(), init_weights=jobs.draw, seed=7)
     plain = dict(jobs.drawn(7).named_parameters())
     values = source.values(plain)
@@ -169,12 +160,12 @@ NO_GPU = f"this rank cannot run on a GPU: {why_no_gpu()}, or pass device='cpu'"
         *([({"device": "cuda"}, NO_GPU)] if why_no_gpu() else []),
     ],
 )  # fmt: skip
-def test_a_start_that_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+def test_a_start_that_cannot_be_is_refused(settings, says):
     asked = settings if settings.get("device") == "cpu" else {"init_weights": jobs.draw} | settings
     assert says in refusal(**asked)
 
 
-def test_weights_that_lack_values_are_refused(stored: dict[str, str], tmp_path: Path) -> None:
+def test_weights_that_lack_values_are_refused(stored, tmp_path):
     assert "scale is on the meta device" in refusal(device="cpu", checkpoint=stored["dcp"])
     wrong = {n: v.clone() for n, v in jobs.drawn(1).state_dict().items() if "head" not in n}
     del wrong["unused.bias"]
@@ -190,9 +181,7 @@ def test_weights_that_lack_values_are_refused(stored: dict[str, str], tmp_path: 
 
 
 @pytest.mark.parametrize(("local", "seen", "index"), [("1", 2, 1), (None, 2, 0), ("2", 2, None)])
-def test_a_rank_takes_the_gpu_of_its_number(
-    monkeypatch: pytest.MonkeyPatch, local: str | None, seen: int, index: int | None
-) -> None:
+def test_a_rank_takes_the_gpu_of_its_number(monkeypatch, local, seen, index):
     current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
@@ -210,7 +199,7 @@ def test_a_rank_takes_the_gpu_of_its_number(
     assert rank_device("cuda:1") == torch.device("cuda", 1)
 
 
-def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch):
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(dist, "init_process_group", lambda kind, **more: asked.append((kind, more)))
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -223,7 +212,7 @@ def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.Monkey
         start_group(torch.device("cuda", 1))
 
 
-def test_safetensors_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safetensors_that_are_not_installed(tmp_path, monkeypatch):
     (tmp_path / "some.safetensors").touch()
     with pytest.raises(PlanError, match="is not a safetensors file"):
         _open_weights(tmp_path)

@@ -67,7 +67,7 @@ def torchrun(*arguments: str, options: tuple[str, ...] = ("--standalone",)) -> s
 
 
 @pytest.mark.distributed
-def test_runs_under_torchrun(tmp_path: Path) -> None:
+def test_runs_under_torchrun(tmp_path):
     plan, file = str(write_plan(tmp_path / "plan.json")), tmp_path / "result.json"
     process = torchrun("-m", "tensoropt.execute", plan, "--steps", "4", "--json", str(file))
     output, _ = process.communicate()
@@ -79,9 +79,7 @@ def test_runs_under_torchrun(tmp_path: Path) -> None:
     assert result["time_s"] > 0
 
 
-def test_what_a_model_prints_stays_off_stdout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_model_prints_stays_off_stdout(tmp_path, monkeypatch, capfd):
     quiet = models.mlp
 
     def talking() -> object:
@@ -97,7 +95,7 @@ def test_what_a_model_prints_stays_off_stdout(
     assert "printed\nto the descriptor\n" in err
 
 
-def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_null(tmp_path):
     """Diverged on purpose; JSON has no NaN."""
     plan, result = write_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
     assert main([str(plan), "--steps", "4", "--lr", "1e30", "--quiet", "--json", str(result)]) == 0
@@ -112,7 +110,7 @@ def gpu_plan(path: Path, mesh: tuple[int, ...]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> None:
+def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path):
     """Not by every rank: the others wait until torchrun ends them."""
     plan = str(gpu_plan(tmp_path / "plan.json", (1, 2)))
     output, _ = torchrun("-m", "tensoropt.execute", plan, "--steps", "2").communicate()
@@ -126,9 +124,7 @@ def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> No
     assert "loss" not in output
 
 
-def test_a_plan_for_gpus_runs_on_cpu_ranks_knowingly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_for_gpus_runs_on_cpu_ranks_knowingly(tmp_path, capsys):
     plan, result = gpu_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
     assert main([str(plan), "--steps", "2"]) == 2
     assert capsys.readouterr().out == ""
@@ -139,7 +135,7 @@ def test_a_plan_for_gpus_runs_on_cpu_ranks_knowingly(
     assert (said["run_on"], said["predicted_for"]) == ("cpu", "cuda")
 
 
-def test_a_plan_for_cpus_runs_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_cpus_runs_as_ever(tmp_path, capsys):
     plan = write_plan(tmp_path / "plan.json", (1,), cluster=load_cluster("local:1").to_dict())
     assert main([str(plan), "--steps", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("ms per step, predicted 1000.0 ms")
@@ -157,9 +153,7 @@ def test_a_plan_for_cpus_runs_as_ever(tmp_path: Path, capsys: pytest.CaptureFixt
         ([], {"source": ""}, "does not name the model's source"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], changes: dict[str, str], says: str
-) -> None:
+def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, capsys, words, changes, says):
     model = {"model": {"fingerprint": "0"} | changes} if changes else {}
     assert main([str(write_plan(tmp_path / "plan.json", **model)), *words]) == 2
     error = capsys.readouterr().err
@@ -168,9 +162,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "cannot read the plan"), ("{", "is not a plan")])
-def test_bad_plans_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
-) -> None:
+def test_bad_plans_are_one_line(tmp_path, capsys, text, says):
     path = tmp_path / "plan.json"
     if text is not None:
         path.write_text(text)
@@ -180,13 +172,13 @@ def test_bad_plans_are_one_line(
     assert error.count("\n") == 1
 
 
-def test_plan_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_another_model(tmp_path, capsys):
     model = {"source": "tests.execute.models:vgg", "fingerprint": "0"}
     assert main([str(write_plan(tmp_path / "plan.json", (1,), model=model))]) == 2
     assert "it is for another model" in capsys.readouterr().err
 
 
-def test_one_device_needs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_device_needs_no_job(tmp_path, capsys):
     cores = os.sched_getaffinity(0)
     assert main([str(write_plan(tmp_path / "plan.json", (2, 1))), "--steps", "2"]) == 0
     assert os.sched_getaffinity(0) == cores
@@ -194,7 +186,7 @@ def test_one_device_needs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([str(tmp_path / "plan.json"), "--steps", "0"]) == 2
 
 
-def test_gpus_for_each_rank_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_for_each_rank_of_the_host(tmp_path, monkeypatch):
     plan = load_plan(gpu_plan(tmp_path / "plan.json", (1, 2)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -211,9 +203,7 @@ CPU_RANKS_BESIDE_GPUS = load_cluster(
 )
 
 
-def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(tmp_path, monkeypatch):
     plan = load_plan(gpu_plan(tmp_path / "plan.json", (1, 2)))
     plan = plan.model_copy(update={"cluster": CPU_RANKS_BESIDE_GPUS.to_dict()})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -236,5 +226,5 @@ def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(
         (None, " on 2 CPU ranks; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
     ],
 )
-def test_a_prediction_is_for_its_own_devices(tmp_path: Path, kind: str | None, said: str) -> None:
+def test_a_prediction_is_for_its_own_devices(tmp_path, kind, said):
     assert _beside_prediction(load_plan(gpu_plan(tmp_path / "plan.json", (1, 2))), kind) == said

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState
 
 from tensoropt.errors import PlanError
 from tensoropt.integrations.accelerate import PlanAccelerator
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import accelerate_jobs as jobs
 from tests.integrations.planned import ran_by
 
 
 @pytest.mark.distributed
-def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks, tmp_path):
     said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
@@ -32,7 +28,7 @@ def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def fresh():
     """A process that has made no ``Accelerator``: the settings of the first one stay."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
@@ -40,7 +36,7 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_what_a_plan_cannot_do_is_refused() -> None:
+def test_what_a_plan_cannot_do_is_refused():
     with pytest.raises(PlanError, match=r"cannot follow split_batches=True: each rank loads.*leave"):
         PlanAccelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
     AcceleratorState._reset_state(reset_partial_state=True)

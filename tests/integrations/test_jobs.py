@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensoropt.errors import MissingExtraError
-from tensoropt.ranks.pool import RankPool
 from tests.integrations.planned import KINDS, close, ran_by
 
 pytestmark = pytest.mark.distributed
@@ -26,15 +23,13 @@ def module(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+def alone(tmp_path_factory):
     """What a job finds in this one process, without a plan; each is run once."""
     return cache(lambda name, what: getattr(module(name), what)(tmp_path_factory.mktemp(what), None))
 
 
-def rows(table: dict[str, dict[str, list[str]]]) -> Iterator[tuple[str, str, str]]:
-    for name, of_jobs in table.items():
-        for what, kinds in of_jobs.items():
-            yield from ((name, what, kind) for kind in kinds)
+def rows(table: dict[str, dict[str, list[str]]]) -> list[tuple[str, str, str]]:
+    return [(n, what, kind) for n, jobs in table.items() for what, kinds in jobs.items() for kind in kinds]
 
 
 @pytest.mark.parametrize(
@@ -45,9 +40,7 @@ def rows(table: dict[str, dict[str, list[str]]]) -> Iterator[tuple[str, str, str
         ("loop", "briefly_trained"),
     ],
 )  # fmt: skip
-def test_trains_as_one_process_does(
-    name: str, what: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
+def test_trains_as_one_process_does(name, what, ranks, alone, tmp_path):
     close(ran_by(module(name), what, tmp_path, "data", ranks), alone(name, what))
 
 
@@ -57,9 +50,7 @@ def test_trains_as_one_process_does(
     ("name", "what"),
     [*((name, "trained") for name in ("trainer", "sft", "accelerate", "loop")), ("lightning", "fitted")],
 )
-def test_trains_and_continues_as_one_process_does(
-    name: str, what: str, kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
+def test_trains_and_continues_as_one_process_does(name, what, kind, ranks, alone, tmp_path):
     """Losses, norms, rates and evaluations of about 50 steps, an average of the parameters, saved models, and
     a run from the middle again."""
     close(ran_by(module(name), what, tmp_path, kind, ranks), alone(name, what))
@@ -80,9 +71,7 @@ BOTH = ["data", "tensor"]
         }
     ),
 )
-def test_other_data_and_places(
-    name: str, what: str, kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
+def test_other_data_and_places(name, what, kind, ranks, alone, tmp_path):
     """Texts that are padded or cut, data without a length, orders of all kinds, adapters, several nodes, and
     another plan from the middle on."""
     found = ran_by(module(name), what, tmp_path, kind, ranks)
@@ -102,9 +91,7 @@ def test_other_data_and_places(
         }
     ),
 )
-def test_metrics_and_predictions(
-    name: str, what: str, kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
+def test_metrics_and_predictions(name, what, kind, ranks, alone, tmp_path):
     """By batches of another size, in the order of the data, with and without labels."""
     close(ran_by(module(name), what, tmp_path, kind, ranks), alone(name, what))
 
@@ -117,7 +104,7 @@ def test_metrics_and_predictions(
         ("lightning", "briefly_fitted"),
     ],
 )
-def test_trains_under_torchrun(name: str, what: str, alone: Any, tmp_path: Path) -> None:
+def test_trains_under_torchrun(name, what, alone, tmp_path):
     close(ran_by(module(name), what, tmp_path, "tensor", None), alone(name, what))
 
 
@@ -129,9 +116,7 @@ def test_trains_under_torchrun(name: str, what: str, alone: Any, tmp_path: Path)
         ("trl", "trl", "trl"),
     ],
 )
-def test_the_extra_is_named_where_it_is_missing(
-    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_is_named_where_it_is_missing(name, package, extra, monkeypatch):
     monkeypatch.delitem(sys.modules, f"tensoropt.integrations.{name}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     with pytest.raises(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,13 +15,12 @@ from torch import nn
 import tensoropt
 from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import PlanStrategy
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import lightning_jobs as jobs
 from tests.integrations.planned import ran_by, write_plan
 
 
 @pytest.mark.distributed
-def test_loaders_of_other_rows_are_refused(ranks: RankPool, tmp_path: Path) -> None:
+def test_loaders_of_other_rows_are_refused(ranks, tmp_path):
     said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "its data set makes the batches, and their rows cannot be divided" in said["items"]
@@ -37,7 +35,7 @@ def test_loaders_of_other_rows_are_refused(ranks: RankPool, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def job() -> Iterator[None]:
+def job():
     """A job of this process alone, as Lightning begins it, and its end."""
     with mock.patch.dict(os.environ):
         yield
@@ -45,7 +43,7 @@ def job() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+def plan(tmp_path_factory):
     return write_plan(tmp_path_factory.mktemp("plan"), "alone")
 
 
@@ -79,7 +77,7 @@ def refused(folder: Path, strategy: PlanStrategy, module: Any, **more: Any) -> s
 
 
 @pytest.mark.usefixtures("job")
-def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
+def test_what_a_plan_cannot_do_is_refused(plan, tmp_path):
     said = refused(tmp_path, PlanStrategy(plan), jobs.Tuning(), precision="bf16-mixed")
     assert "cannot follow precision='bf16-mixed'" in said
     assert "explore with --dtype bfloat16" in said
@@ -95,7 +93,7 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("job")
-def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_path: Path) -> None:
+def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan, tmp_path):
     losses = []
     for strategy, module in ((PlanStrategy(), Configured(plan)), (PlanStrategy(plan), Wider(False))):
         made = jobs.trainer(tmp_path, None, 2, strategy=strategy)

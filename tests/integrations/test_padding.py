@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from tests.integrations.trainer_jobs import GLOBAL, LENGTH, Texts, build, to_the
 
 
 @pytest.fixture
-def accelerator(tmp_path: Path) -> Iterator[PlanAccelerator]:
+def accelerator(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     plan = write_plan(tmp_path, "alone", "tests.integrations.trainer_jobs:masked_recipe")
     yield PlanAccelerator(plan=plan, cpu=True)
@@ -40,7 +38,7 @@ def longer(rows: Any) -> dict[str, torch.Tensor]:
     return {name: value.repeat(1, LENGTH) for name, value in to_the_longest(rows).items()}
 
 
-def test_batches_get_the_plans_length(accelerator: PlanAccelerator) -> None:
+def test_batches_get_the_plans_length(accelerator):
     plain, model = build(), accelerator.prepare(build())
     batch = next(iter(loader()))
     with pytest.warns(UserWarning, match=r"plan's length of 8 tokens .*: 56% of the first one is padding"):
@@ -60,7 +58,7 @@ def test_batches_get_the_plans_length(accelerator: PlanAccelerator) -> None:
 
 
 @pytest.mark.slow
-def test_longer_batches_are_refused_and_ones_without_a_mask_left(accelerator: PlanAccelerator) -> None:
+def test_longer_batches_are_refused_and_ones_without_a_mask_left(accelerator):
     model = accelerator.prepare(build())
     with pytest.raises(PlanError, match='padding="max_length", truncation=True, max_length=8'):
         model(**next(iter(accelerator.prepare(loader(longer)))))

@@ -20,7 +20,7 @@ from tests.integrations.planned import close, write_plan
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: Path) -> None:
+def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop, tmp_path):
     args, data = jobs.arguments(tmp_path, 1, dataloader_drop_last=drop), jobs.Samples(10)
     ours = PlanTrainer(jobs.build(), args, plan=write_plan(tmp_path, "alone"), eval_dataset=data)
     plain = Trainer(jobs.build(), args, eval_dataset=data)
@@ -29,7 +29,7 @@ def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: P
     assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
 
 
-def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path: Path) -> None:
+def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path):
     data = [
         {name: row[name] for name in ("input_ids", "labels")}
         for row in map(jobs.Samples(16).__getitem__, range(16))
@@ -44,7 +44,7 @@ def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_p
     close(found[1], found[0])
 
 
-def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_path: Path) -> None:
+def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_path):
     words = Tokenizer(WordLevel({"<end>": 0, "<pad>": 1}, "<pad>"))
     tokens = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
     args, plan = jobs.arguments(tmp_path, 1, max_steps=1), write_plan(tmp_path, "alone")
@@ -97,7 +97,7 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 
 
@@ -117,7 +117,7 @@ class Scaled(PlanTrainer):
         return 2 * super().compute_loss(*args, **more)
 
 
-def test_a_loss_of_a_subclass(tmp_path: Path) -> None:
+def test_a_loss_of_a_subclass(tmp_path):
     """Refused with the remedy if it needs more than the model's loss."""
     args, plan = jobs.arguments(tmp_path, 1, max_steps=1, eval_strategy="no"), write_plan(tmp_path, "alone")
 
@@ -130,21 +130,19 @@ def test_a_loss_of_a_subclass(tmp_path: Path) -> None:
             trained(kind)
 
 
-def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path: Path) -> None:
+def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path):
     model = tensoropt.parallelize(jobs.build(), write_plan(tmp_path, "alone"), batch="share")
     with pytest.raises(PlanError, match=r"DataParallel is around the parallelized model.*the bare module"):
         tensoropt.sampler(nn.DataParallel(model), range(8))
 
 
-def test_what_accelerate_is_configured_for_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_accelerate_is_configured_for_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
     with pytest.raises(PlanError, match=r"configured for torch.compile, but the plan decides"):
         PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1), plan=write_plan(tmp_path, "alone"))
 
 
-def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> None:
+def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path):
     plan = write_plan(tmp_path, "alone")
 
     def made(rows: int = jobs.GLOBAL, train: Any = None, **more: Any) -> PlanTrainer:

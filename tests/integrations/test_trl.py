@@ -17,7 +17,7 @@ from tensoropt.integrations.trl import PlanSFTTrainer
 from tests.integrations import sft_jobs as jobs
 
 
-def test_the_metrics_of_logits_are_left_out_and_named(tmp_path: Path) -> None:
+def test_the_metrics_of_logits_are_left_out_and_named(tmp_path):
     with pytest.warns(UserWarning, match="leaves out entropy and mean_token_accuracy.*only its loss"):
         made = jobs.trainer(tmp_path, write_plan(tmp_path, "alone", jobs.SOURCE), max_steps=1)
     made.train()
@@ -54,11 +54,11 @@ def refused(folder: Path, plan: str = "not read", **more: Any) -> str:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 
 
-def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path: Path) -> None:
+def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path):
     plan = write_plan(tmp_path, "alone", jobs.SOURCE)
     said = refused(tmp_path, plan, max_length=1024)
     assert "for sequences of 8 tokens, but max_length=1024 lets batches be longer; pass max_length=8" in said

@@ -17,12 +17,7 @@ from tensoropt.costs.process_memory import process_memory
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.exploration.facts import host_words
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.evaluate import (
-    PipelineEvaluation,
-    _evaluate_pipeline,
-    fits,
-    stage_works,
-)
+from tensoropt.pipeline.evaluate import PipelineEvaluation, _evaluate_pipeline, fits, stage_works
 from tensoropt.pipeline.memory import memory_of_actions, owned_by_place
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stages import Cutter
@@ -85,7 +80,7 @@ def halves(schedule: str, micro_batches: int = 4) -> PipelinedStrategy:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_step_by_hand(schedule: str) -> None:
+def test_a_step_by_hand(schedule):
     # One second forward and two backward for each group: 3 and 6 at place 0, of two layers and what departs;
     # 4 and 8 at place 1, of what arrives, two layers and the loss. Place 1 never waits once it has begun.
     found = evaluated(halves(schedule))
@@ -102,7 +97,7 @@ def test_a_step_by_hand(schedule: str) -> None:
     assert found.times.bubble == pytest.approx(idle / (2 * 57), rel=1e-4)
 
 
-def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
+def test_a_place_that_waits_for_others_is_not_bound_by_its_host():
     quick, slow = (Overheads(of_host=Overheads(step_s=s)) for s in (1.0, 1000.0))
     points = [
         pipelined_point(evaluated(halves("1f1b"), overheads=one), Mesh(shape=(2,), names=("stage",)), space=0)
@@ -117,7 +112,7 @@ def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
     assert f"the device waits {waits} of it" in host_words(points[1])
 
 
-def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages() -> None:
+def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages():
     strategy, cluster = halves("1f1b"), load_cluster("dgx-a100[2]")
     process = process_memory(cluster, strategy.graph.atoms.graph)
     found = evaluated(strategy, cluster, process_memory=lambda graph: process_memory(cluster, graph))
@@ -139,7 +134,7 @@ class Half(Hand):
         return 2 * forward, 2 * backward
 
 
-def test_each_place_computes_at_its_own_pace() -> None:
+def test_each_place_computes_at_its_own_pace():
     strategy, cluster = halves("1f1b"), make_cluster(2, 1)
     fast, slow = (prices_of(strategy, cluster, kind) for kind in (Hand(), Half()))
     found = evaluated(strategy, cluster, compute=Half(), of_places=(fast, slow))
@@ -156,14 +151,14 @@ def test_each_place_computes_at_its_own_pace() -> None:
         assert not fits(found, prices_of(strategy, cluster, Half(), of_places=own))
 
 
-def test_more_micro_batches_shrink_the_bubble() -> None:
+def test_more_micro_batches_shrink_the_bubble():
     bubbles = [evaluated(halves("1f1b", count)).times.bubble for count in (2, 4, 8, 16)]
     # (p - 1) of m + p - 1, but for stages of 9 and 12 seconds.
     assert bubbles == pytest.approx([1 - 21 * m / (2 * (9 + 12 * m)) for m in (2, 4, 8, 16)], rel=1e-4)
     assert bubbles == sorted(bubbles, reverse=True)
 
 
-def test_gradients_of_parameters_fill_the_bubble() -> None:
+def test_gradients_of_parameters_fill_the_bubble():
     plain, apart = evaluated(halves("1f1b")), evaluated(halves("zero_bubble"))
     # Place 0 has only half of its last backward behind the last gradient's message; the other half follows.
     assert apart.time_s < plain.time_s
@@ -171,7 +166,7 @@ def test_gradients_of_parameters_fill_the_bubble() -> None:
     assert apart.times.bubble < plain.times.bubble
 
 
-def test_copies_of_a_parameter_are_added_up_behind_the_step() -> None:
+def test_copies_of_a_parameter_are_added_up_behind_the_step():
     found = evaluated(split_along_the_batch(problem(tied).graph, (2,), (4, 2)))
     # Of two copies: half of the gradient there and back.
     tie = 10e-6 + WEIGHT / 10e9
@@ -179,7 +174,7 @@ def test_copies_of_a_parameter_are_added_up_behind_the_step() -> None:
     assert found.busiest.exposed_s == pytest.approx(4 * MESSAGE + tie + RESULT)
 
 
-def test_stages_that_are_split_reduce_in_their_last_backward() -> None:
+def test_stages_that_are_split_reduce_in_their_last_backward():
     found = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
     # Two layers' gradients in one bucket, between two ranks of a node: 1 µs each way and their bytes.
     bucket = 2 * 1e-6 + 2 * WEIGHT / 100e9
@@ -190,7 +185,7 @@ def test_stages_that_are_split_reduce_in_their_last_backward() -> None:
     assert found.times.working_s[0] == pytest.approx(4 * 9 + bucket, 1e-9)
 
 
-def test_inference_has_no_way_back() -> None:
+def test_inference_has_no_way_back():
     strategy = split_along_the_batch(problem(four, "inference").graph, (2,), (4, 2), "gpipe")
     found = evaluated(strategy)
     assert {h.kind for h in found.times.happenings} == {"F", "B", "S"}
@@ -205,7 +200,7 @@ BACKWARD = 3 * ROWS + WEIGHT
 """What a backward of two layers needs: what both made, two gradients of rows, that of one layer's weights."""
 
 
-def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
+def test_1f1b_keeps_few_micro_batches_and_gpipe_all():
     # Place 0 keeps what both layers made, the second of which departs. Place 1 also keeps what arrived.
     few, every = evaluated(halves("1f1b")), evaluated(halves("gpipe"))
     # Beside the micro-batch that is computed: at most one of two in flight, so that the peak is when the
@@ -219,7 +214,7 @@ def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4, 8, 16])
-def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batches: int) -> None:
+def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batches):
     rows = 16 // micro_batches * 24 * 4
     found = evaluated(halves("1f1b", micro_batches))
     actions = place_actions("1f1b", 2, 1, micro_batches)[0]
@@ -239,7 +234,7 @@ def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, in
     return [(name, int(kinds[3]), int(kinds[4])) for name, kinds in zip(names, curve, strict=True)]
 
 
-def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
+def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over():
     kept, forward, backward = 2 * ROWS, 3 * ROWS, BACKWARD
     # What went forward has come when its gradient does, so that place 0 holds nothing.
     assert kept_and_needed(evaluated(halves("gpipe")), 0) == [
@@ -253,7 +248,7 @@ def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
     ]  # fmt: skip
 
 
-def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
+def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward():
     strategy = split_along_the_batch(problem(four).graph, (1, 2), (4, 3))
     found = kept_and_needed(evaluated(strategy), 1)
     # The middle one of three places: what arrived and what the layer made, of two micro-batches.
@@ -264,7 +259,7 @@ def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
     ]  # fmt: skip
 
 
-def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
+def test_gradients_wait_where_those_of_parameters_are_made_later():
     found = kept_and_needed(evaluated(halves("zero_bubble")), 1)
     # Forward keeps what arrived and what both layers made, W needs two layers' gradients and what arrived and
     # what the first one made: what the last one made goes with the loss.
@@ -283,14 +278,14 @@ def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
     assert {needed for name, _, needed in first if name[0] == "I"} == {ROWS}
 
 
-def test_room_is_taken_for_what_is_to_come() -> None:
+def test_room_is_taken_for_what_is_to_come():
     """PyTorch asks for messages of several stages to a place as soon as they are sent."""
     found = kept_and_needed(evaluated(halves("zero_bubble")), 0)
     needed = {name: needed for name, _, needed in found}
     assert (needed["F1"], needed["F2"]) == (3 * ROWS, 4 * ROWS)
 
 
-def test_stages_of_one_place_share_what_passes_between_them() -> None:
+def test_stages_of_one_place_share_what_passes_between_them():
     found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "zbv"))
     curve = kept_and_needed(found, 1)
     # Stages 1 and 2 lie at place 1: each keeps what arrived and what it made, of which one tensor is both's.
@@ -299,7 +294,7 @@ def test_stages_of_one_place_share_what_passes_between_them() -> None:
     assert curve[1][1] + curve[1][2] < parts.between_bytes[0] + parts.forward_bytes[0] + 2 * ROWS
 
 
-def test_the_curve_is_that_of_the_fullest_place() -> None:
+def test_the_curve_is_that_of_the_fullest_place():
     found = evaluated(halves("gpipe"))
     curve = found.memory_curve()
     own = [h for h in found.times.happenings if h.place == 1 and h.kind in "FB"]
@@ -307,13 +302,13 @@ def test_the_curve_is_that_of_the_fullest_place() -> None:
     assert max(float(kinds.sum()) for _, kinds in curve) == found.memory_bytes
 
 
-def test_a_place_has_the_parameters_of_all_its_stages() -> None:
+def test_a_place_has_the_parameters_of_all_its_stages():
     found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "interleaved_1f1b"))
     assert found.memory[:, :3].tolist() == [LASTING, LASTING]
     assert [stage.metrics.memory[0, 0] for stage in found.stages] == [WEIGHT] * 4
 
 
-def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
+def test_a_stage_without_a_backward_keeps_nothing_for_one():
     """It holds what it sent until that has come: until the next message, or all forwards are over."""
     graph = problem(frozen).graph
     cuts, row = [Cutter(graph).beginning("blocks.2")], 24 * 4
@@ -336,7 +331,7 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule: str) -> None:
+def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule):
     graph = problem(frozen).graph
     cuts = [Cutter(graph).beginning("blocks.2")]
     check_owners(evaluated(split_along_the_batch(graph, cuts, (4, 2), schedule)))
@@ -359,7 +354,7 @@ def check_owners(found: PipelineEvaluation) -> list[list[Owned]]:
     return places
 
 
-def test_a_step_of_stages_without_a_backward_by_hand() -> None:
+def test_a_step_of_stages_without_a_backward_by_hand():
     """Place 0 goes through its forwards; place 1 never waits once it has begun."""
     graph = problem(frozen).graph
     found = evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.3")], (4, 2), "1f1b"))
@@ -372,7 +367,7 @@ def test_a_step_of_stages_without_a_backward_by_hand() -> None:
 # -- beside fake ranks ----------------------------------------------------------------------------
 
 
-def test_sends_are_counted() -> None:
+def test_sends_are_counted():
     found = evaluated(halves("1f1b"))
     assert found.sent_by(0) == {Collective("send", (0, 1), ROWS): 4, Collective("broadcast", (0,), 4): 1}
     split = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
@@ -392,7 +387,7 @@ def test_sends_are_counted() -> None:
         ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
     ],
 )
-def test_ranks_issue_what_is_predicted(name: str, mesh: tuple[int, ...], schedule: str) -> None:
+def test_ranks_issue_what_is_predicted(name, mesh, schedule):
     found, issued = of_fake_ranks(name, drawn(mesh, schedule, 1))
     assert issued.ranks_checked == list(range(found.strategy.devices))
     check_issued(found, issued)
@@ -432,7 +427,7 @@ def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("build", [four, skip, tied])
-def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
+def test_ranks_keep_what_is_predicted(build, schedule):
     name = f"{build.__module__}:{build.__name__}"
     found, issued = of_fake_ranks(name, along((1, 2), (4, 3), schedule))
     # Behind an activation that keeps what it made, up to a micro-batch of that is missing at the peak: 3 %
@@ -450,9 +445,7 @@ def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
         ("tests.execute.models:transformer", 10, 0.025),
     ],
 )
-def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(
-    name: str, cut: int, near: float, schedule: str
-) -> None:
+def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(name, cut, near, schedule):
     # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
     check_memory(*of_fake_ranks(name, along((cut,), (4, 2), schedule), "sgd"), rel=near, abs=96)
 
@@ -466,9 +459,7 @@ def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(
         ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
     ],
 )  # fmt: skip
-def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
-    name: str, schedule: str, seed: int
-) -> None:
+def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name, schedule, seed):
     found, issued = of_fake_ranks(name, drawn((4, 2, 2), schedule, seed, 0.0))
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
     assert max(alive) > 1000.0
@@ -492,9 +483,7 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
         ("tests.pipeline.models:deep", "zbv", 4, 0.06),
     ],
 )
-def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
-    name: str, schedule: str, seed: int, near: float
-) -> None:
+def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(name, schedule, seed, near):
     check_memory(*of_fake_ranks(name, drawn((4, 2), schedule, seed, 0.3)), rel=near)
 
 
@@ -507,27 +496,27 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
         *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
     ],
 )
-def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name: str, schedule: str) -> None:
+def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name, schedule):
     for seed in range(2):
         found, issued = of_fake_ranks(f"tests.pipeline.models:{name}", drawn((4, 2), schedule, seed, 0.3))
         check_memory(found, issued, rel=0.05)
         check_issued(found, issued)
 
 
-def test_a_gradient_of_two_tensors_goes_back_as_one_copy() -> None:
+def test_a_gradient_of_two_tensors_goes_back_as_one_copy():
     found, issued = of_fake_ranks("tests.pipeline.models:turned", along((2,), (4, 2), "gpipe"), "sgd")
     assert len(found.strategy.parts[1].arriving) == 2
     check_memory(found, issued, abs=256)
 
 
-def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
+def test_nothing_that_was_sent_stays_for_the_optimizer():
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
     found, issued = of_fake_ranks("tests.costs.models:four", along((2,), (4, 2)))
     assert issued.memory_tracked_of_ranks[1] == pytest.approx(found.memory[1].sum(), abs=64)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_the_owners_are_what_is_alive_and_no_more(schedule: str) -> None:
+def test_the_owners_are_what_is_alive_and_no_more(schedule):
     for place, owned in enumerate(check_owners(evaluated(halves(schedule, 16)))):
         for point in range(owned[0][6]):
             at = [row for row in owned if row[5] <= point < row[6] and row[3] == "kept"]

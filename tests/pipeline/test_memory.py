@@ -15,7 +15,7 @@ ROW = 24 * 4
 
 
 @pytest.mark.parametrize(("axes", "rows"), [((), 4), ((2,), 2)])
-def test_gradients_wait_for_those_of_parameters_to_be_made(axes: tuple[int, ...], rows: int) -> None:
+def test_gradients_wait_for_those_of_parameters_to_be_made(axes, rows):
     # Of the result of each of two layers, for a micro-batch of 4 rows.
     strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, *axes), "zero_bubble")
     works = stage_works(strategy)[1]
@@ -25,7 +25,7 @@ def test_gradients_wait_for_those_of_parameters_to_be_made(axes: tuple[int, ...]
     assert [facts.weights_bytes for facts in split] == [24 * 24 * 4] * 2
 
 
-def test_a_split_backward_releases_nothing_until_its_first_part_is_over() -> None:
+def test_a_split_backward_releases_nothing_until_its_first_part_is_over():
     work = stage_works(split_along_the_batch(problem(four).graph, (2,), (4, 2), "zero_bubble"))[1]["linear_2"]
     whole, split = find_facts(work), find_split_facts(work)
     assert split.inputs_bytes >= whole.backward_peak_bytes - sum(
@@ -35,7 +35,7 @@ def test_a_split_backward_releases_nothing_until_its_first_part_is_over() -> Non
     assert split.released_bytes == whole.kept_bytes
 
 
-def test_a_stage_learns_from_what_comes_that_its_gradients_have_come() -> None:
+def test_a_stage_learns_from_what_comes_that_its_gradients_have_come():
     # Of two places with two stages each stage 1 lies at place 1, whose place 0 sends what it takes.
     actions = place_actions("interleaved_1f1b", 2, 2, 4)
     order = [(a.kind, a.micro_batch) for a in actions[0] if a.stage == 0]
@@ -49,13 +49,13 @@ def test_a_stage_learns_from_what_comes_that_its_gradients_have_come() -> None:
     assert taken_back("gpipe", place_actions("gpipe", 2, 1, 4), 1) == {0: (), 1: (), 2: (), 3: ()}
 
 
-def test_a_schedule_that_waits_has_sent_all() -> None:
+def test_a_schedule_that_waits_has_sent_all():
     actions = place_actions("1f1b", 2, 1, 4)
     assert taken_back("1f1b", actions, 1) == {0: (), 1: (0,), 2: (1,), 3: (2,)}
     assert taken_back("1f1b", actions, 0) == {}
 
 
-def test_a_stage_without_a_backward_learns_otherwise_that_what_it_sent_has_come() -> None:
+def test_a_stage_without_a_backward_learns_otherwise_that_what_it_sent_has_come():
     # It waits for a message before the next one, and before what would be its backward.
     places = place_actions("1f1b", 2, 1, 4)
     assert taken_on("1f1b", places, 0) == {

@@ -50,12 +50,12 @@ def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def graph() -> GroupGraph:
+def graph():
     return problem(four).graph
 
 
 @pytest.fixture(scope="module")
-def plan(graph: GroupGraph) -> Plan:
+def plan(graph):
     return plan_of(split_along_the_batch(graph, (2,), (4, 2, 2)), graph)
 
 
@@ -71,9 +71,7 @@ def plan(graph: GroupGraph) -> Plan:
         (tied, (1, 2), (4, 3, 2), "1f1b", ()),
     ],
 )
-def test_a_plan_gives_back_its_pipeline(
-    build: Any, cuts: Any, sizes: Any, schedule: str, again: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_plan_gives_back_its_pipeline(build, cuts, sizes, schedule, again, tmp_path):
     graph = problem(build).graph
     strategy = split_along_the_batch(graph, cuts, sizes, schedule, frozenset(again))
     plan = plan_of(strategy, graph)
@@ -84,7 +82,7 @@ def test_a_plan_gives_back_its_pipeline(
     assert loaded.devices == strategy.devices
 
 
-def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
+def test_a_pipeline_is_in_the_stages_of_its_plan(plan):
     data = json.loads(plan.to_json())
     assert plan.kind is PIPELINED
     assert "4 devices of cpu:4, pp2x2" in repr(plan)
@@ -95,7 +93,7 @@ def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
     assert pipeline["stages"][0]["groups"]["depart.relu_1"] == ["d0", "d0"]
 
 
-def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None:
+def test_operators_are_those_of_the_model(plan, graph):
     assert list(plan.operators) == [g.name for g in graph.groups]
     assert plan.operators["linear"].model_dump(include={"axes", "micro", "members"}) == {
         "axes": {"cpu0": "d0"}, "micro": "d0", "members": ("linear", "relu"),
@@ -107,14 +105,14 @@ def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None
 # -- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_has_no_strategy_on_one_mesh(plan: Plan, graph: GroupGraph) -> None:
+def test_a_pipeline_has_no_strategy_on_one_mesh(plan, graph):
     with pytest.raises(PlanError, match="this pipeline of by hand has no strategy on one mesh"):
         plan.strategy(graph)
     with pytest.raises(PlanError, match="has no pipeline"):
         pipelined_strategy(plan.model_copy(update={"stages": None}), graph)
 
 
-def test_another_model_is_refused(plan: Plan, graph: GroupGraph) -> None:
+def test_another_model_is_refused(plan, graph):
     # Of its layers only the second has a ReLU, which crosses the cut.
     says = r"says nothing about depart\.relu \(groups\); it is for another model"
     with pytest.raises(PlanError, match=says):
@@ -143,7 +141,7 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
         (lambda d: d["stages"].update(places=2), "stages.places"),
     ],
 )
-def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
+def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=rf"plan\.json is not a plan: {named.replace('.', '[.]')}"):
         load_plan(edited(plan, tmp_path, change))
 
@@ -160,9 +158,7 @@ def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named
         (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
     ],
 )  # fmt: skip
-def test_what_describes_no_pipeline_is_refused(
-    plan: Plan, graph: GroupGraph, tmp_path: Path, change: Any, says: str
-) -> None:
+def test_what_describes_no_pipeline_is_refused(plan, graph, tmp_path, change, says):
     loaded = load_plan(edited(plan, tmp_path, change))
     with pytest.raises(PlanError, match=says):
         pipelined_strategy(loaded, graph)
@@ -181,9 +177,7 @@ def test_what_describes_no_pipeline_is_refused(
         (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
     ],
 )  # fmt: skip
-def test_what_contradicts_itself_is_refused_without_a_model(
-    plan: Plan, tmp_path: Path, change: Any, says: str
-) -> None:
+def test_what_contradicts_itself_is_refused_without_a_model(plan, tmp_path, change, says):
     with pytest.raises(PlanError, match=says):
         load_plan(edited(plan, tmp_path, change))
 
@@ -195,9 +189,7 @@ def test_what_contradicts_itself_is_refused_without_a_model(
         ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
     ],
 )
-def test_a_mesh_that_its_stages_do_not_fit_is_refused(
-    plan: Plan, graph: GroupGraph, tmp_path: Path, shape: list[int], says: str
-) -> None:
+def test_a_mesh_that_its_stages_do_not_fit_is_refused(plan, graph, tmp_path, shape, says):
     """On a cluster of as many devices, so that nothing else is wrong."""
 
     def change(data: Any) -> None:
@@ -213,13 +205,13 @@ MESH = Mesh(shape=(2, 2), names=("stage", "cpu"))
 
 
 @pytest.fixture(scope="module")
-def found() -> PipelineEvaluation:
+def found():
     """Two places of two, and four micro-batches."""
     return evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
 
 
 @pytest.fixture(scope="module")
-def explored(found: PipelineEvaluation) -> Exploration:
+def explored(found):
     """The pipeline, and the same with GPipe."""
     graph = problem(four).graph.atoms.graph
     other = evaluated(replace(found.strategy, schedule="gpipe"))
@@ -235,7 +227,7 @@ def explored(found: PipelineEvaluation) -> Exploration:
     )
 
 
-def test_its_figures_are_the_simulators(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_its_figures_are_the_simulators(found, explored):
     point = explored.points[0]
     assert (point.memory_bytes, point.time_s) == (found.memory_bytes, found.time_s)
     assert sum(point.memory) == point.memory_bytes
@@ -249,7 +241,7 @@ def test_its_figures_are_the_simulators(found: PipelineEvaluation, explored: Exp
     assert (added.additive_memory_bytes, added.additive_time_s) == (1.0, 2.0)
 
 
-def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> None:
+def test_what_it_sends_is_what_the_fullest_rank_sends(explored):
     # Its micro-batch has 4 rows, of which each of two ranks has 2.
     _, gpipe = explored.points
     sends = {(kind, size): count for kind, _, size, count in gpipe.collectives}
@@ -257,7 +249,7 @@ def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> 
     assert sends[("broadcast", 4)] == 1
 
 
-def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_the_most_that_a_rank_sends_is_of_all_ranks(found, explored):
     # Of two ranks or places each sends all of a sum, and half of what is gathered or scattered.
     half = ("all_gather", "reduce_scatter", "all_to_all")
     sent = [
@@ -267,7 +259,7 @@ def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, e
     assert explored.points[0].sent_bytes == max(sent) > min(sent)
 
 
-def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_its_plan_is_the_pipeline(found, explored):
     plan = explored.plan(0)
     assert pipelined_strategy(plan, problem(four).graph) == found.strategy
     assert (plan.mesh.label, plan.micro_batches, plan.devices) == ("pp2x2", 4, 4)
@@ -276,13 +268,13 @@ def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Explorati
     assert plan.stages.peak_bytes == tuple(found.memory.sum(axis=1))
 
 
-def test_points_that_differ_in_their_schedule_are_told_apart(explored: Exploration) -> None:
+def test_points_that_differ_in_their_schedule_are_told_apart(explored):
     first, second = explored.points
     assert first.identity != second.identity
     assert first.identity == first.changed(time_s=3.0).identity
 
 
-def test_it_survives_saving(explored: Exploration, tmp_path: Path) -> None:
+def test_it_survives_saving(explored, tmp_path):
     explored.save(tmp_path)
     again = load_exploration(tmp_path)
     assert again.points == explored.points
@@ -293,7 +285,7 @@ Details = Callable[[PipelineEvaluation], Detail]
 
 
 @pytest.fixture
-def detail_of(explored: Exploration, monkeypatch: pytest.MonkeyPatch) -> Details:
+def detail_of(explored, monkeypatch):
     """What is said of a pipeline that was simulated at hand's prices, which no exploration saves."""
 
     def of(found: PipelineEvaluation) -> Detail:
@@ -306,7 +298,7 @@ def detail_of(explored: Exploration, monkeypatch: pytest.MonkeyPatch) -> Details
     return of
 
 
-def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_it_is_explained_operator_by_operator(found, detail_of):
     told = detail_of(found)
     operators = {row.group: row for row in told.operators if row.group.startswith("linear")}
     assert [row.configuration["stage"] for row in operators.values()] == ["0", "0", "1", "1"]
@@ -316,7 +308,7 @@ def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_
     assert told.trace()["traceEvents"]
 
 
-def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_its_places_take_what_the_headline_says(found, detail_of):
     told = detail_of(found)
     point = told.step
     assert [place.title for place in told.places] == ["devices 0–1, stage 0", "devices 2–3, stage 1"]
@@ -332,9 +324,7 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detai
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_its_parts_are_what_the_busiest_place_computes(
-    found: PipelineEvaluation, detail_of: Details, schedule: str
-) -> None:
+def test_its_parts_are_what_the_busiest_place_computes(found, detail_of, schedule):
     found = evaluated(replace(found.strategy, schedule=schedule))
     told = detail_of(found)
     point = told.step
@@ -350,7 +340,7 @@ def test_its_parts_are_what_the_busiest_place_computes(
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_its_timeline_ends_with_the_step(detail_of: Details, schedule: str) -> None:
+def test_its_timeline_ends_with_the_step(detail_of, schedule):
     """Optimizer, and the results' way to all ranks, are in it."""
     strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, 2), schedule)
     found = evaluated(strategy, overheads=Overheads(step_s=1.0))
@@ -369,7 +359,7 @@ def test_its_timeline_ends_with_the_step(detail_of: Details, schedule: str) -> N
     assert optimizers == {"stage 0", "stage 1"}
 
 
-def test_the_work_of_an_action_lies_within_it(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_the_work_of_an_action_lies_within_it(found, detail_of):
     told = detail_of(found)
     for place in (0, 1):
         actions = [e for e in told.timeline if e.lane == f"stage {place}"]
@@ -387,15 +377,13 @@ def test_the_work_of_an_action_lies_within_it(found: PipelineEvaluation, detail_
                 assert row.compute_s == pytest.approx(own)
 
 
-def test_a_place_that_waits_for_its_host_is_said_to(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_a_place_that_waits_for_its_host_is_said_to(found, detail_of):
     told = detail_of(found)
     slow = replace(told, step=told.step.changed(host_s=1000.0, idle_s=900.0))
     assert "idle, or waiting for the host" in slow.headline()
 
 
-def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(
-    found: PipelineEvaluation, detail_of: Details
-) -> None:
+def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(found, detail_of):
     told = detail_of(found)
     lanes = {event.lane for event in told.timeline}
     assert {"stage 0", "stage 1"} <= lanes
@@ -407,7 +395,7 @@ def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(
     assert {event.phase for event in sends} == {"send forward", "send backward"}
 
 
-def test_it_is_exported(explored: Exploration, tmp_path: Path) -> None:
+def test_it_is_exported(explored, tmp_path):
     write_frontier_csv(explored, tmp_path / "frontier.csv")
     write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
@@ -423,7 +411,7 @@ def test_it_is_exported(explored: Exploration, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
+def test_what_it_waits_for_by_hand(explored):
     # Place 1 is busiest: before it, one forward and one message; behind it, the last backward of place 0, in
     # which the gradients of two layers are reduced between its two ranks.
     point = explored.points[0]
@@ -438,7 +426,7 @@ def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
     assert point.exposed_s == pytest.approx(4 * (message + loss) + bucket + result, rel=1e-9)
 
 
-def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of: Details) -> None:
+def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of):
     strategy = split_along_the_batch(problem(four).graph, (3,), (4, 2, 2))
     told = detail_of(evaluated(strategy, load_cluster("dgx-a100[4]"), beside=True))
     assert "link 0–1 gradients" in {event.lane for event in told.timeline}

@@ -80,9 +80,7 @@ def torch_order(cls: type, place: int, places: int, per_place: int, micro_batche
         ("zbv", theirs.ScheduleZBVZeroBubble),
     ],
 )
-def test_several_stages_to_a_place_come_in_torchs_order(
-    name: str, cls: type, places: int, micro_batches: int
-) -> None:
+def test_several_stages_to_a_place_come_in_torchs_order(name, cls, places, micro_batches):
     for per_place in (2,) if name == "zbv" else (1, 2, 3):
         try:
             own = place_actions(name, places, per_place, micro_batches)
@@ -112,9 +110,7 @@ class Watched:
 
 @pytest.mark.parametrize(("places", "micro_batches"), CASES)
 @pytest.mark.parametrize(("name", "cls"), [("gpipe", theirs.ScheduleGPipe), ("1f1b", theirs.Schedule1F1B)])
-def test_one_stage_to_a_place_comes_in_torchs_order(
-    name: str, cls: Any, places: int, micro_batches: int
-) -> None:
+def test_one_stage_to_a_place_comes_in_torchs_order(name, cls, places, micro_batches):
     if name == "1f1b" and micro_batches < places:
         pytest.skip("PyTorch refuses it, and so do we")
     for place, own in enumerate(place_actions(name, places, 1, micro_batches)):
@@ -135,7 +131,7 @@ def test_one_stage_to_a_place_comes_in_torchs_order(
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("places", "micro_batches"), [(2, 4), (4, 8), (3, 6)])
-def test_every_micro_batch_passes_every_stage_once(name: str, places: int, micro_batches: int) -> None:
+def test_every_micro_batch_passes_every_stage_once(name, places, micro_batches):
     per_place = 2 if SCHEDULES[name].several else 1
     actions = place_actions(name, places, per_place, micro_batches)
     counts = Counter(action for own in actions for action in own)
@@ -158,7 +154,7 @@ def in_flight(own: tuple[Action, ...], stage: int) -> int:
 
 
 @pytest.mark.parametrize(("places", "micro_batches"), [(2, 2), (4, 4), (4, 16), (8, 16)])
-def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places: int, micro_batches: int) -> None:
+def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places, micro_batches):
     for place, own in enumerate(place_actions("1f1b", places, 1, micro_batches)):
         assert in_flight(own, place) == min(micro_batches, places - place)
     for place, own in enumerate(place_actions("gpipe", places, 1, micro_batches)):
@@ -176,7 +172,7 @@ def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places: int, micr
         (("dualpipe", 2, 2, 4), "there are gpipe"),
     ],
 )
-def test_what_is_not_run_is_refused(given: tuple[str, int, int, int], words: str) -> None:
+def test_what_is_not_run_is_refused(given, words):
     with pytest.raises(PlanError, match=words):
         check_schedule(*given)
 
@@ -279,7 +275,7 @@ def edited(strategy: PipelinedStrategy, change: Callable[[dict[str, Any]], Any])
 # -- where stages lie -----------------------------------------------------------------------------
 
 
-def test_ranks_follow_one_another_place_by_place() -> None:
+def test_ranks_follow_one_another_place_by_place():
     found = split_along_the_batch(problem(four).graph, (2,), (4, 2, 2))
     assert found.mesh == (4, 2, 2)
     assert (found.micro_batches, found.places, found.devices_per_place, found.devices) == (4, 2, 2, 4)
@@ -296,13 +292,13 @@ def test_ranks_follow_one_another_place_by_place() -> None:
         ("zbv", [0, 1, 1, 0], [(0, 3), (1, 2)]),
     ],
 )
-def test_several_stages_lie_at_a_place(schedule: str, places: list[int], at: list[tuple[int, ...]]) -> None:
+def test_several_stages_lie_at_a_place(schedule, places, at):
     found = split_along_the_batch(problem(four).graph, (1, 2, 3), (4, len(at)), schedule)
     assert [found.place_of(stage) for stage in range(4)] == places
     assert [found.stages_at(place) for place in range(len(at))] == at
 
 
-def test_a_parameter_of_several_stages_is_known_with_its_holders() -> None:
+def test_a_parameter_of_several_stages_is_known_with_its_holders():
     found = split_along_the_batch(problem(tied).graph, (1, 2), (3, 3), "gpipe")
     assert found.tied == (FIRST,)
     assert found.holders(FIRST) == (0, 2)
@@ -318,9 +314,7 @@ def test_a_parameter_of_several_stages_is_known_with_its_holders() -> None:
     ("build", "cuts", "places", "stage", "name"),
     [(four, (2,), 2, 1, "relu_1"), (skip, (1, 2, 3), 4, 3, "relu")],
 )
-def test_every_tensor_of_every_cut_crosses_in_one_placement(
-    build: Any, cuts: tuple[int, ...], places: int, stage: int, name: str
-) -> None:
+def test_every_tensor_of_every_cut_crosses_in_one_placement(build, cuts, places, stage, name):
     strategy = split_along_the_batch(problem(build).graph, cuts, (1, places, 2), "gpipe")
 
     def enter_whole(data: dict[str, Any]) -> None:
@@ -331,14 +325,14 @@ def test_every_tensor_of_every_cut_crosses_in_one_placement(
         edited(strategy, enter_whole)
 
 
-def test_stages_have_one_mesh() -> None:
+def test_stages_have_one_mesh():
     graph = problem(four).graph
     two, four_micro = (split_along_the_batch(graph, (2,), (m, 2, 2)) for m in (2, 4))
     with pytest.raises(PlanError, match=r"the stages of a pipeline have one mesh, .*\(2, 2\), \(4, 2\)"):
         replace(two, stages=(two.stages[0], four_micro.stages[1]))
 
 
-def test_copies_of_a_parameter_are_stored_alike() -> None:
+def test_copies_of_a_parameter_are_stored_alike():
     strategy = split_along_the_batch(problem(tied).graph, (2,), (2, 2, 2))
 
     def shard_one(data: dict[str, Any]) -> None:
@@ -348,7 +342,7 @@ def test_copies_of_a_parameter_are_stored_alike() -> None:
         edited(strategy, shard_one)
 
 
-def test_copies_of_a_parameter_lie_on_different_devices() -> None:
+def test_copies_of_a_parameter_lie_on_different_devices():
     # Stages 0 and 3 have the first layer's weights. In a V both lie at place 0, round and round they do not.
     graph = problem(tied).graph
     with pytest.raises(PlanError, match=rf"{FIRST} is used in stages \[0, 3\], .* schedule zbv puts on the"):
@@ -357,7 +351,7 @@ def test_copies_of_a_parameter_lie_on_different_devices() -> None:
 
 
 @pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.apart])
-def test_what_takes_backward_apart_passes_no_collectives(schedule: str) -> None:
+def test_what_takes_backward_apart_passes_no_collectives(schedule):
     graph, cuts = problem(four).graph, (1, 2, 3)
     # Split along the batch with whole parameters, whose gradients are reduced behind the step: none within.
     strategy = split_along_the_batch(graph, cuts, (4, 2, 2), schedule)
@@ -373,7 +367,7 @@ def test_what_takes_backward_apart_passes_no_collectives(schedule: str) -> None:
     assert edited(plain, split_columns).schedule == "interleaved_1f1b"
 
 
-def test_what_takes_backward_apart_exchanges_no_rows_of_experts() -> None:
+def test_what_takes_backward_apart_exchanges_no_rows_of_experts():
     """The all-to-alls are the kernel's own: tensors lie the same on all edges."""
     pytest.importorskip("transformers.integrations.moe")
     graph = problem(mixtral).graph
@@ -394,7 +388,7 @@ def test_what_takes_backward_apart_exchanges_no_rows_of_experts() -> None:
     assert not any(any(stage.steps(edge)) for edge in stage.edges() if edge.kind != "output")
 
 
-def test_what_takes_backward_apart_recomputes_nothing() -> None:
+def test_what_takes_backward_apart_recomputes_nothing():
     graph = problem(gpt2).graph
     strategy = split_along_the_batch(graph, (12,), (2, 2), "zero_bubble")
     first = strategy.stages[0]
@@ -405,7 +399,7 @@ def test_what_takes_backward_apart_recomputes_nothing() -> None:
     assert replace(strategy, schedule="1f1b", stages=(recomputing, strategy.stages[1]))
 
 
-def test_what_takes_backward_apart_finds_each_gradient() -> None:
+def test_what_takes_backward_apart_finds_each_gradient():
     """PyTorch's split backward gives wrong gradients of a projection whose slices are read."""
     graph = problem(read_twice).graph
     cut = next(number for number, group in enumerate(graph.groups) if group.name == "linear_3")
@@ -419,7 +413,7 @@ def test_what_takes_backward_apart_finds_each_gradient() -> None:
     assert split_along_the_batch(problem(sliced).graph, (4,), (4, 2), "zero_bubble")
 
 
-def test_stages_without_a_backward_run_in_every_schedule() -> None:
+def test_stages_without_a_backward_run_in_every_schedule():
     """The first stage behind them that has one returns no gradients, so that it is not taken apart."""
     graph = problem(frozen).graph
     cutter = Cutter(graph)
@@ -449,7 +443,7 @@ def read_twice_frozen() -> Recipe:
 # -- as plain data --------------------------------------------------------------------------------
 
 
-def test_data_name_the_operators_with_which_stages_begin() -> None:
+def test_data_name_the_operators_with_which_stages_begin():
     strategy = split_along_the_batch(problem(tables).graph, (6,), (2, 2), "gpipe", frozenset({"softmax"}))
     data = strategy.to_data()
     assert {name: data[name] for name in ("schedule", "places", "begins", "again")} == {
@@ -465,7 +459,7 @@ def test_data_name_the_operators_with_which_stages_begin() -> None:
     st.sampled_from(sorted(SCHEDULES)),
     st.randoms(use_true_random=False),
 )
-def test_data_give_the_strategy_back(build: Any, mesh: tuple[int, ...], schedule: str, rng: Any) -> None:
+def test_data_give_the_strategy_back(build, mesh, schedule, rng):
     graph = problem(build).graph
     try:
         strategy = random_pipeline(graph, mesh, schedule, rng, 0.5)
@@ -497,7 +491,7 @@ def test_data_give_the_strategy_back(build: Any, mesh: tuple[int, ...], schedule
         (lambda d: d["stages"][1].pop("mesh"), "mesh"),
     ],
 )  # fmt: skip
-def test_data_that_describe_no_pipeline_of_the_model(change: Any, says: str) -> None:
+def test_data_that_describe_no_pipeline_of_the_model(change, says):
     strategy = split_along_the_batch(problem(four).graph, (2,), (2, 2))
     with pytest.raises(PlanError, match=says):
         edited(strategy, change)

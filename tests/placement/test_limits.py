@@ -60,12 +60,12 @@ def placed(question: PlacedPrices, *names: str) -> dict[str, list[int]]:
     return {planner: [device[at[name]] for name in names] for planner, device in found.items()}
 
 
-def test_without_constraints_everything_is_free() -> None:
+def test_without_constraints_everything_is_free():
     problem = prices().price().problem
     assert problem.together == problem.pinned == ()
 
 
-def test_kinds_and_numbers_are_devices_an_operator_may_lie_on() -> None:
+def test_kinds_and_numbers_are_devices_an_operator_may_lie_on():
     first, last = linears()[0], linears()[-1]
     for wanted in ({"kinds": ["V100*"]}, {"devices": [1]}):
         entries = [{"operators": first, **wanted}, {"operators": last, "kinds": ["H100*"]}]
@@ -76,7 +76,7 @@ def test_kinds_and_numbers_are_devices_an_operator_may_lie_on() -> None:
         assert all(devices == [1, 0] for devices in placed(question, first, last).values())
 
 
-def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None:
+def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them():
     first = linears()[0]
     where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
     kinds = prices(where, devices=[{"operators": first, "kinds": ["B200*", "A100*", "H100*"]}])
@@ -87,7 +87,7 @@ def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None
     assert placed(prices(where, devices=[{"operators": first, "devices": [1, 2]}]), first)["placer"] == [1]
 
 
-def test_a_pattern_for_all_operators_leaves_none_free() -> None:
+def test_a_pattern_for_all_operators_leaves_none_free():
     where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
     for wanted, best in ({"kinds": ["A100*", "V100*"]}, 2), ({"devices": [1, 2]}, 1):
         question = prices(where, devices=[{"operators": "*", **wanted}])
@@ -98,7 +98,7 @@ def test_a_pattern_for_all_operators_leaves_none_free() -> None:
             assert set(planner.place(problem, None, 0).placement.device) <= {1, 2}
 
 
-def test_what_cuts_and_joins_lies_where_its_pieces_may() -> None:
+def test_what_cuts_and_joins_lies_where_its_pieces_may():
     first = linears()[0]
     question = prices(devices=[{"operators": "*", "devices": [1]}])
     cut = question.price({first: question.split_choices(graph().group_of[first])[0]})
@@ -111,7 +111,7 @@ def test_what_cuts_and_joins_lies_where_its_pieces_may() -> None:
     assert pinned == {"piece", "variable"}
 
 
-def test_what_belongs_together_shares_a_device() -> None:
+def test_what_belongs_together_shares_a_device():
     first, last = linears()[0], linears()[-1]
     question = prices(together=[[first, last]], devices=[{"operators": first, "kinds": ["V100*"]}])
     problem = question.price().problem
@@ -120,7 +120,7 @@ def test_what_belongs_together_shares_a_device() -> None:
     assert all(devices == [1, 1] for devices in placed(question, first, last).values())
 
 
-def test_pieces_of_a_group_are_limited_like_it() -> None:
+def test_pieces_of_a_group_are_limited_like_it():
     first = linears()[0]
     question = prices(devices=[{"operators": first, "kinds": ["V100*"]}])
     label, count = question.split_choices(graph().group_of[first])[0]
@@ -131,7 +131,7 @@ def test_pieces_of_a_group_are_limited_like_it() -> None:
     assert {devices for _, devices in cut.problem.pinned} == {(1,)}
 
 
-def test_pins_of_mesh_axes_mean_nothing_here() -> None:
+def test_pins_of_mesh_axes_mean_nothing_here():
     pin = {"operators": linears()[0], "axes": {"gpu": "batch"}}
     with pytest.raises(ConstraintError, match=r"pin 1 .* a placed plan has no mesh axes"):
         prices(pin=[pin]).price()
@@ -164,7 +164,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
+def test_what_leaves_no_device_is_refused_or_given_up(case):
     data, says = CONTRADICTIONS[case]
     named = json.dumps(data).replace("{first}", linears()[0]).replace("{last}", linears()[-1])
     entries = json.loads(named)
@@ -211,7 +211,7 @@ def binned() -> GroupGraph:
     return prepare_graph(capture(Binned(), (torch.randn(4, 8),)).graph).graph
 
 
-def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
+def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank():
     question = priced_on(BESIDE, binned())
     problem = question.price().problem
     at = problem.names.index("of_cpus")
@@ -228,7 +228,7 @@ def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
         assert planner.place(problem, None, 0).placement.device[at] in (0, 2)
 
 
-def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
+def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused():
     def left(**entry: Any) -> limits.PlacedLimits:
         given = constraints_of({"devices": [{"operators": "of_cpus", **entry}]})
         return placed_limits(given, binned(), BESIDE)
@@ -250,7 +250,7 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
     assert placer.place(problem, None, 0).placement.device[problem.names.index("of_cpus")] == 2
 
 
-def test_what_no_device_can_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_device_can_run_is_refused(monkeypatch):
     monkeypatch.setattr(limits, "has_kernel", lambda target, _: "of_cpus" not in target)
     with pytest.raises(InfeasibleError, match=r"no device of mixed can run of_cpus: .*no kernel for cuda"):
         placed_limits(None, binned(), BESIDE)
@@ -262,7 +262,7 @@ def test_what_no_device_can_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_a_hard_entry_holds_whatever_the_order() -> None:
+def test_a_hard_entry_holds_whatever_the_order():
     first = linears()[0]
     entries = [{"operators": first, "devices": [0], "soft": True}, {"operators": first, "devices": [1]}]
     found = prices(devices=entries).limits
@@ -271,7 +271,7 @@ def test_a_hard_entry_holds_whatever_the_order() -> None:
     assert "beside devices 2" in found.notes[0]
 
 
-def test_limits_on_a_batch_norm_hold_for_its_steps() -> None:
+def test_limits_on_a_batch_norm_hold_for_its_steps():
     first, second = norms_of(normalised())
     devices = [{"operators": first, "kinds": ["V100*"]}]
     given = {"devices": devices, "together": [{"operators": [first, second]}]}

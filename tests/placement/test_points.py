@@ -17,7 +17,7 @@ from tensoropt.capture import capture
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare_graph
-from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.points import events_of, operator_rows, placed_strategy
@@ -42,17 +42,17 @@ def priced(width: int = 8) -> PricedGraph:
 
 
 @pytest.fixture(scope="module")
-def graph() -> PricedGraph:
+def graph():
     return priced()
 
 
 @pytest.fixture(scope="module")
-def plan(graph: PricedGraph) -> Plan:
+def plan(graph):
     device = [i % 3 for i in range(graph.problem.size)]
     return plan_of(graph, Placement.in_order(device, 3), "net")
 
 
-def test_a_plan_gives_back_its_placement(graph: PricedGraph, plan: Plan) -> None:
+def test_a_plan_gives_back_its_placement(graph, plan):
     again = Plan.model_validate_json(plan.to_json())
     found = placed_strategy(again, graph.prices.graph)
     simulated = simulate_placement(graph.problem, found.placement)
@@ -84,28 +84,26 @@ def changed(plan: Plan, what: str) -> Plan:
         ("no stages", 8, "places no operators on single devices"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(
-    graph: PricedGraph, plan: Plan, what: str, width: int, says: str
-) -> None:
+def test_a_plan_that_does_not_fit_is_refused(graph, plan, what, width, says):
     groups = (graph if width == 8 else priced(width)).prices.graph
     with pytest.raises(PlanError, match=says):
         placed_strategy(changed(plan, what), groups)
 
 
-def test_a_placed_plan_has_no_strategy_on_a_mesh(graph: PricedGraph, plan: Plan) -> None:
+def test_a_placed_plan_has_no_strategy_on_a_mesh(graph, plan):
     says = r"each of its operators runs on one device; give tensoropt\.parallelize the plan itself"
     with pytest.raises(PlanError, match=says):
         plan.strategy(graph.prices.graph)
 
 
-def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path) -> None:
+def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"schema": "tensoropt.plan/9"}))
     with pytest.raises(PlanError, match=r"'tensoropt.plan/9', not '.*/1' or '.*/2' or '.*/3' or '.*/4'"):
         load_plan(tmp_path / "plan.json")
 
 
 @pytest.fixture(scope="module")
-def explored() -> Exploration:
+def explored():
     """A frontier of gpt2 on two devices with one placed point among the others and one in it."""
     question = small("gpt2")
     graph = question.placing()

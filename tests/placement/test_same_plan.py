@@ -99,7 +99,7 @@ def least_s(problem: Problem, costs: CostSource) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", ["cpu:1", "dgx-h100[1]"])
-def test_on_one_device_all_kinds_are_one(name: str, cluster: str) -> None:
+def test_on_one_device_all_kinds_are_one(name, cluster):
     problem, costs = problem_of(name), costs_of(cluster)
     graph = PlacedPrices(problem.graph, costs.cluster, costs).price()
     placed = simulate_placement(graph.problem, Placement.in_order([0] * graph.problem.size, 1))
@@ -112,7 +112,7 @@ def test_on_one_device_all_kinds_are_one(name: str, cluster: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_data_parallelism_placed_is_data_parallelism_sharded(name: str, cluster: str) -> None:
+def test_data_parallelism_placed_is_data_parallelism_sharded(name, cluster):
     problem, costs = problem_of(name), costs_of(cluster)
     placed = data_parallel(problem, costs)
     # Parameters are stored once, and gathered once in a step.
@@ -126,9 +126,7 @@ def test_data_parallelism_placed_is_data_parallelism_sharded(name: str, cluster:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_a_pipeline_of_one_stage_is_the_sharded_plan(
-    name: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_of_one_stage_is_the_sharded_plan(name, cluster, monkeypatch):
     # Such a pipeline is refused, as it is none.
     monkeypatch.setattr(strategy, "check_schedule", lambda *_: None)
     problem, costs = problem_of(name), costs_of(cluster)

@@ -81,7 +81,7 @@ def two_hosts(
 
 
 @pytest.mark.slow
-def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_path: Path) -> None:
+def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_path):
     first, second = two_hosts(["tests.ranks.host_jobs", "fails"], tmp_path, each=2)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert second.stdout == ""
@@ -97,7 +97,7 @@ def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_pa
 
 
 @pytest.mark.slow
-def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(tmp_path: Path) -> None:
+def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(tmp_path):
     save_cluster(PAIR, tmp_path / "hosts.yaml")
     module = ["tensoropt", "measure", "links", "--json", "--cluster", str(tmp_path / "hosts.yaml")]
     first, second = two_hosts(module, tmp_path)
@@ -110,10 +110,7 @@ def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(
 
 
 @pytest.mark.slow
-def test_hosts_in_namespaces_are_timed_over_the_slow_link_between_them(
-    tmp_path: Path,
-    namespaces: list[str],
-) -> None:
+def test_hosts_in_namespaces_are_timed_over_the_slow_link_between_them(tmp_path, namespaces):
     prefixes = [["ip", "netns", "exec", name] for name in namespaces]
     first, second = two_hosts(["tests.ranks.host_jobs", "measure"], tmp_path, prefixes, "10.255.77.1")
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
@@ -134,7 +131,7 @@ def assert_priced_as_measured(folder: Path, told: Mapping[str, Any]) -> None:
             assert len(fits.collectives) == len(own["collectives"])
 
 
-def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tmp_path: Path) -> None:
+def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tmp_path):
     with ProfileStore(tmp_path / "profiles.sqlite") as store:
         costs = CostSource(TWO, store, Settings(measure="never"), None)
         assert costs.timings.links(TWO.meshes()[0]) is None
@@ -146,13 +143,13 @@ def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tm
     ] * 4
 
 
-def test_links_of_several_hosts_are_not_timed_from_one(tmp_path: Path) -> None:
+def test_links_of_several_hosts_are_not_timed_from_one(tmp_path):
     save_cluster(TWO, tmp_path / "hosts.yaml")
     with pytest.raises(TensorOptError, match=r"between 2 hosts .* torchrun --nnodes 2 --nproc-per-node 2"):
         measure_links(str(tmp_path / "hosts.yaml"))
 
 
-def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_other_hosts_is_refused(monkeypatch):
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
     hosts = HostRanks([load_cluster("cpu:2")] * 2, "gloo", None)
     hosts.check(TWO)
@@ -162,7 +159,7 @@ def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             hosts.check(other)
 
 
-def test_a_process_is_in_a_job_if_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_in_a_job_if_there_are_others(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -186,7 +183,7 @@ def read_apart(rank: int, world_size: int) -> float:
 
 
 @pytest.mark.slow
-def test_ranks_of_several_hosts_have_a_clock_in_common() -> None:
+def test_ranks_of_several_hosts_have_a_clock_in_common():
     with RankPool(2) as pool:
         apart = pool.run(read_apart)
     assert apart[0] == pytest.approx(0.0, abs=1e-3)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tensoropt.costs.compute import measurement_prefix
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.ranks.pool import RankPool
 
 OTHERS = KernelSettings(
     matmul="tf32",
@@ -22,7 +19,7 @@ OTHERS = KernelSettings(
 
 
 @pytest.fixture(autouse=True)
-def own() -> Iterator[None]:
+def own():
     before = KernelSettings.now()
     yield
     before.apply()
@@ -35,11 +32,7 @@ def test_pytorchs_own_are_the_defaults():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        OTHERS,
-        KernelSettings(matmul="tf32"),
-        KernelSettings(recurrent="ieee", fp16_reduction=False),
-    ],
+    [OTHERS, KernelSettings(matmul="tf32"), KernelSettings(recurrent="ieee", fp16_reduction=False)],
 )
 def test_what_is_applied_is_found(settings):
     settings.apply()
@@ -79,7 +72,7 @@ def settings_of_rank(rank: int, world_size: int) -> KernelSettings:
 
 
 @pytest.mark.distributed
-def test_ranks_take_over_those_of_the_process_that_asks(ranks: RankPool) -> None:
+def test_ranks_take_over_those_of_the_process_that_asks(ranks):
     assert ranks.run(settings_of_rank) == [KernelSettings()] * 2
     OTHERS.apply()
     assert ranks.run(settings_of_rank) == [OTHERS] * 2

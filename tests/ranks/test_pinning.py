@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduli
 
 
 @pytest.fixture(autouse=True)
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def host(monkeypatch):
     """This process is the only rank of its host."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
@@ -39,7 +38,7 @@ def train(**how: bool) -> None:
     parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args, **how)
 
 
-def test_a_rank_of_a_torchrun_job_is_pinned_until_it_leaves() -> None:
+def test_a_rank_of_a_torchrun_job_is_pinned_until_it_leaves():
     before, cores = state(), available_cores()
     for _ in range(2):  # a second model changes nothing
         train()
@@ -48,13 +47,13 @@ def test_a_rank_of_a_torchrun_job_is_pinned_until_it_leaves() -> None:
     assert state() == before
 
 
-def test_a_script_may_pin_itself() -> None:
+def test_a_script_may_pin_itself():
     before = state()
     train(as_measured=False)
     assert state() == before
 
 
-def test_a_process_that_torchrun_did_not_start_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_torchrun_did_not_start_is_left_alone(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     before = state()
     train()

@@ -12,15 +12,9 @@ from tensoropt.ranks import worker
 
 @pytest.mark.parametrize(
     ("backend", "gpu", "done"),
-    [
-        ("gloo", None, ["pinned", "gloo"]),
-        ("gloo", 0, ["gpu 0", "gloo"]),
-        ("nccl", 1, ["gpu 1", "nccl"]),
-    ],
+    [("gloo", None, ["pinned", "gloo"]), ("gloo", 0, ["gpu 0", "gloo"]), ("nccl", 1, ["gpu 1", "nccl"])],
 )
-def test_a_rank_gets_what_its_device_needs(
-    monkeypatch: pytest.MonkeyPatch, backend: str, gpu: int | None, done: list[str]
-) -> None:
+def test_a_rank_gets_what_its_device_needs(monkeypatch, backend, gpu, done):
     seen: list[str] = []
     monkeypatch.setattr(worker, "pin_rank", lambda cores: seen.append("pinned"))
     monkeypatch.setattr(worker, "_connect", lambda setup: seen.append(setup["backend"]))

@@ -41,7 +41,7 @@ def strategy(middle: str = "ahead", micro: int = 1) -> Strategy:
 
 
 @pytest.mark.parametrize(("each_s", "exposed_s"), [(0.4, 0.0), (1.5, 1.0), (2.5, 4.5)])
-def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: float) -> None:
+def test_what_is_longer_than_a_block_is_waited_for(each_s, exposed_s):
     """Forward takes 1 s a group and backward 2 s. Gathers run beside a block of 1 s in forward, twice, and
     in backward beside the loss and the last product of 4 s, then beside 2 s; scatters beside 2 s, twice. At
     the end the bucket of the other two weights is reduced."""
@@ -59,14 +59,14 @@ def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: flo
     assert_timed_as_scheduled(evaluated)
 
 
-def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
+def test_nothing_is_hidden_where_nothing_runs_beside():
     evaluated = evaluated_at(strategy(), Hand(), PerByte(0.4 / W), BLOCKING)
     at_use = evaluated_at(strategy("R"), Hand(), PerByte(0.4 / W), BLOCKING)
     assert figures(evaluated) == pytest.approx(figures(at_use))
     assert not [event for event in evaluated.timed().events if event.name in AHEAD.values()]
 
 
-def test_every_micro_batch_gathers_and_scatters() -> None:
+def test_every_micro_batch_gathers_and_scatters():
     found = strategy(micro=2)
     assert predicted_collectives(found, facts_by_group(found)) == {
         Collective("all_gather", (0,), W): 8,
@@ -83,7 +83,7 @@ def test_every_micro_batch_gathers_and_scatters() -> None:
 
 @pytest.mark.parametrize("micro", [2, 4])
 @pytest.mark.parametrize("each_s", [0.4, 1.5, 2.5])
-def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> None:
+def test_copies_are_made_once_and_reduced_once(each_s, micro):
     """ZeRO's first stage: either weight is gathered beside 1 s of the first micro-batch's forward, its
     gradient scattered beside 2 s of the last one's backward."""
     found = strategy("held/P", micro)
@@ -104,7 +104,7 @@ def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> Non
     assert_timed_as_scheduled(evaluated)
 
 
-def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
+def test_gradients_of_copies_are_scattered_in_every_micro_batch():
     """ZeRO's second stage: likewise, but reduced each time."""
     found = strategy("held", 2)
     evaluated = evaluated_at(found, Hand(), PerByte(1.5 / W), BESIDE)
@@ -115,7 +115,7 @@ def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
     assert_timed_as_scheduled(evaluated)
 
 
-def test_two_blocks_are_there_at_a_time() -> None:
+def test_two_blocks_are_there_at_a_time():
     """As the second product runs, its own weight and the next one's are there whole; where a weight is
     gathered at its use only the one."""
 
@@ -143,7 +143,7 @@ def test_two_blocks_are_there_at_a_time() -> None:
         (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
     ],
 )
-def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) -> None:
+def test_computing_is_slower_beside_a_collective(each_s, total_s):
     evaluated = evaluated_at(strategy(), Hand(), PerByte(each_s / W), replace(BESIDE, slower=0.25))
     total, compute, communication, exposed = figures(evaluated)
     behind_s = 4 * each_s / W + 2 * each_s  # the loss's and the bucket, beside which nothing is computed
@@ -155,12 +155,12 @@ def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) 
 
 
 @pytest.mark.parametrize("micro", [2, 4])
-def test_computing_is_as_slow_in_every_micro_batch(micro: int) -> None:
+def test_computing_is_as_slow_in_every_micro_batch(micro):
     evaluated = evaluated_at(strategy(micro=micro), Hand(), PerByte(0.4 / W), replace(BESIDE, slower=0.25))
     assert figures(evaluated)[1] == pytest.approx(micro * (15.0 + 6 * 0.08))
 
 
-def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
+def test_nothing_slows_down_an_optimizer_that_has_waited_for_all():
     """Copies of weights that lie on two axes are gathered behind the optimizer, which comes behind all
     buckets: it computes beside nothing."""
     graph = problem(four).graph
@@ -176,7 +176,7 @@ def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
     assert optimizer_s[1] == pytest.approx(optimizer_s[0]) != 0.0
 
 
-def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
+def test_gradients_of_a_tied_copy_add_up_in_its_type():
     """Autograd adds the embedding's and the head's in bfloat16; only micro-batches add up in float32."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", compute_dtype="bfloat16"))
     graph = loaded.graph
@@ -190,7 +190,7 @@ def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
 
 
 @pytest.mark.slow
-def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
+def test_a_gradient_waits_for_uses_that_hand_theirs_over():
     """The head's lies as the parameter is stored; autograd keeps it until the embedding has been passed."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", 3))
     graph = loaded.graph

@@ -56,9 +56,7 @@ def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> St
         (0.5, 0.0, 0.25, 0.5, 0.0),
     ],
 )
-def test_a_reduction_is_hidden_behind_the_product(
-    micro: int, each_s: float, product_s: float, slower: float, exposed_s: float, longer_s: float
-) -> None:
+def test_a_reduction_is_hidden_behind_the_product(micro, each_s, product_s, slower, exposed_s, longer_s):
     """The gradient of what the pair reads takes ``each_s``, the reduction of its result a third of that."""
     assert len(columns_then_rows().reduced_beside) == 1
     compute, overlap = Hand(product_s=product_s), replace(BESIDE, slower=slower)
@@ -74,7 +72,7 @@ def test_a_reduction_is_hidden_behind_the_product(
     assert evaluated.metrics.sources.sum() == pytest.approx(computed + communication)
 
 
-def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
+def test_nothing_is_hidden_where_nothing_runs_beside():
     for product_s in (0.0, 0.8):
         evaluated = evaluated_at(columns_then_rows(), Hand(product_s=product_s), PerByte(0.5 / X), BLOCKING)
         _, compute, communication, exposed = figures(evaluated)
@@ -82,7 +80,7 @@ def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
         assert_timed_as_scheduled(evaluated)
 
 
-def test_the_event_lies_beside_the_product() -> None:
+def test_the_event_lies_beside_the_product():
     """Forward takes 4 s and a third of 0.6 s, the backward of two groups 4 s: of the pair's first layer 2 s,
     the last 0.8 of which are the product."""
     evaluated = evaluated_at(columns_then_rows(), Hand(product_s=0.8), PerByte(0.6 / X), BESIDE)
@@ -95,9 +93,7 @@ def test_the_event_lies_beside_the_product() -> None:
 
 
 @pytest.mark.parametrize(("axis_links", "late_s"), [(("a", "a"), 0.5), (("a", "b"), 0.0)], ids=["one", "two"])
-def test_it_queues_behind_a_bucket_on_its_links(
-    monkeypatch: pytest.MonkeyPatch, axis_links: tuple[str, str], late_s: float
-) -> None:
+def test_it_queues_behind_a_bucket_on_its_links(monkeypatch, axis_links, late_s):
     """Over another axis the bucket of the second layer's weight is reduced, 1.5 s from the beginning of the
     first layer's backward of 2 s, whose product takes 1 s. On links of its own the reduction of 1 s begins a
     second before the end; on the bucket's half a second later."""
@@ -120,7 +116,7 @@ def test_it_queues_behind_a_bucket_on_its_links(
 
 
 @pytest.mark.parametrize("enter", ["none", "d0"], ids=["all_reduce", "reduce_scatter"])
-def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
+def test_bytes_beside_the_product_are_those_of_a_rank(enter):
     """An all-reduce is in place; a reduce-scatter's shard and, where they are copied, pieces are there
     too."""
     loaded = load_model(ModelSpec("tests.simulate.test_beside_weights:three", 0))

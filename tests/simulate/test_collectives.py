@@ -120,10 +120,7 @@ def classifier():
 def test_a_mean_over_targets_sends_counts_only_without_micro_batches(micro):
     weight = "p_model_leave_weight"
     found = counted(classifier, [["d0"], ["d0"]], {weight: ["R/P"]}, mesh=(micro, 2))
-    sent = {
-        Collective("all_reduce", (0,), 24 * 10 * 4): 1,
-        Collective("all_reduce", (0,), 4): micro,
-    }
+    sent = {Collective("all_reduce", (0,), 24 * 10 * 4): 1, Collective("all_reduce", (0,), 4): micro}
     # Before micro-batches every rank counts the targets of the whole batch, which it has, by itself.
     assert found == (sent if micro > 1 else sent | {Collective("all_reduce", (0,), 8): 1})
 

@@ -49,7 +49,7 @@ OTHERS = ("cells", "pyramid", "albert", "gpt_neox", "t5", "convnext")
 
 
 @pytest.mark.parametrize("name", ["dense_net", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
-def test_a_plan_of_a_held_out_model(name: str):
+def test_a_plan_of_a_held_out_model(name):
     """One on 8 ranks."""
     loaded = load_model(ModelSpec(f"tests.simulate.held_out:{name}", 0))
     error, peak = errors(loaded, drawn(loaded, (1, 8), random.Random(0)), "adam", {})

@@ -26,7 +26,7 @@ from tests.execute import jobs
     ],
     ids=["mlp", "transformer", "mixed"],
 )
-def test_the_peak_of_any_strategy_is_predicted(name, meshes, count, more) -> None:
+def test_the_peak_of_any_strategy_is_predicted(name, meshes, count, more):
     """SGD keeps nothing, so that the peak lies in forward or backward and not in the optimizer. Most are
     exact but for scalars; where several gradients wait to be moved, a few per cent are missed."""
     loaded, errors = load_model(jobs.spec(name, **more)), []

@@ -10,14 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tensoropt.costs.effects import (
-    BACK_LEFT,
-    BACK_NEXT,
-    BEGIN,
-    BEGIN_BEFORE,
-    PARAMETERS,
-    Effect,
-)
+from tensoropt.costs.effects import BACK_LEFT, BACK_NEXT, BEGIN, BEGIN_BEFORE, PARAMETERS, Effect
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import ModelSpec, load_model
@@ -59,13 +52,13 @@ def scatter(weights: int) -> Collective:
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro: int) -> None:
+def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro):
     forward = [gather(2), gather(1), gather(2), LOSS]
     backward = [gather(2), gather(1), gather(1), scatter(1), scatter(1), scatter(2)]
     assert predicted_collectives(*tied("ahead", micro)) == Counter([*forward, *backward] * micro)
 
 
-def test_a_copy_is_gathered_with_its_first_block() -> None:
+def test_a_copy_is_gathered_with_its_first_block():
     first, other = [gather(2), gather(1), gather(1), LOSS], [LOSS]
     back = [scatter(1), scatter(1), scatter(2)]
     assert predicted_collectives(*tied("held", 2)) == Counter([*first, *back, *other, *back])
@@ -73,7 +66,7 @@ def test_a_copy_is_gathered_with_its_first_block() -> None:
     assert predicted_collectives(*tied("held/P", 2)) == Counter([*first, *other, *back])
 
 
-def test_it_takes_the_time_of_what_is_sent() -> None:
+def test_it_takes_the_time_of_what_is_sent():
     """Forward takes 1 s a group and backward 2 s; a weight takes 0.1 s to send."""
     strategy, facts = tied("ahead")
     evaluated = evaluated_at(strategy, Hand(), PerByte(0.1 / SENT), BESIDE)
@@ -103,7 +96,7 @@ def effects_of_uses(name: str) -> list[tuple[Effect, ...]]:
     return found
 
 
-def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
+def test_the_sum_of_gradients_stays_until_it_is_scattered():
     """The last use in forward leaves its gradient; the first one, with which backward ends, gives it back."""
     effects = [[e for e in of_use if e.transient or e.workspace_bytes] for of_use in effects_of_uses(B)]
     at = [{e.when: e for e in of_use} for of_use in effects]
@@ -130,7 +123,7 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
-def test_memory_is_what_fake_ranks_keep(stored: str, micro: int, dtype: str) -> None:
+def test_memory_is_what_fake_ranks_keep(stored, micro, dtype):
     # To less than the smallest shard.
     loaded = load_model(ModelSpec("tests.engine.test_tied:tied", compute_dtype=dtype))
     strategy, facts = tied(stored, micro, dtype)

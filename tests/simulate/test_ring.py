@@ -80,21 +80,21 @@ def exposed_s(each_s: float, overlap: Overlap, *, again: bool = False) -> float:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("each_s", [0.1, 0.2, 1.0])
-def test_messages_are_hidden_behind_all_blocks_but_one(each_s: float, again: bool) -> None:
+def test_messages_are_hidden_behind_all_blocks_but_one(each_s, again):
     # Forward takes 1 s and sends 3 messages; backward takes 2 s, sends 6 of them and then the last one home.
     forward, backward = max(3 * each_s - 0.75, 0.0), max(6 * each_s - 1.5, 0.0) + each_s
     assert exposed_s(each_s, BESIDE, again=again) == pytest.approx(forward * (1 + again) + backward)
     assert exposed_s(each_s, BLOCKING, again=again) == pytest.approx((10 + 3 * again) * each_s)
 
 
-def test_blocks_are_slower_beside_messages() -> None:
+def test_blocks_are_slower_beside_messages():
     # In 0.3 s of messages 0.24 s of work are done, and 0.48 of 0.6 in backward.
     assert exposed_s(0.1, replace(BESIDE, slower=0.25)) == pytest.approx(0.06 + 0.12 + 0.1)
 
 
 @pytest.mark.parametrize("each_s", [0.1, 1.0])
 @pytest.mark.parametrize("beside", [True, False])
-def test_the_search_counts_what_the_simulator_does(each_s: float, beside: bool) -> None:
+def test_the_search_counts_what_the_simulator_does(each_s, beside):
     strategy = around()
     name = attention(strategy)
     prices = Prices(strategy.graph, strategy.mesh, Hand(), Messages(each_s), "sgd", beside=beside)

@@ -79,7 +79,7 @@ def test_every_allocation_of_a_micro_batch_ends_in_it(build):
         assert not any(begun.values()), {name: n for name, n in begun.items() if n}
 
 
-def test_a_part_of_many_strategies_has_their_steps() -> None:
+def test_a_part_of_many_strategies_has_their_steps():
     """As pipelines are composed of single strategies of a stage's many."""
     prepared = problem(gates)
     tables = tables_of(prepared, (1, 2))

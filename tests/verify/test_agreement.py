@@ -13,7 +13,7 @@ THERE, BACK = JointCall("send", (0, 1), 16), JointCall("send", (1, 0), 16)
 AROUND = JointCall(RING_SEND, (0, 1), 16)
 
 
-def test_ranks_agree_on_what_they_share() -> None:
+def test_ranks_agree_on_what_they_share():
     own = JointCall("all_gather", (2, 3), 32)
     assert disagreements({0: [GATHER, REDUCE], 1: [GATHER, REDUCE], 2: [REDUCE, own], 3: [REDUCE, own]}) == []
     # Only some ranks are known.
@@ -36,17 +36,17 @@ def test_ranks_agree_on_what_they_share() -> None:
         ([AROUND, AROUND], [AROUND], "number 1 is ring_send of 16 bytes from rank 0 to 1"),
     ],
 )  # fmt: skip
-def test_the_first_difference_is_named(first: list[JointCall], second: list[JointCall], says: str) -> None:
+def test_the_first_difference_is_named(first, second, says):
     (line,) = disagreements({0: first, 1: second})
     assert line.startswith("ranks 0 and 1 must issue their common collectives and messages in the same order")
     assert says in line
 
 
-def test_a_group_is_named_once() -> None:
+def test_a_group_is_named_once():
     """Of four ranks that share a sum, one that lacks it differs from each of the others."""
     lines = disagreements({0: [REDUCE], 1: [REDUCE], 2: [REDUCE], 3: []})
     assert [line.partition(" must")[0] for line in lines] == ["ranks 0 and 3"]
 
 
-def test_sizes_that_values_decide_are_left_out() -> None:
+def test_sizes_that_values_decide_are_left_out():
     assert JointCall.of(BY_VALUES, [0, 1], 12) == JointCall(BY_VALUES, (0, 1), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -38,7 +37,7 @@ def executable():
     return jobs.strategy_of(load_model(jobs.spec("mlp")), (1, 2), 1)
 
 
-def test_an_entry_has_its_keys_in_order() -> None:
+def test_an_entry_has_its_keys_in_order():
     entry = entry_of(executable(), PREDICTED, RIGHT)
     assert list(entry) == KEYS
     assert json.loads(json.dumps(entry)) == entry
@@ -47,7 +46,7 @@ def test_an_entry_has_its_keys_in_order() -> None:
     assert (entry["ok"], entry["collectives_in_order"], entry["order_unlike"]) == (True, True, [])
 
 
-def test_ranks_that_differ_decide() -> None:
+def test_ranks_that_differ_decide():
     entry = entry_of(executable(), PREDICTED, replace(RIGHT, ranks_unlike=["ranks 0 and 1 have to"]))
     assert (entry["ok"], entry["collectives_unlike"], entry["collectives_in_order"]) == (False, [], False)
     assert entry["order_unlike"] == ["ranks 0 and 1 have to"]
@@ -55,7 +54,7 @@ def test_ranks_that_differ_decide() -> None:
     assert (entry["ok"], entry["collectives_in_order"]) == (False, None)
 
 
-def test_each_rank_is_compared_with_its_prediction() -> None:
+def test_each_rank_is_compared_with_its_prediction():
     """Shards of other ranks than the first may be smaller, but not bigger or more."""
     smaller, bigger = SENT | {"bytes": 4}, SENT | {"bytes": 12}
     for second, wrong in (
@@ -75,7 +74,7 @@ def test_each_rank_is_compared_with_its_prediction() -> None:
 @pytest.mark.parametrize(
     "change", [{"numerics_ok": False}, {"collectives_of_ranks": [[SENT, SENT | {"bytes": 4}]]}], ids=str
 )
-def test_what_is_wrong_decides(change: dict[str, Any]) -> None:
+def test_what_is_wrong_decides(change):
     assert not entry_of(executable(), PREDICTED, replace(RIGHT, **change))["ok"]
 
 
@@ -90,9 +89,7 @@ def test_what_is_wrong_decides(change: dict[str, Any]) -> None:
         ((0.0,), [4096, 0], []),
     ],
 )
-def test_memory_above_its_prediction_decides(
-    expected: tuple[float, ...], tracked: list[int], wrong: list[str]
-) -> None:
+def test_memory_above_its_prediction_decides(expected, tracked, wrong):
     """By 3 % and 4 KiB; each part of the devices has a prediction of its own."""
     places = expected if len(expected) > 1 else ()
     predicted = replace(PREDICTED, memory_bytes=max(expected), of_places=places)
@@ -110,7 +107,7 @@ def test_memory_above_its_prediction_decides(
     )
 
 
-def test_what_was_not_looked_at_decides_nothing() -> None:
+def test_what_was_not_looked_at_decides_nothing():
     """Fake ranks compute no numbers and take no time."""
     entry = entry_of(executable(), PREDICTED, RunFindings(collectives_of_ranks=[[SENT]], ranks_checked=[0]))
     assert entry["ok"]
@@ -119,7 +116,7 @@ def test_what_was_not_looked_at_decides_nothing() -> None:
     ] * 4
 
 
-def test_a_graph_unlike_its_module_fails_all() -> None:
+def test_a_graph_unlike_its_module_fails_all():
     place = Place("cpu", "run here")
     for module, ok in ((None, True), (ModuleFindings(Differences(1e-7, 1e-6), {}), True),
                        (ModuleFindings(Differences(1e-7, 0.1), {}), False)):  # fmt: skip
@@ -129,7 +126,7 @@ def test_a_graph_unlike_its_module_fails_all() -> None:
         assert answer["plans"][0]["ok"]
 
 
-def test_a_graph_unlike_its_module_is_said_in_words() -> None:
+def test_a_graph_unlike_its_module_is_said_in_words():
     place, module = Place("cpu", "run here"), ModuleFindings(Differences(1e-7, 0.5), {}, "body.weight")
     data = answer_of([executable()], [PREDICTED], [RIGHT], place, module)
     assert data["module"]["worst_gradient"] == "body.weight"
@@ -139,7 +136,7 @@ def test_a_graph_unlike_its_module_is_said_in_words() -> None:
     assert last.endswith("1 of 1 plans agree with the graph")
 
 
-def test_a_buffer_unlike_the_modules_is_named() -> None:
+def test_a_buffer_unlike_the_modules_is_named():
     module = ModuleFindings(Differences(1e-7, 1e-6, buffer=0.5), {}, "body.weight", worst_buffer="norm.steps")
     data = answer_of([executable()], [PREDICTED], [RIGHT], Place("cpu", "run here"), module)
     assert not data["ok"]
@@ -148,7 +145,7 @@ def test_a_buffer_unlike_the_modules_is_named() -> None:
     assert "the buffer norm.steps has another value after two calls" in text.splitlines()[-1]
 
 
-def test_rounding_of_narrow_parts_is_no_difference() -> None:
+def test_rounding_of_narrow_parts_is_no_difference():
     """A difference of a model that computes in bfloat16 inside, beside what bfloat16 changes in its graph."""
     apart = Differences(1e-3, 2e-2)
     assert not ModuleFindings(apart, {}).ok

@@ -42,7 +42,7 @@ SITUATIONS = Path(__file__).parents[1] / "situations"
         ("transformer_dropout", (2, 2, 2), "gathered inputs"),
     ],
 )
-def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: str) -> None:
+def test_predicted_is_issued(name, mesh, recompute):
     loaded = load_model(jobs.spec(name))
     strategy = jobs.strategy_of(loaded, mesh, 1)
     if recompute == "gathered inputs":
@@ -62,7 +62,7 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: str) -
 
 
 @pytest.mark.slow
-def test_messages_around_a_ring_are_predicted() -> None:
+def test_messages_around_a_ring_are_predicted():
     """Of eight ranks that have two positions each."""
     loaded = load_model(jobs.spec("llama"))
     strategy = Strategy.from_data(around("llama", (1, 8)), loaded.graph)
@@ -76,7 +76,7 @@ def test_messages_around_a_ring_are_predicted() -> None:
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_ranks_that_would_hang_are_named(monkeypatch: pytest.MonkeyPatch, alike: bool) -> None:
+def test_ranks_that_would_hang_are_named(monkeypatch, alike):
     """With the first sum, every rank makes two more; in one case rank 1 makes them the other way round."""
     loaded = load_model(jobs.spec("mlp"))
     strategy = jobs.strategy_of(loaded, (1, 2), 1)
@@ -116,12 +116,12 @@ def test_ranks_that_would_hang_are_named(monkeypatch: pytest.MonkeyPatch, alike:
         ((1, 1), (0,)),
     ],
 )
-def test_representatives_go_to_the_end_of_each_axis(mesh: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+def test_representatives_go_to_the_end_of_each_axis(mesh, ranks):
     strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), mesh, 1)
     assert strategy.representatives == ranks
 
 
-def test_refused_inside_a_job() -> None:
+def test_refused_inside_a_job():
     with fake_job(1, 4):
         assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
         with pytest.raises(PlanError, match="a process of its own"), fake_job(0, 2):
@@ -129,7 +129,7 @@ def test_refused_inside_a_job() -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_inputs_that_require_a_gradient_get_none(number: int) -> None:
+def test_inputs_that_require_a_gradient_get_none(number):
     """Whose gradient would take memory, and gather the first layer's parameters once more."""
     loaded = load_model(ModelSpec(f"{SITUATIONS}/readers.py:build_input_with_gradient"))
     assert loaded.inputs[0].requires_grad
@@ -141,7 +141,7 @@ def test_inputs_that_require_a_gradient_get_none(number: int) -> None:
     assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.01)
 
 
-def test_a_plan_with_more_memory_than_predicted_fails() -> None:
+def test_a_plan_with_more_memory_than_predicted_fails():
     loaded = load_model(jobs.spec("transformer_dropout"))
     strategy = jobs.strategy_of(loaded, (1, 2), 1)
     found, peak = check_on_fake_ranks(loaded, strategy, "adam"), peak_of(strategy)

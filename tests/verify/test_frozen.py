@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.ranks.pool import RankPool
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.execute import jobs
@@ -20,7 +19,7 @@ IN_BYTES = "zoo:llama-tiny?layers=1&hidden=128&inner=256&lora=r=4,targets=q_proj
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2), (1, 8)])
-def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tuple[int, ...]) -> None:
+def test_they_have_no_master_copy_no_gradient_and_no_state(dtype, mesh):
     spec = ModelSpec(SOURCE, compute_dtype=dtype)
     loaded = load_model(spec)
     parameters = loaded.graph.atoms.graph.parameters
@@ -36,7 +35,7 @@ def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tup
     [(one, mesh) for one in ("nf4-double", "int8") for mesh in ((1, 2), (2, 2, 2))],
     ids=str,
 )
-def test_weights_of_bytes_stay_bytes(scheme: str, mesh: tuple[int, ...]) -> None:
+def test_weights_of_bytes_stay_bytes(scheme, mesh):
     spec = ModelSpec(IN_BYTES + scheme, compute_dtype="bfloat16")
     graph = load_model(spec).graph.atoms.graph
     codes = [tensor for tensor in graph.parameters if tensor.key.endswith(".codes")]
@@ -61,6 +60,6 @@ def memory_is_as_predicted(spec: ModelSpec, mesh: tuple[int, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_they_are_right_on_two_ranks(ranks: RankPool) -> None:
+def test_they_are_right_on_two_ranks(ranks):
     spec = ModelSpec(SOURCE, compute_dtype="bfloat16")
     check_strategies(spec, draw_of(spec, (2, 2), 2), ranks)

@@ -10,7 +10,6 @@ import torch
 
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import engine_of
-from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tensoropt.verify.findings import replicas_near
@@ -21,7 +20,7 @@ from tests.verify import gpu_jobs
 
 
 @pytest.mark.distributed
-def test_one_rank_runs_the_unsplit_model_for_all(ranks: RankPool) -> None:
+def test_one_rank_runs_the_unsplit_model_for_all(ranks):
     found = ranks.run(gpu_jobs.shared_results)
     assert [ran for ran, _, _ in found] == [True, False]
     for _, values, left in found:
@@ -30,7 +29,7 @@ def test_one_rank_runs_the_unsplit_model_for_all(ranks: RankPool) -> None:
         assert left == []
 
 
-def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch):
     loaded = replace(load_model(jobs.spec("mlp")), device=torch.device("cuda", 0))
     asked = []
     run = reference._unsplit_on
@@ -49,7 +48,7 @@ def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch:
 
 
 @pytest.mark.distributed
-def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> None:
+def test_replicas_are_measured_by_their_largest_difference(ranks):
     whole, sharded = on_two_ranks("R", "R/P"), on_two_ranks("R", "S(0)")
     assert ranks.run(gpu_jobs.spreads, whole, 0.0) == [0.0, 0.0]
     for spread in ranks.run(gpu_jobs.spreads, whole, 0.5):
@@ -57,7 +56,7 @@ def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> N
     assert ranks.run(gpu_jobs.spreads, sharded, 0.5) == [0.0, 0.0]  # nothing to compare with
 
 
-def test_near_replicas_agree_only_where_bits_do_not_decide() -> None:
+def test_near_replicas_agree_only_where_bits_do_not_decide():
     near = [(0.0, "float64"), (1e-6, "float32")]
     far = [(None, "float32"), (1e-6, "float64"), (1e-3, "float32"), (float("nan"), "float32")]
     assert all(replicas_near(*one) for one in near)
@@ -78,7 +77,7 @@ ASKED = [
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cuda(monkeypatch):
     """An allocator that answers, and notes what it is asked."""
     asked: list[str] = []
 
@@ -92,7 +91,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_the_allocator_is_asked_beside_the_tracker(cuda: list[str]) -> None:
+def test_the_allocator_is_asked_beside_the_tracker(cuda):
     step = jobs_step()
     step()
     on_cpu = tracked_memory(step)

@@ -16,7 +16,7 @@ from tests.simulate.strategies import facts_by_group
 @pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("name", ["adamw", "rmsprop", "amsgrad", "lion"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
-def test_their_memory_is_predicted(name: str, mesh: tuple[int, ...]) -> None:
+def test_their_memory_is_predicted(name, mesh):
     loaded, optimizer = load_model(jobs.spec("mlp")), with_kind(f"{own_optimizers.__name__}:{name}")
     strategy = jobs.strategy_of(loaded, mesh, 1)
     found = check_on_fake_ranks(loaded, strategy, optimizer)

@@ -12,7 +12,6 @@ from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
-from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_random
 from tensoropt.verify.random_strategies import (
     _any_way,
@@ -39,7 +38,7 @@ def drawn(count: int, degrees: tuple[int, ...], devices: int = 4, seed: int = 0)
 # -- what is drawn --------------------------------------------------------------------------------
 
 
-def test_only_the_degrees_that_are_asked_for_are_drawn() -> None:
+def test_only_the_degrees_that_are_asked_for_are_drawn():
     assert {strategy.places for strategy, _ in drawn(20, (2,))} == {2}
     assert {strategy.places for strategy, _ in drawn(20, (2, 4))} == {2, 4}
     for strategy, mesh in drawn(20, (2, 4)):
@@ -47,7 +46,7 @@ def test_only_the_degrees_that_are_asked_for_are_drawn() -> None:
         assert strategy.mesh[1:] == mesh.shape
 
 
-def test_every_schedule_and_number_of_micro_batches_comes_up() -> None:
+def test_every_schedule_and_number_of_micro_batches_comes_up():
     found = [strategy for strategy, _ in drawn(80, (2,), devices=2)]
     assert {strategy.schedule for strategy in found} == set(SCHEDULES)
     assert {strategy.micro_batches for strategy in found} == {1, 2, 4, 8}
@@ -56,13 +55,13 @@ def test_every_schedule_and_number_of_micro_batches_comes_up() -> None:
     assert {s.schedule for s, m in drawn(60, (2,)) if len(m.shape) > 1} == set(SCHEDULES) - apart
 
 
-def test_a_seed_draws_the_same_again() -> None:
+def test_a_seed_draws_the_same_again():
     first, again, other = ([s for s, _ in drawn(5, (2, 4), seed=seed)] for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
-def test_cuts_and_what_is_made_again_vary() -> None:
+def test_cuts_and_what_is_made_again_vary():
     graph, rng = problem(tables).graph, random.Random(0)
     found = [random_pipeline(graph, (2, 2), "gpipe", rng) for _ in range(30)]
     assert len({strategy.cuts for strategy in found}) > 3
@@ -70,7 +69,7 @@ def test_cuts_and_what_is_made_again_vary() -> None:
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (4, 4), (4, 2, 2)])
-def test_copies_of_a_parameter_are_drawn_alike(mesh: tuple[int, ...]) -> None:
+def test_copies_of_a_parameter_are_drawn_alike(mesh):
     graph, rng = problem(tied).graph, random.Random(0)
     copies: Counter[int] = Counter()
     for _ in range(10):
@@ -81,19 +80,19 @@ def test_copies_of_a_parameter_are_drawn_alike(mesh: tuple[int, ...]) -> None:
     assert copies[2]
 
 
-def test_degrees_are_those_of_the_cluster_that_the_model_has_cuts_for() -> None:
+def test_degrees_are_those_of_the_cluster_that_the_model_has_cuts_for():
     graph = problem(four).graph  # three cuts
     assert pipeline_degrees(graph, load_cluster("cpu:4")) == (2, 4)
     assert pipeline_degrees(graph, load_cluster("cpu:8")) == (2, 4)
     assert pipeline_degrees(graph, load_cluster("cpu:1")) == ()
 
 
-def test_degrees_that_the_cluster_has_not_are_refused() -> None:
+def test_degrees_that_the_cluster_has_not_are_refused():
     with pytest.raises(TensorOptError, match="4 devices cannot be divided into 3 equal parts"):
         drawn(1, (3,))
 
 
-def test_models_with_too_few_cuts_are_refused() -> None:
+def test_models_with_too_few_cuts_are_refused():
     with pytest.raises(TensorOptError, match=r"no pipeline schedule of 8 places .* with 3 possible cuts"):
         drawn(1, (8,), devices=8)
     with pytest.raises(TensorOptError, match=r"no pipeline of 8 stages was found: .* cut at 3 places"):
@@ -101,7 +100,7 @@ def test_models_with_too_few_cuts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
-def test_most_groups_follow_the_batch_or_the_sequence(mesh: tuple[int, ...]) -> None:
+def test_most_groups_follow_the_batch_or_the_sequence(mesh):
     """On some axis of some strategies, together with others; what cannot be split so is left to be drawn."""
     graph, rng = load_model(ModelSpec("tests.verify.sweep_models:causal")).graph, random.Random(0)
     micro = micro_strategies(graph, mesh[0])
@@ -117,7 +116,7 @@ def test_most_groups_follow_the_batch_or_the_sequence(mesh: tuple[int, ...]) -> 
 # -- what verify does with them -------------------------------------------------------------------
 
 
-def test_verify_draws_pipelines_of_the_degree_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_draws_pipelines_of_the_degree_that_is_asked_for(monkeypatch):
     seen: list[PipelinedStrategy] = []
 
     def noted(*arguments: Any) -> Any:
@@ -135,7 +134,7 @@ def test_verify_draws_pipelines_of_the_degree_that_is_asked_for(monkeypatch: pyt
         assert plan["ranks_checked"] == [0, 1, 2, 3]
 
 
-def test_a_third_of_random_strategies_are_pipelines() -> None:
+def test_a_third_of_random_strategies_are_pipelines():
     data = verify_random(FOUR, "cpu:2", 3, where="fake")
     assert data["ok"], data
     kinds = [sorted({row["kind"] for row in plan["collectives_predicted"]}) for plan in data["plans"]]
@@ -143,7 +142,7 @@ def test_a_third_of_random_strategies_are_pipelines() -> None:
 
 
 @pytest.mark.distributed
-def test_two_ranks_compute_what_one_does(ranks: RankPool) -> None:
+def test_two_ranks_compute_what_one_does(ranks):
     pipelines = [strategy for strategy, _ in drawn(5, (2,), devices=2, seed=1)]
     assert len({strategy.schedule for strategy in pipelines}) > 2
     strategies = [strategy.to_data() for strategy in pipelines]
@@ -152,7 +151,7 @@ def test_two_ranks_compute_what_one_does(ranks: RankPool) -> None:
         assert found.numerics_ok, found
 
 
-def test_a_schedule_that_the_model_cannot_have_is_passed_over() -> None:
+def test_a_schedule_that_the_model_cannot_have_is_passed_over():
     mesh, ways = (2,), [("zbv", [4]), ("1f1b", [2])]
     for seed in range(4):
         # The first and the last stage use one parameter, which zbv puts on the same devices.

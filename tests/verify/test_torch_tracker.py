@@ -27,7 +27,7 @@ CASES = [
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(("name", "mesh", "within"), CASES)
-def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float) -> None:
+def test_three_agree_on_the_peak(name, mesh, within):
     """The judge, this project's tracker and PyTorch's; a step counter here and there is 4 bytes."""
     loaded = load_model(jobs.spec(name))
     strategy = jobs.strategy_of(loaded, mesh, 1)
@@ -40,7 +40,7 @@ def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float
     assert watched == tracked["peak"]
 
 
-def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice() -> None:
+def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice():
     loaded = load_model(jobs.spec("mlp"))
     with step_on(0, loaded, jobs.strategy_of(loaded, (1, 2), 1), "adam") as step:
         step()
@@ -50,7 +50,7 @@ def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice() -> None
 
 
 @pytest.mark.parametrize(("watching", "taken"), [(nullcontext, True), (ModTracker, False)])
-def test_autograd_copies_gradients_only_while_modules_are_watched(watching, taken) -> None:
+def test_autograd_copies_gradients_only_while_modules_are_watched(watching, taken):
     """Of a module that is called with its parameters: is ``.grad`` the memory that backward made?"""
 
     class Products(nn.Module):

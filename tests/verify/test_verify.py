@@ -88,7 +88,7 @@ def peak_of(strategy: Strategy, optimizer: str = "adam") -> float:
         ("mlp", (2, 2), 2, "bfloat16"), ("vgg_norm", (1, 2), 2, "bfloat16"),
     ],
 )  # fmt: skip
-def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int, dtype: str) -> None:
+def test_two_ranks(ranks, name, mesh, count, dtype):
     """In mixed precision beside the unsplit model under the same policy; collectives in the types really
     sent."""
     check(name, mesh, count, ranks, **({} if dtype == "float32" else {"compute_dtype": dtype}))
@@ -98,7 +98,7 @@ def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int
 @pytest.mark.parametrize(
     ("name", "mesh"), [("transformer", (2, 2, 2)), ("vgg_norm", (1, 2, 2)), ("mlp", (1, 4))]
 )
-def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+def test_four_ranks(four_ranks, name, mesh):
     check(name, mesh, 1, four_ranks)
 
 
@@ -118,7 +118,7 @@ def sending_rows(mesh: tuple[int, ...], count: int, also: str = "") -> list[dict
 
 
 @pytest.mark.slow
-def test_rows_are_sent_to_their_experts(ranks: RankPool) -> None:
+def test_rows_are_sent_to_their_experts(ranks):
     pytest.importorskip("transformers.integrations.moe")
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2), 2) + sending_rows((2, 2), 1), ranks)
 
@@ -143,7 +143,7 @@ def around(name: str, mesh: tuple[int, ...], also: str = "", **more: Any) -> dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), [("llama_small", (1, 2)), ("bert_small", (2, 2))])
-def test_keys_go_around_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+def test_keys_go_around_two_ranks(ranks, name, mesh):
     spec, strategy = jobs.spec(name), around(name, mesh)
     check_strategies(spec, [strategy], ranks)
     options = CheckOptions(numerics=False, timed_steps=0)
@@ -153,25 +153,25 @@ def test_keys_go_around_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, .
 
 
 @pytest.mark.slow
-def test_keys_in_narrow_numbers_go_around(ranks: RankPool) -> None:
+def test_keys_in_narrow_numbers_go_around(ranks):
     narrow = {"compute_dtype": "bfloat16"}
     check_strategies(jobs.spec("llama_small", **narrow), [around("llama_small", (1, 2), **narrow)], ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("also", [RING, "queries", "heads", "batch0"])
-def test_keys_go_around_beside_another_axis(four_ranks: RankPool, also: str) -> None:
+def test_keys_go_around_beside_another_axis(four_ranks, also):
     check_strategies(jobs.spec("llama_small"), [around("llama_small", (1, 2, 2), also)], four_ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("also", ["features", "rows", "experts"])
-def test_rows_are_sent_beside_another_axis(four_ranks: RankPool, also: str) -> None:
+def test_rows_are_sent_beside_another_axis(four_ranks, also):
     pytest.importorskip("transformers.integrations.moe")
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2, 2), 1, also), four_ranks)
 
 
-def test_double_precision_is_much_closer(ranks: RankPool) -> None:
+def test_double_precision_is_much_closer(ranks):
     spec = jobs.spec("mlp", dtype="float64")
     (result,) = verify_strategies(
         spec, draw("mlp", (2, 2), 1, seed=3, dtype="float64"), pool=ranks, options=NUMERICS
@@ -180,21 +180,21 @@ def test_double_precision_is_much_closer(ranks: RankPool) -> None:
     assert result.differences.gradient < 1e-12
 
 
-def test_rounding_of_the_narrow_type_sets_the_tolerance() -> None:
+def test_rounding_of_the_narrow_type_sets_the_tolerance():
     found, rounding = Differences(0.05, 0.05, 0.05, 0.05), Differences(0.02, 0.02, 0.02, 0.02)
     assert within_tolerance(found, "bfloat16", rounding)
     for kind in rounding.by_kind:
         assert not within_tolerance(found, "bfloat16", replace(rounding, **{kind: 0.01}))
 
 
-def test_captured_graph_equals_the_module(ranks: RankPool) -> None:
+def test_captured_graph_equals_the_module(ranks):
     found = verify_module(jobs.spec("transformer"), ranks)
     assert found is not None
     assert found.differences.gradient < 1e-5
     assert verify_module(jobs.spec("transformer_dropout"), ranks) is None
 
 
-def test_result_is_plain_and_measured(ranks: RankPool) -> None:
+def test_result_is_plain_and_measured(ranks):
     calls = []
     (result,) = verify_strategies(
         jobs.spec("mlp"),
@@ -213,7 +213,7 @@ def test_result_is_plain_and_measured(ranks: RankPool) -> None:
     assert result.error is None
 
 
-def test_wrong_results_are_noticed() -> None:
+def test_wrong_results_are_noticed():
     right = Differences(0.0, 0.0, 0.0, 0.0)
     assert within_tolerance(right)
     for kind in right.by_kind:
@@ -232,7 +232,7 @@ def test_wrong_results_are_noticed() -> None:
         (3e-1, math.nan, False),
     ],
 )
-def test_what_shrinks_with_precision_is_rounding(single: float, double: float, rounding: bool) -> None:
+def test_what_shrinks_with_precision_is_rounding(single, double, rounding):
     in_single, in_double = (Differences(0.0, 0.0, value, 0.0) for value in (single, double))
     assert is_rounding(in_single, in_double) is rounding
 
@@ -249,11 +249,11 @@ def test_what_shrinks_with_precision_is_rounding(single: float, double: float, r
         (math.nan, 1e-6, 1, "float32", False),
     ],
 )
-def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near) -> None:
+def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near):
     assert near_enough(NarrowDistance(split, unsplit, bool(kinked)), precision) is near
 
 
-def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
+def test_a_fault_of_the_narrow_path_alone_is_found(ranks):
     """Gradients are cast to bfloat16 on their way between ranks in float32, and not in float64."""
     strategies = draw("mlp", (1, 2), 1)
     ranks.run(jobs.spoil_narrow_gradients, True)
@@ -269,7 +269,7 @@ def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mode"), [("perceptron_outputs", "inference"), ("mlp", "train")])
-def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> None:
+def test_a_plan_that_gives_nan_fails(ranks, name, mode):
     """NaN was no difference: ``max(0.0, nan)`` is 0.0."""
     strategies = [s for s in draw(name, (1, 2), 6, mode=mode) if sends_forward(name, s, mode)][:2]
     ranks.run(jobs.spoil_forward, True)
@@ -294,7 +294,7 @@ def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mode"), [("undefined_outputs", "inference"), ("undefined_loss", "train")])
-def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: str, mode: str) -> None:
+def test_what_the_unsplit_model_does_not_define_is_said(ranks, name, mode):
     spec = jobs.spec(name, mode=mode)
     results = verify_strategies(spec, draw(name, (1, 2), 3, mode=mode), pool=ranks, options=NUMERICS)
     for result in results:
@@ -309,5 +309,5 @@ def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: s
 
 
 @pytest.mark.parametrize(("name", "kinks"), [("mlp", False), ("vgg_norm", True)])
-def test_kinks_are_found(name: str, kinks: bool) -> None:
+def test_kinks_are_found(name, kinks):
     assert has_kinks(load_model(jobs.spec(name))) is kinks

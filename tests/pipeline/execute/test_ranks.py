@@ -76,13 +76,13 @@ def some(name: str, mesh: tuple[int, ...], schedule: str) -> list[PipelinedStrat
         ("deep", "zero_bubble", APART), ("deep", "zbv", APART),
     ],
 )  # fmt: skip
-def test_what_ranks_have_alive(ranks: RankPool, name: str, schedule: str, near: float) -> None:
+def test_what_ranks_have_alive(ranks, name, schedule, near):
     check(ranks, name, some(name, (4, 2), schedule), near, numerics=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_what_ranks_of_stages_on_two_ranks_have_alive(four_ranks: RankPool, schedule: str) -> None:
+def test_what_ranks_of_stages_on_two_ranks_have_alive(four_ranks, schedule):
     name = "encoder_decoder"
     check(four_ranks, name, some(name, (4, 2, 2), schedule), NEAR, numerics=False)
 
@@ -115,7 +115,7 @@ def frozen(
           for schedule in ("1f1b", "zero_bubble")),
     ],
 )  # fmt: skip
-def test_frozen_stages_on_two_ranks(ranks: RankPool, name: str, schedule: str, count: int) -> None:
+def test_frozen_stages_on_two_ranks(ranks, name, schedule, count):
     check(ranks, name, frozen(name, (4, 2), schedule, count), FROZEN_NEAR)
 
 
@@ -124,16 +124,14 @@ def test_frozen_stages_on_two_ranks(ranks: RankPool, name: str, schedule: str, c
     ("mesh", "behind", "schedules"),
     [((4, 4), True, ("gpipe", "1f1b", "zero_bubble")), ((4, 2, 2), False, ("gpipe", "1f1b"))],
 )
-def test_frozen_stages_on_four_ranks(
-    four_ranks: RankPool, mesh: tuple[int, ...], behind: bool, schedules: tuple[str, ...]
-) -> None:
+def test_frozen_stages_on_four_ranks(four_ranks, mesh, behind, schedules):
     """Four places, a frozen stage behind trained ones among them; two of two ranks."""
     drawn = [frozen("frozen", mesh, schedule, 1, behind=behind)[0] for schedule in schedules]
     check(four_ranks, "frozen", drawn, FROZEN_NEAR)
 
 
 @pytest.mark.slow
-def test_collectives_in_forward_where_backward_is_taken_apart(four_ranks: RankPool) -> None:
+def test_collectives_in_forward_where_backward_is_taken_apart(four_ranks):
     """A stage without a backward may pass them."""
     name, rng, found = "frozen_but_the_last", random.Random(0), list[PipelinedStrategy]()
     graph = load_model(spec_of(name)).graph
@@ -164,12 +162,12 @@ def checked(pool: RankPool, build: str, count: int, schedules: tuple[str, ...] =
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("build", ["build_momentum_target", "build_detached_later"])
-def test_branches_without_gradient_are_cut(ranks: RankPool, build: str) -> None:
+def test_branches_without_gradient_are_cut(ranks, build):
     assert checked(ranks, build, 1) == len(SCHEDULES)
 
 
 @pytest.mark.slow
-def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
+def test_what_takes_backward_apart_is_right_or_refused(ranks):
     apart = tuple(name for name, one in SCHEDULES.items() if one.apart)
     assert checked(ranks, "build_weight_read_twice_in_each_block", 1, apart)
     assert not checked(ranks, "build_bounded_early", 1, apart)
@@ -185,5 +183,5 @@ def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
         "build_weight_read_twice_in_each_block",
     ],
 )  # fmt: skip
-def test_all_schedules_are_right_or_refused(ranks: RankPool, build: str) -> None:
+def test_all_schedules_are_right_or_refused(ranks, build):
     assert checked(ranks, build, 3)

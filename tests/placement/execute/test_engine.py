@@ -54,7 +54,7 @@ IN_MICRO_BATCHES = ["mlp", "transformer_dropout", "vgg_dropout", "odd"]
         *((name, count, seed) for name in IN_MICRO_BATCHES for count in (2, 4) for seed in range(2)),
     ],
 )
-def test_gradients_are_those_of_the_unsplit_model(name: str, count: int, seed: int) -> None:
+def test_gradients_are_those_of_the_unsplit_model(name, count, seed):
     """Ignored targets lie unevenly among micro-batches, and each has the dropout of its samples."""
     loaded = opened(name)
     whole = unsplit(loaded, seed)
@@ -65,13 +65,13 @@ def test_gradients_are_those_of_the_unsplit_model(name: str, count: int, seed: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("mlp", 1), ("vgg_norm_plain", 1), ("transformer_dropout", 8)])
-def test_in_double_precision_to_its_rounding(name: str, count: int) -> None:
+def test_in_double_precision_to_its_rounding(name, count):
     loaded = opened(name, dtype="float64")
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 3, micro_batches=count))
     assert_alike(engine, whole, loaded, steps=1, loss=1e-12, gradients=1e-10)
 
 
-def test_every_way_of_cutting_every_group() -> None:
+def test_every_way_of_cutting_every_group():
     loaded = opened("transformer_dropout", dtype="float64")
     whole = unsplit(loaded)
     loss = step(whole, loaded)
@@ -101,7 +101,7 @@ def over_the_batch(loaded: CapturedModel, seed: int, devices: int = 2) -> Placed
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["vgg_norm_plain", "shared_norm"])
-def test_batch_norms_in_pieces(name: str, seed: int) -> None:
+def test_batch_norms_in_pieces(name, seed):
     """Each piece is normalised with the statistics of the whole batch, and these move as the model's own."""
     loaded = opened(name, dtype="float64")
     whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, seed))
@@ -112,13 +112,13 @@ def test_batch_norms_in_pieces(name: str, seed: int) -> None:
     assert difference(engine.buffers, whole.buffers) < 1e-12  # evaluation changed none
 
 
-def test_batch_norms_in_pieces_in_single_precision() -> None:
+def test_batch_norms_in_pieces_in_single_precision():
     loaded = opened("vgg_norm")
     whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, 1))
     assert_alike(engine, whole, loaded, loss=1e-5, gradients=5e-4)
 
 
-def test_batch_norms_in_pieces_in_mixed_precision() -> None:
+def test_batch_norms_in_pieces_in_mixed_precision():
     """As far from the unsplit model in single precision as the unsplit model in mixed precision is."""
     exact = unsplit(opened("vgg_norm_plain"))
     loss = step(exact, opened("vgg_norm_plain"))
@@ -138,7 +138,7 @@ def test_batch_norms_in_pieces_in_mixed_precision() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_master_weights_stay_single_precision(count: int) -> None:
+def test_master_weights_stay_single_precision(count):
     loaded = opened("transformer", compute_dtype="bfloat16")
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 1, 3, 0.0, count))
     # Tied weights: bfloat16 gradients of several readers are added before they are widened.
@@ -147,7 +147,7 @@ def test_master_weights_stay_single_precision(count: int) -> None:
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 1), (1, 1), (0, 4)])
-def test_the_plans_orders_are_enforced(monkeypatch: pytest.MonkeyPatch, seed: int, count: int) -> None:
+def test_the_plans_orders_are_enforced(monkeypatch, seed, count):
     """All forwards of a device run before all its backwards."""
     loaded = opened("transformer")
     strategy = placed(loaded, seed, micro_batches=count)
@@ -177,7 +177,7 @@ def test_the_plans_orders_are_enforced(monkeypatch: pytest.MonkeyPatch, seed: in
 
 
 @pytest.mark.parametrize(("name", "count"), [("vgg_norm", 1), ("vgg_dropout", 4)])
-def test_one_move_per_border_and_micro_batch(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+def test_one_move_per_border_and_micro_batch(monkeypatch, name, count):
     moved = record_moves(monkeypatch)
     loaded = opened(name)
     strategy = placed(loaded, 5, micro_batches=count)
@@ -197,7 +197,7 @@ def test_one_move_per_border_and_micro_batch(monkeypatch: pytest.MonkeyPatch, na
     ("name", "count"),
     [("mlp", 1), ("transformer_dropout", 1), ("vgg_norm", 1), ("mlp", 4), ("transformer_dropout", 4)],
 )
-def test_ranks_that_meet_for_every_message(name: str, count: int) -> None:
+def test_ranks_that_meet_for_every_message(name, count):
     """Sends that end only when they are received would show a wait for ever."""
     loaded = opened(name)
     whole = unsplit(loaded)
@@ -223,7 +223,7 @@ def test_ranks_that_meet_for_every_message(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "count", "near"), [("vgg_norm", 1, 1e-5), ("transformer_dropout", 2, 1e-6)])
-def test_evaluation_and_no_gradients(name: str, count: int, near: float) -> None:
+def test_evaluation_and_no_gradients(name, count, near):
     loaded = opened(name)
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 4, micro_batches=count))
     for one in (whole, engine) if count == 1 else ():
@@ -235,7 +235,7 @@ def test_evaluation_and_no_gradients(name: str, count: int, near: float) -> None
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_inference_returns_every_output_of_the_whole_batch(count: int) -> None:
+def test_inference_returns_every_output_of_the_whole_batch(count):
     loaded = opened("perceptron_outputs", mode="inference")
     strategy = placed(loaded, 6, micro_batches=count)
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_inference_returns_every_output_of_the_whole_batch(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_gradients_scale_and_add_up_as_usual(count: int) -> None:
+def test_gradients_scale_and_add_up_as_usual(count):
     loaded = opened("mlp")
     whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 8, micro_batches=count))
     for one in (whole, engine):
@@ -259,7 +259,7 @@ def test_gradients_scale_and_add_up_as_usual(count: int) -> None:
     assert difference(engine.shards.gradients, whole.shards.gradients) < ROUNDING
 
 
-def test_a_loss_is_used_once() -> None:
+def test_a_loss_is_used_once():
     loaded = opened("mlp")
     loss = in_one_process(loaded, placed(loaded, 8))(*loaded.inputs)[0]
     loss.backward(retain_graph=True)
@@ -268,7 +268,7 @@ def test_a_loss_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_loss_that_is_dropped_leaves_nothing(count: int) -> None:
+def test_a_loss_that_is_dropped_leaves_nothing(count):
     loaded = opened("mlp")
     engine = in_one_process(loaded, placed(loaded, 8, micro_batches=count))
     tapes: list[weakref.ref[Tape]] = []
@@ -286,7 +286,7 @@ def test_a_loss_that_is_dropped_leaves_nothing(count: int) -> None:
     assert [tape() is not None for tape in tapes] == [False] * count
 
 
-def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers() -> None:
+def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers():
     loaded = opened("moving_average")
     graph = placed_graph(loaded.graph, {})
     tensors = loaded.graph.atoms.graph.tensors
@@ -304,7 +304,7 @@ def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers() -> None:
     assert_alike(engine, whole, loaded, steps=3)
 
 
-def test_one_device_for_each_of_the_plans() -> None:
+def test_one_device_for_each_of_the_plans():
     loaded = opened("mlp")
     with pytest.raises(PlanError, match="3 devices, but 1 are given"):
         PlacedEngine(placed(loaded, 0), loaded.values, devices=["cpu"])
@@ -314,7 +314,7 @@ def test_one_device_for_each_of_the_plans() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer_dropout", "vgg_norm"])
-def test_training_converges_as_unsplit(name: str) -> None:
+def test_training_converges_as_unsplit(name):
     """NetSplit's check: the losses of split and unsplit training stay together."""
     loaded = opened(name)
     engines = (unsplit(loaded), in_one_process(loaded, placed(loaded, 11)))
@@ -328,7 +328,7 @@ def test_training_converges_as_unsplit(name: str) -> None:
     assert losses[0][-1] < 0.8 * losses[0][0]
 
 
-def test_as_plain_data_and_back() -> None:
+def test_as_plain_data_and_back():
     strategy = placed(opened("mlp"), 2, micro_batches=4)
     again = strategy_from_data(strategy.to_data(), opened("mlp").graph)
     assert (again.micro_batches, again.devices) == (4, 3)
@@ -338,7 +338,7 @@ def test_as_plain_data_and_back() -> None:
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def test_operators_in_pieces_are_refused() -> None:
+def test_operators_in_pieces_are_refused():
     graph = opened("mlp").graph
     name, choices = next((g.name, found) for g in graph.groups if (found := split_choices(graph, g, 2)))
     with pytest.raises(PlanError, match=f"2 micro-batches cannot cut operators into pieces .* {name}"):
@@ -352,12 +352,12 @@ def test_operators_in_pieces_are_refused() -> None:
         ("mlp", 3, r"3 micro-batches do not divide the 16 samples of .*; use a divisor"),
     ],
 )
-def test_counts_that_a_model_cannot_have_are_refused(name: str, count: int, says: str) -> None:
+def test_counts_that_a_model_cannot_have_are_refused(name, count, says):
     with pytest.raises(PlanError, match=says):
         placed_graph(opened(name).graph, None, count)
 
 
-def test_parameters_stay_on_their_devices_in_the_graph_of_a_call() -> None:
+def test_parameters_stay_on_their_devices_in_the_graph_of_a_call():
     """Also those of cut operators, whose pieces got them from devices of their own."""
     call, _ = call_and_plan("looking_back")
     graph, apart = captured_model("looking_back").graph, 0

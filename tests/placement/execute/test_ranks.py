@@ -24,7 +24,7 @@ from tests.placement.execute.cases import costs_on, opened
 
 
 @pytest.fixture(scope="module")
-def costs() -> CostSource:
+def costs():
     """Bytes are the same everywhere, seconds do not matter here."""
     return costs_on("netsplit-paper")
 
@@ -82,9 +82,7 @@ def check_on(pool: RankPool, spec: ModelSpec, pairs: list[tuple[PlacedStrategy, 
         ("zoo:transformer-tiny", (2, 4)),
     ],
 )
-def test_on_two_ranks(
-    ranks: RankPool, costs: CostSource, source: str, counts: tuple[int | None, ...]
-) -> None:
+def test_on_two_ranks(ranks, costs, source, counts):
     """The last is an encoder and a decoder."""
     spec = ModelSpec(source)
     # The first in micro-batches has seed 0, which is the model's order.
@@ -100,7 +98,7 @@ def test_on_two_ranks(
         *((name, count) for name in ("mlp", "transformer_dropout", "vgg_dropout") for count in (2, 4)),
     ],
 )
-def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: int | None) -> None:
+def test_messages_and_memory_on_fake_ranks(costs, name, count):
     loaded = opened(name)
     for seed in range(3):
         # A message is there for more or fewer operators than simulated, and one is 7 % of the perceptron's
@@ -117,7 +115,7 @@ def check_fake(loaded: CapturedModel, strategy: PlacedStrategy, prediction: Pred
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_batch_norms_in_pieces_on_two_ranks(ranks: RankPool, costs: CostSource) -> None:
+def test_batch_norms_in_pieces_on_two_ranks(ranks, costs):
     """Four pieces of each on two ranks: running statistics, too."""
     spec = ModelSpec("tests.execute.models:vgg_norm_plain")
     pairs = [drawn(load_model(spec), costs, seed, 2, parallel=True) for seed in range(2)]
@@ -127,14 +125,14 @@ def test_batch_norms_in_pieces_on_two_ranks(ranks: RankPool, costs: CostSource) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_of_batch_norms_in_pieces_on_fake_ranks(costs: CostSource, dtype: str) -> None:
+def test_memory_of_batch_norms_in_pieces_on_fake_ranks(costs, dtype):
     loaded = load_model(ModelSpec("zoo:unet-tiny", compute_dtype=dtype, device="meta"))
     strategy, prediction = drawn(loaded, costs, 0, 3, parallel=True)
     assert len(strategy.placed_graph.steps) == 2 * 10
     check_fake(loaded, strategy, prediction, near=0.02)
 
 
-def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs: CostSource) -> None:
+def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs):
     """Nothing is gained where all forwards run first: eight micro-batches keep what one batch keeps."""
     loaded = opened("transformer")
     kept = [drawn(loaded, costs, 0, 1, count)[1].memory_bytes for count in (1, 8)]
@@ -143,7 +141,7 @@ def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs: CostSourc
     assert kept[1] > stored + 0.5 * (kept[0] - stored)
 
 
-def test_what_is_wrong_is_noticed(costs: CostSource) -> None:
+def test_what_is_wrong_is_noticed(costs):
     strategy, prediction = drawn(opened("mlp"), costs, 1, 3)
     found = check_on_fake_ranks(opened("mlp"), strategy, "adam").collectives_issued
     message = next(row for row in found if row["kind"] == "send")
@@ -152,5 +150,5 @@ def test_what_is_wrong_is_noticed(costs: CostSource) -> None:
     assert f"from device {message['axes'][0]} to {message['axes'][1]}" in line
 
 
-def test_one_device_alone_is_predicted_closely(costs: CostSource) -> None:
+def test_one_device_alone_is_predicted_closely(costs):
     check_fake(opened("mlp"), *drawn(opened("mlp"), costs, 0, 1, 1), near=5e-3)

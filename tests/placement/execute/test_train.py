@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
 import tensoropt
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.plan import load_plan
-from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed
 from tensoropt.verify.random_strategies import random_placement, random_splits
@@ -22,7 +20,7 @@ from tests.placement.execute.cases import costs_on, opened, plan_of
 
 
 @pytest.fixture(scope="module")
-def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan_file(tmp_path_factory):
     """A random placement of the perceptron on two ranks of this machine."""
     groups, costs, rng = opened("mlp").graph, costs_on("local:2"), random.Random(2)
     priced = PlacedPrices(groups, costs.cluster, costs).price(random_splits(groups, 2, rng, 0.5))
@@ -35,7 +33,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.distributed
-def test_ranks_of_a_job_train_it(plan_file: Path, tmp_path: Path, ranks: RankPool) -> None:
+def test_ranks_of_a_job_train_it(plan_file, tmp_path, ranks):
     """What each of torchrun's processes does; ``tests/execute/test_train.py`` has jobs of real processes."""
     file = tmp_path / "result.json"
     command = f"--nproc-per-node 2 -m tensoropt.execute {plan_file} --steps 4 --json {file}"
@@ -46,7 +44,7 @@ def test_ranks_of_a_job_train_it(plan_file: Path, tmp_path: Path, ranks: RankPoo
 
 
 @pytest.mark.distributed
-def test_verify_a_plan(plan_file: Path) -> None:
+def test_verify_a_plan(plan_file):
     result = verify_plan(load_plan(plan_file), where="fake", progress=lambda *_: None)
     (found,) = result["plans"]
     assert result["ok"], found
@@ -57,7 +55,7 @@ def test_verify_a_plan(plan_file: Path) -> None:
     assert found["memory_tracked_bytes"] == pytest.approx(found["memory_predicted_bytes"], rel=0.13)
 
 
-def test_a_plan_file_in_one_process(plan_file: Path) -> None:
+def test_a_plan_file_in_one_process(plan_file):
     (model, args, _), (plain, _, _) = jobs.spec("mlp").build(), jobs.spec("mlp").build()
     tensoropt.parallelize(model, plan_file, args)
     assert float(model(*args).detach()) == pytest.approx(float(plain(*args).detach()), rel=1e-6)

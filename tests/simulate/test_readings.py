@@ -22,7 +22,7 @@ from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.engine.loops import data_parallel
-from tests.engine.test_tied import SENT, W, captured_tied
+from tests.engine.test_gathering import SENT, W, captured_tied
 from tests.simulate.strategies import facts_by_group
 from tests.simulate.test_simulator import (
     BESIDE,
@@ -125,7 +125,7 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered():
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 def test_memory_is_what_fake_ranks_keep(stored, micro, dtype):
     # To less than the smallest shard.
-    loaded = load_model(ModelSpec("tests.engine.test_tied:tied", compute_dtype=dtype))
+    loaded = load_model(ModelSpec("tests.engine.test_gathering:tied", compute_dtype=dtype))
     strategy, facts = tied(stored, micro, dtype)
     tracked = check_on_fake_ranks(loaded, strategy, "sgd").memory_tracked["peak"]
     assert memory_curve(strategy, facts, "sgd").peak.total == pytest.approx(tracked, abs=SENT // 2 - 1)

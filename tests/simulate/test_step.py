@@ -1,18 +1,24 @@
-"""A step's allocations: each begins and ends once, and together they are what the simulator adds up."""
+"""A step's allocations: each begins and ends once, and together they are what the simulator adds up.
+
+What moments of a step are called, and where a group is cut: where its inputs are read first and last.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tensoropt.costs.group_effects import parts_of
 from tensoropt.costs.prices import free_prices
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.simulator import StepSimulator
 from tensoropt.simulate.step import Step, lower
+from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import four, gates, gpt2, llama_two, problem, tables_of, three, unrolled
 from tests.simulate.strategies import facts_by_group
@@ -92,3 +98,57 @@ def test_a_part_of_many_strategies_has_their_steps():
         alone = Batch(candidates, *candidates.rows(chosen[row : row + 1]), tables.prices)
         part = many.part(slice(row, row + 1))
         assert lower(part) == lower(many, row) == lower(alone)
+
+
+def group(*reads: str) -> SimpleNamespace:
+    """A group whose operators read so: ``"xy"`` two tensors of others, ``"."`` none."""
+    operators = tuple(SimpleNamespace(inputs=lambda names=names: tuple(names)) for names in reads)
+    return SimpleNamespace(operators=operators, reads=("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "starts", "first", "last"),
+    [
+        (("x",), (0,), {"x": 0}, {"x": 0}),
+        (("x", "."), (0, 1), {"x": 0}, {"x": 0}),
+        ((".", "x"), (0, 1), {"x": 1}, {"x": 1}),
+        (("x", ".", "x"), (0,), {"x": 0}, {"x": 0}),
+        (("x", ".", "x", "."), (0, 3), {"x": 0}, {"x": 0}),
+        (("x", ".", "y", "."), (0, 1, 2, 3), {"x": 0, "y": 2}, {"x": 0, "y": 2}),
+        (("x", "y", "x"), (0, 1, 2), {"x": 0, "y": 1}, {"x": 2, "y": 1}),
+        ((".", "z"), (0,), {}, {}),
+    ],
+)
+def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_last(
+    reads, starts, first, last
+):
+    found = parts_of(group(*reads))
+    assert (found.starts, dict(found.first), dict(found.last)) == (starts, first, last)
+    assert [found.of(position) for position in range(len(reads))] == sorted(
+        found.of(position) for position in range(len(reads))
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "words"),
+    [
+        ("forward", "read", "resharding x for g"),
+        ("again", "read", "again: resharding x for g"),
+        ("backward", "read", "resharding the gradient of x from g"),
+        ("forward", "gather", "parameters for forward g"),
+        ("again", "gather", "again: parameters for forward g"),
+        ("backward", "gather", "parameters for backward g"),
+        ("again", "compute", "again: forward g"),
+        ("backward", "inner", "inside backward g"),
+        ("forward", "hub", "materialising x"),
+        ("backward", "hub", "gradient of materialised x"),
+        ("forward", "output", "result x"),
+        ("backward", "output", "gradient of result x"),
+        ("backward", "parameters", "gradients of the parameters of g"),
+        ("reduction", "reduce", "reducing the gradients of g once"),
+        ("optimizer", "unshard", "unsharding the parameters of g"),
+        ("optimizer", "step", "optimizer"),
+    ],
+)
+def test_a_moment_is_named_by_what_happens_in_it(phase, kind, words):
+    assert Moment(phase, kind, "g", "x").words == words

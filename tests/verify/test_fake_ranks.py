@@ -1,4 +1,9 @@
-"""Any rank of any plan, without the job: what it would send and keep."""
+"""Any rank of any plan, without the job: what it would send and keep.
+
+The memory that is predicted with optimizers that people bring, beside what their steps take.
+
+Frozen weights beside adapters that are trained: what is stored of them, sent and kept.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ import torch.distributed as dist
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.ops.calls import RING_SEND
+from tensoropt.profiling.optimizers import kind_of, with_kind
 from tensoropt.sharding.recipes import groups_run_once
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
@@ -24,8 +30,9 @@ from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
 from tensoropt.verify.predict import Prediction, rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import jobs
+from tests.profiling import own_optimizers
 from tests.simulate.strategies import facts_by_group
-from tests.verify.test_verify import around, assert_sent, peak_of
+from tests.verify.test_verify import around, assert_sent, check_strategies, draw_of, peak_of
 
 SITUATIONS = Path(__file__).parents[1] / "situations"
 
@@ -150,3 +157,74 @@ def test_a_plan_with_more_memory_than_predicted_fails():
     entry = entry_of(strategy, replace(right, memory_bytes=0.95 * peak), found)
     assert not entry["ok"]
     assert "bytes in tensors, over 3 % more than the predicted" in entry["memory_unlike"][0]
+
+
+@pytest.mark.sweep(quick=4)
+@pytest.mark.parametrize("name", ["adamw", "rmsprop", "amsgrad", "lion"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
+def test_their_memory_is_predicted(name, mesh):
+    loaded, optimizer = load_model(jobs.spec("mlp")), with_kind(f"{own_optimizers.__name__}:{name}")
+    strategy = jobs.strategy_of(loaded, mesh, 1)
+    found = check_on_fake_ranks(loaded, strategy, optimizer)
+    peak = memory_curve(strategy, facts_by_group(strategy), optimizer).peak
+    assert found.memory_tracked["optimizer"] == pytest.approx(peak.optimizer, abs=64)  # counters of steps
+    # Of steps that take one parameter after the other, the rank's largest shard is taken for that of the
+    # largest parameter, and nothing is counted for the one before.
+    error = 0.02 if kind_of(optimizer).largest else 0.01
+    assert found.memory_tracked["peak"] == pytest.approx(peak.total, rel=error)
+
+
+SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"
+IN_BYTES = "zoo:llama-tiny?layers=1&hidden=128&inner=256&lora=r=4,targets=q_proj+down_proj,base="
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2), (1, 8)])
+def test_they_have_no_master_copy_no_gradient_and_no_state(dtype, mesh):
+    pytest.importorskip("peft")
+    spec = ModelSpec(SOURCE, compute_dtype=dtype)
+    loaded = load_model(spec)
+    parameters = loaded.graph.atoms.graph.parameters
+    wide = {t.key.split(".")[-2] for t in parameters if not t.requires_grad and t.stored_dtype == "float32"}
+    if dtype == "bfloat16":  # but of norms, which are multiplied in float32
+        assert wide == {"input_layernorm", "post_attention_layernorm", "norm"}
+    memory_is_as_predicted(spec, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "mesh"),
+    [(one, mesh) for one in ("nf4-double", "int8") for mesh in ((1, 2), (2, 2, 2))],
+    ids=str,
+)
+def test_weights_of_bytes_stay_bytes(scheme, mesh):
+    pytest.importorskip("peft")
+    spec = ModelSpec(IN_BYTES + scheme, compute_dtype="bfloat16")
+    graph = load_model(spec).graph.atoms.graph
+    codes = [tensor for tensor in graph.parameters if tensor.key.endswith(".codes")]
+    assert {tensor.stored_dtype for tensor in codes} == {"int8" if scheme == "int8" else "uint8"}
+    assert sum(t.bytes for t in codes) == (3 * 128 * 256 + 128 * 3 * 128) * (2 if scheme == "int8" else 1) / 2
+    memory_is_as_predicted(spec, mesh)
+
+
+def memory_is_as_predicted(spec: ModelSpec, mesh: tuple[int, ...]) -> None:
+    loaded = load_model(spec)
+    parameters = loaded.graph.atoms.graph.parameters
+    for seed in range(2):
+        strategy = jobs.strategy_of(loaded, mesh, seed)
+        found = check_on_fake_ranks(loaded, strategy, "adam")
+        assert_sent(strategy, found)
+        peak = memory_curve(strategy, facts_by_group(strategy), "adam").peak
+        memory, constants = found.memory_tracked, loaded.graph.atoms.graph.constant_bytes
+        assert (memory["parameters"], memory["gradients"]) == (peak.parameters, peak.gradients)
+        assert memory["optimizer"] == pytest.approx(peak.optimizer, abs=4 * len(parameters))
+        assert memory["peak"] == pytest.approx(peak.total + constants, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_they_are_right_on_two_ranks(ranks):
+    pytest.importorskip("peft")
+    spec = ModelSpec(SOURCE, compute_dtype="bfloat16")
+    check_strategies(spec, draw_of(spec, (2, 2), 2), ranks)

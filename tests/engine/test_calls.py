@@ -49,16 +49,13 @@ def taken(convention: CallingConvention, *args: Any, **kwargs: Any) -> list[torc
     return convention.inputs(args, kwargs)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda c: taken(c, X, Y),
-        lambda c: taken(c, labels=Y, x=X),
-        lambda c: taken(c, X, Y, None, 2),
-        lambda c: taken(c, X, Y, steps=2, extra=None),
-        lambda c: taken(c, X, Y, num_items_in_batch=None),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda c: taken(c, X, Y),
+    lambda c: taken(c, labels=Y, x=X),
+    lambda c: taken(c, X, Y, None, 2),
+    lambda c: taken(c, X, Y, steps=2, extra=None),
+    lambda c: taken(c, X, Y, num_items_in_batch=None),
+])  # fmt: skip
 @pytest.mark.parametrize("explicit", [False, True])
 def test_the_same_call_in_other_words(call, explicit):
     """By position, by name, with defaults or None written out, at capture or later."""
@@ -68,24 +65,21 @@ def test_the_same_call_in_other_words(call, explicit):
     assert y is Y
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda c: taken(c, X, mask=Y), "call with x, labels, but this one has x, mask;"),
-        (lambda c: taken(c, X), "call with x, labels, but this one has x;"),
-        (lambda c: taken(c, X, None), "call with x, labels, but this one has x;"),
-        (lambda c: taken(c, X, Y, Y), "call with x, labels, but this one has x, labels, mask;"),
-        (lambda c: taken(c, X, Y, steps=3), "but this one has x, labels, steps = 3;"),
-        (lambda c: taken(c, X, Y, extra={"pos": [POS]}), r"has x, labels, extra\['pos'\]\[0\];"),
-        (lambda c: taken(c, X, Y, more=Y), "but this one has x, labels, more;"),
-        (lambda c: taken(c, labels=Y), "missing a required argument: 'x'; the plan is for a call with x, l"),
-        (lambda c: taken(c, X[:1], Y), r"this call has \(1, 4\) torch.float32 in x; every rank passes"),
-        (lambda c: taken(c, X, Y[:, :2]), r"has \(2, 2\) torch.float32 in labels; pad or cut it to \(2, 4\)"),
-        (lambda c: taken(c, X, Y[:, :2].long()), r'padding="max_length", truncation=True, max_length=4\)'),
-        (lambda c: taken(c, X, Y.double()), r"float64 in labels; convert it \(.to\(torch.float32\)\)"),
-        (lambda c: taken(c, X.clone().requires_grad_(), Y), r"parameters only, but x .* pass x.detach\(\)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda c: taken(c, X, mask=Y), "call with x, labels, but this one has x, mask;"),
+    (lambda c: taken(c, X), "call with x, labels, but this one has x;"),
+    (lambda c: taken(c, X, None), "call with x, labels, but this one has x;"),
+    (lambda c: taken(c, X, Y, Y), "call with x, labels, but this one has x, labels, mask;"),
+    (lambda c: taken(c, X, Y, steps=3), "but this one has x, labels, steps = 3;"),
+    (lambda c: taken(c, X, Y, extra={"pos": [POS]}), r"has x, labels, extra\['pos'\]\[0\];"),
+    (lambda c: taken(c, X, Y, more=Y), "but this one has x, labels, more;"),
+    (lambda c: taken(c, labels=Y), "missing a required argument: 'x'; the plan is for a call with x, l"),
+    (lambda c: taken(c, X[:1], Y), r"this call has \(1, 4\) torch.float32 in x; every rank passes"),
+    (lambda c: taken(c, X, Y[:, :2]), r"has \(2, 2\) torch.float32 in labels; pad or cut it to \(2, 4\)"),
+    (lambda c: taken(c, X, Y[:, :2].long()), r'padding="max_length", truncation=True, max_length=4\)'),
+    (lambda c: taken(c, X, Y.double()), r"float64 in labels; convert it \(.to\(torch.float32\)\)"),
+    (lambda c: taken(c, X.clone().requires_grad_(), Y), r"parameters only, but x .* pass x.detach\(\)"),
+])  # fmt: skip
 def test_another_call_is_refused_by_names(call, says):
     with pytest.raises(PlanError, match=says):
         call(convention(X, Y))

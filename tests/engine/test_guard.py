@@ -45,18 +45,15 @@ def set_buffer(model: Any) -> None:
     model[1].running_mean = torch.zeros(4)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda m: m[1].eval(), "1 is in evaluation mode while the plan runs it in training mode"),
-        (lambda m: m.eval()[2].train(), "2 is in training mode while the plan runs it in evaluation mode"),
-        (lambda m: setattr(m[2], "p", 0.1), "2.p is 0.1 now, but was 0.3 when the model was parallelized"),
-        (lambda m: delattr(m[2], "p"), "2.p is not set now, but was 0.3"),
-        (lambda m: setattr(m[1], "momentum", 0.01), "1.momentum is 0.01 now"),
-        (set_buffer, "the buffer 1.running_mean was replaced after parallelize"),
-        (lambda m: m[3].weight.requires_grad_(), "3.weight requires a gradient now, but was frozen"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda m: m[1].eval(), "1 is in evaluation mode while the plan runs it in training mode"),
+    (lambda m: m.eval()[2].train(), "2 is in training mode while the plan runs it in evaluation mode"),
+    (lambda m: setattr(m[2], "p", 0.1), "2.p is 0.1 now, but was 0.3 when the model was parallelized"),
+    (lambda m: delattr(m[2], "p"), "2.p is not set now, but was 0.3"),
+    (lambda m: setattr(m[1], "momentum", 0.01), "1.momentum is 0.01 now"),
+    (set_buffer, "the buffer 1.running_mean was replaced after parallelize"),
+    (lambda m: m[3].weight.requires_grad_(), "3.weight requires a gradient now, but was frozen"),
+])  # fmt: skip
 def test_what_a_module_reads_of_itself(change, says):
     model = parallel()
     model(X)
@@ -105,22 +102,19 @@ class Reading(Offset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda m: setattr(m, "act", torch.tanh), "0.act is tanh now, but was relu"),
-        (lambda m: setattr(m, "scale", 2.0), "0.scale is 2.0 now, but was None"),
-        (lambda m: m.factors.append(3.0), r"0.factors is \[1.0, 2.0, 3.0\] now, but was \[1.0, 2.0\]"),
-        (lambda m: m.table.update(a=2.0), "0.table is"),
-        (lambda m: setattr(m, "power", 3), "0.power is 3 now"),
-        (lambda m: setattr(m, "power", torch.ones(2)), "0.power is a tensor of shape"),
-        (lambda m: setattr(m, "shift", 3.0), "0.shift is 3.0 now"),
-        (lambda m: setattr(m, "offset", 3.0), "0.offset is 3.0 now"),
-        (lambda m: m.mask.zero_(), "0.mask was changed or replaced after parallelize"),
-        (lambda m: setattr(m, "mask", torch.zeros(4)), "0.mask was changed or replaced after parallelize"),
-        (lambda m: setattr(m, "partly", torch.neg), "0.partly is neg now"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda m: setattr(m, "act", torch.tanh), "0.act is tanh now, but was relu"),
+    (lambda m: setattr(m, "scale", 2.0), "0.scale is 2.0 now, but was None"),
+    (lambda m: m.factors.append(3.0), r"0.factors is \[1.0, 2.0, 3.0\] now, but was \[1.0, 2.0\]"),
+    (lambda m: m.table.update(a=2.0), "0.table is"),
+    (lambda m: setattr(m, "power", 3), "0.power is 3 now"),
+    (lambda m: setattr(m, "power", torch.ones(2)), "0.power is a tensor of shape"),
+    (lambda m: setattr(m, "shift", 3.0), "0.shift is 3.0 now"),
+    (lambda m: setattr(m, "offset", 3.0), "0.offset is 3.0 now"),
+    (lambda m: m.mask.zero_(), "0.mask was changed or replaced after parallelize"),
+    (lambda m: setattr(m, "mask", torch.zeros(4)), "0.mask was changed or replaced after parallelize"),
+    (lambda m: setattr(m, "partly", torch.neg), "0.partly is neg now"),
+])  # fmt: skip
 def test_what_a_forward_reads_in_whatever_way(change, says):
     model = unsplit("reading", nn.Sequential(Reading()))
     model(X)
@@ -173,17 +167,14 @@ def set_class(model: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda m: setattr(m.config, "rate", 0.25), "config.rate is 0.25 now, but was 0.5"),
-        (lambda m: m.config.sizes.append(3), r"config.sizes is \[1, 2, 3\] now, but was \[1, 2\]"),
-        (lambda m: setattr(m, "config", Settings()), "config is another Settings than when the model was"),
-        (lambda m: setattr(m, "power", 1.0), "power is 1.0 now, but was 2.0 when"),
-        (set_class, "power is 3.0 now, but was 2.0 when"),
-        (lambda m: setattr(m, "factor", 1.0), "factor is 1.0 now, but was 2.0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda m: setattr(m.config, "rate", 0.25), "config.rate is 0.25 now, but was 0.5"),
+    (lambda m: m.config.sizes.append(3), r"config.sizes is \[1, 2, 3\] now, but was \[1, 2\]"),
+    (lambda m: setattr(m, "config", Settings()), "config is another Settings than when the model was"),
+    (lambda m: setattr(m, "power", 1.0), "power is 1.0 now, but was 2.0 when"),
+    (set_class, "power is 3.0 now, but was 2.0 when"),
+    (lambda m: setattr(m, "factor", 1.0), "factor is 1.0 now, but was 2.0"),
+])  # fmt: skip
 def test_what_forward_reads_of_configs_and_classes(change, says):
     model = unsplit("configured", Configured())
     model(X)

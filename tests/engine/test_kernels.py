@@ -90,16 +90,13 @@ def test_split_losses_and_norms(ranks):
         assert all(value < 2e-6 for value in found.values()), found
 
 
-@pytest.mark.parametrize(
-    ("atoms", "layout"),
-    [
-        (((25, 4), (8,)), (-1, 0)),  # heads of a query projection, 7, 7, 7 and 4 of 25
-        (((8,), (25, 4)), (-1, 1)),  # of the projection behind attention
-        (((3, 5, 4), (8,)), (-1, 1)),  # of a fused one
-        (((24, 4), (8,)), (-1, 0)),
-        (((50,), (8,)), (-1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("atoms", "layout"), [
+    (((25, 4), (8,)), (-1, 0)),  # heads of a query projection, 7, 7, 7 and 4 of 25
+    (((8,), (25, 4)), (-1, 1)),  # of the projection behind attention
+    (((3, 5, 4), (8,)), (-1, 1)),  # of a fused one
+    (((24, 4), (8,)), (-1, 0)),
+    (((50,), (8,)), (-1, 0)),
+])  # fmt: skip
 def test_every_rank_holds_the_part_that_a_dtensor_has_there(atoms, layout):
     for rank in range(4):
         runtime = SimpleNamespace(mesh=(1, 4), place=(0, rank))

@@ -49,16 +49,13 @@ def graph_of(way: str) -> GroupGraph:
     return group_operators(refine_graph(found.graph))
 
 
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("norm", "batch"),
-        ("sum", "computes with 8"),
-        ("penalty", "depends on the batch in other ways"),
-        ("scaled", "computes with 8"),
-        ("read", "reads the targets, too"),
-    ],
-)
+@pytest.mark.parametrize(("way", "says"), [
+    ("norm", "batch"),
+    ("sum", "computes with 8"),
+    ("penalty", "depends on the batch in other ways"),
+    ("scaled", "computes with 8"),
+    ("read", "reads the targets, too"),
+])  # fmt: skip
 def test_what_cannot_ignore_rows(way, says):
     found = ignored_targets(graph_of(way))
     assert isinstance(found, str)

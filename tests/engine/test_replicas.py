@@ -18,21 +18,18 @@ from tests.simulate.strategies import written
 WHOLE: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "agree"),
-    [
-        ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "a")}], True),
-        ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
-        ([{"w": ((0,), "a")}, {"w": ((1,), "b")}], True),  # two shards
-        ([{"w": ((0,), "a")}, {"w": ((1,), "b")}, {"w": ((0,), "a")}, {"w": ((1,), "c")}], False),
-        ([{"w": ((0,), "a")}, {"w": ((1,), "a")}], True),
-        ([{"v": (WHOLE, "a"), "w": (WHOLE, "a")}, {"v": (WHOLE, "a"), "w": (WHOLE, "b")}], False),
-        ([{"v": (WHOLE, "a")}, {"w": (WHOLE, "b")}], True),  # placed: each has its own
-        ([{}, {"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
-        ([{"w": ([0], "a")}, {"w": ((0,), "b")}], False),  # a list, as JSON gives it
-        ([{}, {}], True),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "agree"), [
+    ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "a")}], True),
+    ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
+    ([{"w": ((0,), "a")}, {"w": ((1,), "b")}], True),  # two shards
+    ([{"w": ((0,), "a")}, {"w": ((1,), "b")}, {"w": ((0,), "a")}, {"w": ((1,), "c")}], False),
+    ([{"w": ((0,), "a")}, {"w": ((1,), "a")}], True),
+    ([{"v": (WHOLE, "a"), "w": (WHOLE, "a")}, {"v": (WHOLE, "a"), "w": (WHOLE, "b")}], False),
+    ([{"v": (WHOLE, "a")}, {"w": (WHOLE, "b")}], True),  # placed: each has its own
+    ([{}, {"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
+    ([{"w": ([0], "a")}, {"w": ((0,), "b")}], False),  # a list, as JSON gives it
+    ([{}, {}], True),
+])  # fmt: skip
 def test_replicas_agree_where_equal_shards_are_equal(ranks, agree):
     assert replicas_agree(ranks) is agree
 

@@ -33,26 +33,22 @@ def check(pool: RankPool, name: str, mesh: Any, batch: str, seeds: list[Any], sh
 
 
 @pytest.mark.sweep(quick=7)
-@pytest.mark.parametrize(
-    ("name", "mesh", "batch", "seeds", "shapes"),
-    [
-        ("tagged", (1, 2), "share", [None, 1], SHAPES),
-        ("tagged", (1, 2), "global", [0], SHAPES),
-        ("tagged", (2, 2), "share", [None], [(10, 20), (8, 7)]),
-        # Numbers beside the loss have no rows, so that each number of rows is a form of its own.
-        ("scored", (1, 2), "share", [None], [(8, 6), (6, 9)]),
-        # Buffers are results that nothing makes.
-        ("with_buffer", (1, 2), "share", [0], [(8, 6), (6, 9)]),
-        # From the last stage back to the first, to a parameter that is not used there for the loss.
-        *(("looking_back", mesh, "share", [0, 1], SHAPES) for mesh in OTHER_KINDS),
-        ("looking_back", ("placed", 1), "share", [0, 1], SHAPES),
-        *(("with_buffer", mesh, "share", [0], [(8, 6), (6, 9)]) for mesh in OTHER_KINDS),
-        ("gpt2_ignored", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
-        ("bert", (2, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
-        ("llama", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "mesh", "batch", "seeds", "shapes"), [
+    ("tagged", (1, 2), "share", [None, 1], SHAPES),
+    ("tagged", (1, 2), "global", [0], SHAPES),
+    ("tagged", (2, 2), "share", [None], [(10, 20), (8, 7)]),
+    # Numbers beside the loss have no rows, so that each number of rows is a form of its own.
+    ("scored", (1, 2), "share", [None], [(8, 6), (6, 9)]),
+    # Buffers are results that nothing makes.
+    ("with_buffer", (1, 2), "share", [0], [(8, 6), (6, 9)]),
+    # From the last stage back to the first, to a parameter that is not used there for the loss.
+    *(("looking_back", mesh, "share", [0, 1], SHAPES) for mesh in OTHER_KINDS),
+    ("looking_back", ("placed", 1), "share", [0, 1], SHAPES),
+    *(("with_buffer", mesh, "share", [0], [(8, 6), (6, 9)]) for mesh in OTHER_KINDS),
+    ("gpt2_ignored", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
+    ("bert", (2, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
+    ("llama", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
+], ids=str)  # fmt: skip
 def test_all_results_of_any_shape(ranks, name, mesh, batch, seeds, shapes):
     check(ranks, name, mesh, batch, seeds, shapes)
 
@@ -73,15 +69,11 @@ def test_models_by_pipelines_and_placed_plans(ranks, name, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        ("tagged", (1, 2, 2)), ("tagged", (2, 4)),
-        *((name, mesh) for name in ("tagged", "gpt2_ignored")
-          for mesh in (("1f1b", 2, 2, 2), ("gpipe", 2, 2, 2), ("placed", 1))),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh"), [
+    ("tagged", (1, 2, 2)), ("tagged", (2, 4)),
+    *((name, mesh) for name in ("tagged", "gpt2_ignored")
+      for mesh in (("1f1b", 2, 2, 2), ("gpipe", 2, 2, 2), ("placed", 1))),
+], ids=str)  # fmt: skip
 def test_on_four_ranks(four_ranks, name, mesh):
     check(four_ranks, name, mesh, "share", [0, 1, 2, 3], SHAPES if name == "tagged" else TEXTS)
 

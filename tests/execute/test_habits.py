@@ -78,14 +78,11 @@ def test_weights_that_differ_are_refused_or_sent(ranks, mesh):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("one element", "in the parameter second.weight first"),
-        ("buffer", "in the buffer average first"),
-        ("dtype", "rank 1 has another model than rank 0"),
-    ],
-)
+@pytest.mark.parametrize(("what", "says"), [
+    ("one element", "in the parameter second.weight first"),
+    ("buffer", "in the buffer average first"),
+    ("dtype", "rank 1 has another model than rank 0"),
+])  # fmt: skip
 def test_any_weight_is_compared(ranks, what, says):
     for said, _ in ranks.run(jobs.unlike_weights, (1, 2), what, False):
         assert says in said
@@ -151,16 +148,10 @@ def test_what_is_followed(ranks, mesh):
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "mesh", "seed"),
-    [
-        ("mlp", (1, 2), 3),
-        ("transformer", (2, 2), 7),
-        ("odd", (1, 2), 5),
-        ("mlp", ("1f1b", 2, 2), 3),
-        ("mlp", ("placed", 1), 3),
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "seed"), [
+    ("mlp", (1, 2), 3), ("transformer", (2, 2), 7), ("odd", (1, 2), 5), ("mlp", ("1f1b", 2, 2), 3),
+    ("mlp", ("placed", 1), 3),
+])  # fmt: skip
 def test_an_optimizer_that_was_made_before(ranks, name, mesh, seed):
     """It goes on, with its groups, its schedule and the state that it has; a kept list is warned of."""
     for far, said in ranks.run(jobs.optimizer_before, name, mesh, seed):
@@ -170,13 +161,9 @@ def test_an_optimizer_that_was_made_before(ranks, name, mesh, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "seed"),
-    [
-        ((2, 2), 14), ((1, 2), 5), ((1, 2), 14), ((2, 2), 122), (("1f1b", 2, 2), 3), (("placed", 1), 3),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("mesh", "seed"), [
+    ((2, 2), 14), ((1, 2), 5), ((1, 2), 14), ((2, 2), 122), (("1f1b", 2, 2), 3), (("placed", 1), 3),
+], ids=str)  # fmt: skip
 def test_a_penalty_beside_the_loss(ranks, mesh, seed):
     """Its gradient is added to the plan's, in whatever order the two come."""
     for found in ranks.run(jobs.penalised, mesh, seed):
@@ -205,17 +192,13 @@ def test_a_penalty_that_parts_of_parameters_cannot_give(ranks, mesh):
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("mesh", "what", "says"),
-    [
-        (("placed", 1), "state", "in model.state_dict(), which under this plan sends parts"),
-        (("gpipe", 1, 2), "buffers", "in model.state_dict(), which under this plan sends parts"),
-        (("placed", 1), "norm", "in a sum or norm of parameters"),
-        ((1, 2), "norm", "in a sum or norm of parameters"),
-        ((1, 2), "sum", "in reading a sum or norm of parameters"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mesh", "what", "says"), [
+    (("placed", 1), "state", "in model.state_dict(), which under this plan sends parts"),
+    (("gpipe", 1, 2), "buffers", "in model.state_dict(), which under this plan sends parts"),
+    (("placed", 1), "norm", "in a sum or norm of parameters"),
+    ((1, 2), "norm", "in a sum or norm of parameters"),
+    ((1, 2), "sum", "in reading a sum or norm of parameters"),
+], ids=str)  # fmt: skip
 def test_one_rank_alone_is_told_what_takes_all(ranks, mesh, what, says):
     """It would wait for good."""
     first, *_ = ranks.run(jobs.alone, mesh, what, timeout_s=60.0)
@@ -264,14 +247,11 @@ def test_one_rank_may_ask_for_its_state_dict(ranks):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("name", "mesh", "seed", "lacks"),
-    [
-        ("mlp", ("1f1b", 2, 2), 3, "parameters, which are on other ranks"),
-        (*FUSED, "lacks parts of"),
-        ("mlp", ("placed", 1), 3, ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "seed", "lacks"), [
+    ("mlp", ("1f1b", 2, 2), 3, "parameters, which are on other ranks"),
+    (*FUSED, "lacks parts of"),
+    ("mlp", ("placed", 1), 3, ""),
+])  # fmt: skip
 def test_a_state_dict_that_lacks_parts_says_so_when_it_is_written(ranks, name, mesh, seed, lacks):
     for said, alike in ranks.run(jobs.written, name, mesh, seed):
         assert alike
@@ -307,16 +287,12 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "mesh", "seed"),
-    [
-        ("gpt2_ignored", (2, 2), 3),  # tied, with a fused projection
-        ("moving_average", (1, 2), 3),  # with buffers that steps change
-        ("mlp", ("1f1b", 2, 2), 3),
-        ("mlp", ("placed", 1), 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "mesh", "seed"), [
+    ("gpt2_ignored", (2, 2), 3),  # tied, with a fused projection
+    ("moving_average", (1, 2), 3),  # with buffers that steps change
+    ("mlp", ("1f1b", 2, 2), 3),
+    ("mlp", ("placed", 1), 3),
+], ids=str)  # fmt: skip
 def test_a_plain_module(ranks, name, mesh, seed):
     for found in ranks.run(jobs.whole_model, name, mesh, seed):
         check(found)

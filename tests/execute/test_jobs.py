@@ -99,13 +99,10 @@ def test_batches_come_from_a_data_loader(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ("raise ValueError('no such sample')", "no such sample"),
-        ("torch.empty(1 << 50)", "can't allocate memory"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "says"), [
+    ("raise ValueError('no such sample')", "no such sample"),
+    ("torch.empty(1 << 50)", "can't allocate memory"),
+])  # fmt: skip
 def test_the_rank_that_raised_is_named(tmp_path, fault, says):
     code, output = finished(torchrun(*script(tmp_path, fault=fault)))
     assert code != 0

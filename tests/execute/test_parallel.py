@@ -45,23 +45,19 @@ def alike(found: list[dict[str, float]]) -> bool:
 
 
 @pytest.mark.sweep(quick=8)
-@pytest.mark.parametrize(
-    ("name", "mesh", "seed"),
-    [
-        ("gpt2_small", SHARDED, 3), ("odd", (2, 2), 3),
-        ("transformer_frozen", SHARDED, 3), ("transformer_frozen", (2, 2), 5),
-        ("transformer", PIPELINE, 3), ("transformer", GPIPE, 3), ("vgg_norm_plain", GPIPE, 3),
-        ("transformer", PLACED, 3),
-        ("transformer", (2, 2), 3), ("vgg_norm_plain", SHARDED, 3), ("vgg_norm_plain", PLACED, 3),
-        ("transformer", ("placed", 4), 3), ("transformer", ("interleaved_1f1b", 2, 2), 3),
-        ("transformer", ("zero_bubble", 4, 2), 3), ("transformer_frozen", ("zero_bubble", 4, 2), 3),
-        ("transformer_frozen", PIPELINE, 3), ("transformer_frozen", PIPELINE, 4),
-        ("transformer_frozen", PLACED, 3),
-        ("quantised_base", SHARDED, 0), ("quantised_base", SHARDED, 1), ("quantised_base", (2, 2), 0),
-        ("quantised_base", PIPELINE, 0), ("quantised_base", PLACED, 0),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh", "seed"), [
+    ("gpt2_small", SHARDED, 3), ("odd", (2, 2), 3),
+    ("transformer_frozen", SHARDED, 3), ("transformer_frozen", (2, 2), 5),
+    ("transformer", PIPELINE, 3), ("transformer", GPIPE, 3), ("vgg_norm_plain", GPIPE, 3),
+    ("transformer", PLACED, 3),
+    ("transformer", (2, 2), 3), ("vgg_norm_plain", SHARDED, 3), ("vgg_norm_plain", PLACED, 3),
+    ("transformer", ("placed", 4), 3), ("transformer", ("interleaved_1f1b", 2, 2), 3),
+    ("transformer", ("zero_bubble", 4, 2), 3), ("transformer_frozen", ("zero_bubble", 4, 2), 3),
+    ("transformer_frozen", PIPELINE, 3), ("transformer_frozen", PIPELINE, 4),
+    ("transformer_frozen", PLACED, 3),
+    ("quantised_base", SHARDED, 0), ("quantised_base", SHARDED, 1), ("quantised_base", (2, 2), 0),
+    ("quantised_base", PIPELINE, 0), ("quantised_base", PLACED, 0),
+], ids=str)  # fmt: skip
 def test_usual_loop(ranks, name, mesh, seed):
     """Losses, gradients, their norm over all ranks, clipped steps, evaluation; of models with dropout, batch
     norms, tied weights, frozen, unused and shared modules, and weights of bytes."""
@@ -70,14 +66,10 @@ def test_usual_loop(ranks, name, mesh, seed):
 
 
 @pytest.mark.sweep(quick=4)
-@pytest.mark.parametrize(
-    ("name", "mesh", "seed"),
-    [
-        ("mlp", SHARDED, 5), ("mlp", SHARDED, 14), ("transformer", PIPELINE, 5), ("mlp", PLACED, 5),
-        ("mlp", (2, 2), 14), ("mlp", SHARDED, 122), ("mlp", (2, 2), 122),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh", "seed"), [
+    ("mlp", SHARDED, 5), ("mlp", SHARDED, 14), ("transformer", PIPELINE, 5), ("mlp", PLACED, 5),
+    ("mlp", (2, 2), 14), ("mlp", SHARDED, 122), ("mlp", (2, 2), 122),
+], ids=str)  # fmt: skip
 def test_accumulation(ranks, name, mesh, seed):
     if seed != 5:
         strategy = jobs.strategy_of(load_model(jobs.spec(name)), mesh, seed)
@@ -122,14 +114,10 @@ def check_moves(pool: RankPool, name: str, one: Mesh, other: Mesh, folder: Path)
 
 
 @pytest.mark.sweep(quick=3)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (SHARDED, (2, 2)), (PIPELINE, SHARDED), (PLACED, SHARDED),
-        ((2, 2), PIPELINE), (PIPELINE, PLACED), (PIPELINE, GPIPE), (("placed", 2), (2, 2)), ((2, 2), PLACED),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), [
+    (SHARDED, (2, 2)), (PIPELINE, SHARDED), (PLACED, SHARDED),
+    ((2, 2), PIPELINE), (PIPELINE, PLACED), (PIPELINE, GPIPE), (("placed", 2), (2, 2)), ((2, 2), PLACED),
+], ids=str)  # fmt: skip
 def test_checkpoint_moves_between_plans(ranks, tmp_path, one, other):
     check_moves(ranks, "transformer", one, other, tmp_path)
 
@@ -238,15 +226,11 @@ def test_killed_while_saving(tmp_path, delay_s):
 
 
 @pytest.mark.sweep(quick=4)
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        ("vgg_norm", SHARDED), ("vgg_norm", GPIPE), ("vgg_norm", PLACED),
-        ("vgg_dropout", ("zbv", 4, 2)),  # stages that follow one another share a place
-        ("vgg_dropout", (2, 2)),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh"), [
+    ("vgg_norm", SHARDED), ("vgg_norm", GPIPE), ("vgg_norm", PLACED),
+    ("vgg_dropout", ("zbv", 4, 2)),  # stages that follow one another share a place
+    ("vgg_dropout", (2, 2)),
+], ids=str)  # fmt: skip
 def test_evaluation(ranks, name, mesh):
     for found in ranks.run(jobs.evaluated, name, mesh):
         assert max(found) < 1e-5

@@ -19,29 +19,21 @@ def check(found: list[list[tuple[float, float, bool, int]]]) -> list[set[int]]:
 
 
 @pytest.mark.sweep(quick=3)
-@pytest.mark.parametrize(
-    ("name", "mesh", "seeds", "worlds"),
-    [
-        ("mlp", (1, 2), range(8), {1, 2}),
-        ("mlp", ("1f1b", 2, 2), [3], {1}),
-        ("mlp", ("placed", 1), [3], {1}),
-        ("gpt2_ignored", (2, 2), range(8), {1, 2}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "mesh", "seeds", "worlds"), [
+    ("mlp", (1, 2), range(8), {1, 2}),
+    ("mlp", ("1f1b", 2, 2), [3], {1}),
+    ("mlp", ("placed", 1), [3], {1}),
+    ("gpt2_ignored", (2, 2), range(8), {1, 2}),
+], ids=str)  # fmt: skip
 def test_shares_of_random_plans(ranks, name, mesh, seeds, worlds):
     assert check(ranks.run(jobs.shares, name, mesh, list(seeds))) == [worlds] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        ("gpt2_ignored", (1, 2, 2)), ("gpt2_ignored", (2, 2, 2)), ("llama_small", (1, 4)),
-        ("llama_small", (2, 2, 2)), ("mlp", (2, 4)), ("vgg_norm_plain", (1, 2, 2)),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh"), [
+    ("gpt2_ignored", (1, 2, 2)), ("gpt2_ignored", (2, 2, 2)), ("llama_small", (1, 4)),
+    ("llama_small", (2, 2, 2)), ("mlp", (2, 4)), ("vgg_norm_plain", (1, 2, 2)),
+], ids=str)  # fmt: skip
 def test_shares_on_four_ranks(four_ranks, name, mesh):
     found = four_ranks.run(jobs.shares, name, mesh, list(range(12)), timeout_s=600.0)
     assert all(worlds > {1} for worlds in check(found))
@@ -99,17 +91,10 @@ def test_accumulated_gradients(ranks):
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("mesh", "batch"),
-    [
-        ((1, 2), "share"),
-        ((2, 2), "share"),
-        ((2, 2), "global"),
-        (("1f1b", 2, 2), "global"),
-        (("placed", 1), "share"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mesh", "batch"), [
+    ((1, 2), "share"), ((2, 2), "share"), ((2, 2), "global"), (("1f1b", 2, 2), "global"),
+    (("placed", 1), "share"),
+], ids=str)  # fmt: skip
 def test_evaluation_with_more_rows_than_the_plans(ranks, mesh, batch):
     for far, rows in ranks.run(jobs.evaluated, mesh, batch, 44):
         assert far < 1e-5

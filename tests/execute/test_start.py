@@ -41,15 +41,12 @@ WHOLE = ("sharded", "placed")
 
 @pytest.mark.sweep(quick=4)
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("source", "mode", "plan"),
-    [
-        ("drawn", "train", "sharded"), ("drawn", "train", "placed"),
-        ("drawn", "train", "interleaved_1f1b"), ("dcp", "train", "1f1b"),
-        ("drawn", "train", "1f1b"), ("dcp", "train", "interleaved_1f1b"),
-        *((source, "inference", plan) for plan in WHOLE for source in ("dcp", "files", "drawn")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("source", "mode", "plan"), [
+    ("drawn", "train", "sharded"), ("drawn", "train", "placed"),
+    ("drawn", "train", "interleaved_1f1b"), ("dcp", "train", "1f1b"),
+    ("drawn", "train", "1f1b"), ("dcp", "train", "interleaved_1f1b"),
+    *((source, "inference", plan) for plan in WHOLE for source in ("dcp", "files", "drawn")),
+])  # fmt: skip
 def test_a_rank_starts_with_its_part_and_one_layer(ranks, stored, source, mode, plan):
     """In inference there are no gradients, so that its part of the parameters is all that is kept."""
     every = ranks.run(jobs.start, source, stored.get(source, ""), plan, mode, 1)
@@ -147,19 +144,16 @@ def looks(module: nn.Module) -> None:
 NO_GPU = f"this rank cannot run on a GPU: {why_no_gpu()}, or pass device='cpu'"
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"device": "cpu"}, "is on the meta device and has no value; pass checkpoint= or init_weights="),
-        ({"device": "cpu", "checkpoint": "/nowhere"}, "does not exist; give a folder"),
-        ({"device": "cpu", "init_weights": looks},
-         "init_weights failed for embedding (Embedding) on the meta device, where it may not"),
-        ({}, "names no type of device; pass device="),
-        ({"device": "meta"}, "plans run on cpu or cuda, not on meta"),
-        ({"device": "gpu"}, "is unknown to PyTorch"),
-        *([({"device": "cuda"}, NO_GPU)] if why_no_gpu() else []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"device": "cpu"}, "is on the meta device and has no value; pass checkpoint= or init_weights="),
+    ({"device": "cpu", "checkpoint": "/nowhere"}, "does not exist; give a folder"),
+    ({"device": "cpu", "init_weights": looks},
+     "init_weights failed for embedding (Embedding) on the meta device, where it may not"),
+    ({}, "names no type of device; pass device="),
+    ({"device": "meta"}, "plans run on cpu or cuda, not on meta"),
+    ({"device": "gpu"}, "is unknown to PyTorch"),
+    *([({"device": "cuda"}, NO_GPU)] if why_no_gpu() else []),
+])  # fmt: skip
 def test_a_start_that_cannot_be_is_refused(settings, says):
     asked = settings if settings.get("device") == "cpu" else {"init_weights": jobs.draw} | settings
     assert says in refusal(**asked)

@@ -147,18 +147,15 @@ def test_a_plan_for_cpus_runs_as_ever(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1].endswith("ms per step, predicted 1000.0 ms")
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "says"),
-    [
-        (["--steps", "2.5"], {}, "--steps"),
-        (["--lr", "fast"], {}, "--lr"),
-        (["--fly"], {}, "--fly"),
-        ([], {}, "the plan is for 2 devices, but this job has 1 rank; start it with"),
-        # Refused before the number of ranks is: more ranks would not help.
-        ([], {"source": SOURCE, "mode": "inference"}, "for inference, but this command trains; explore with"),
-        ([], {"source": ""}, "does not name the model's source"),
-    ],
-)
+@pytest.mark.parametrize(("words", "changes", "says"), [
+    (["--steps", "2.5"], {}, "--steps"),
+    (["--lr", "fast"], {}, "--lr"),
+    (["--fly"], {}, "--fly"),
+    ([], {}, "the plan is for 2 devices, but this job has 1 rank; start it with"),
+    # Refused before the number of ranks is: more ranks would not help.
+    ([], {"source": SOURCE, "mode": "inference"}, "for inference, but this command trains; explore with"),
+    ([], {"source": ""}, "does not name the model's source"),
+])  # fmt: skip
 def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, capsys, words, changes, says):
     model = {"model": {"fingerprint": "0"} | changes} if changes else {}
     assert main([str(write_plan(tmp_path / "plan.json", **model)), *words]) == 2
@@ -224,14 +221,11 @@ def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(tmp_path, monkeypatch
         resolve_plan(plan).warn_of_other_devices(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("H100-80GB", ", predicted 1000.0 ms"),
-        ("L40S", " on 2 x L40S; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
-        (None, " on 2 CPU ranks; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "said"), [
+    ("H100-80GB", ", predicted 1000.0 ms"),
+    ("L40S", " on 2 x L40S; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
+    (None, " on 2 CPU ranks; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
+])  # fmt: skip
 def test_a_prediction_is_for_its_own_devices(tmp_path, kind, said):
     assert _beside_prediction(load_plan(gpu_plan(tmp_path / "plan.json", (1, 2))), kind) == said
 

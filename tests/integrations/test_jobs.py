@@ -32,14 +32,11 @@ def rows(table: dict[str, dict[str, list[str]]]) -> list[tuple[str, str, str]]:
     return [(n, what, kind) for n, jobs in table.items() for what, kinds in jobs.items() for kind in kinds]
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("trainer", "briefly_trained"), ("trainer", "weighted"), ("lightning", "briefly_fitted"),
-        ("accelerate", "briefly_trained"), ("accelerate", "sampled"), ("accelerate", "measured"),
-        ("loop", "briefly_trained"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "what"), [
+    ("trainer", "briefly_trained"), ("trainer", "weighted"), ("lightning", "briefly_fitted"),
+    ("accelerate", "briefly_trained"), ("accelerate", "sampled"), ("accelerate", "measured"),
+    ("loop", "briefly_trained"),
+])  # fmt: skip
 def test_trains_as_one_process_does(name, what, ranks, alone, tmp_path):
     close(ran_by(module(name), what, tmp_path, "data", ranks), alone(name, what))
 
@@ -97,25 +94,19 @@ def test_metrics_and_predictions(name, what, kind, ranks, alone, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        *((name, "briefly_trained") for name in ("trainer", "sft", "accelerate")),
-        ("lightning", "briefly_fitted"),
-    ],
-)
+@pytest.mark.parametrize(("name", "what"), [
+    *((name, "briefly_trained") for name in ("trainer", "sft", "accelerate")),
+    ("lightning", "briefly_fitted"),
+])  # fmt: skip
 def test_trains_under_torchrun(name, what, alone, tmp_path):
     close(ran_by(module(name), what, tmp_path, "tensor", None), alone(name, what))
 
 
-@pytest.mark.parametrize(
-    ("name", "package", "extra"),
-    [
-        ("transformers", "accelerate", "trainer"),
-        ("lightning", "lightning", "lightning"),
-        ("trl", "trl", "trl"),
-    ],
-)
+@pytest.mark.parametrize(("name", "package", "extra"), [
+    ("transformers", "accelerate", "trainer"),
+    ("lightning", "lightning", "lightning"),
+    ("trl", "trl", "trl"),
+])  # fmt: skip
 def test_the_extra_is_named_where_it_is_missing(name, package, extra, monkeypatch):
     monkeypatch.delitem(sys.modules, f"tensoropt.integrations.{name}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails

@@ -72,31 +72,27 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"fp16": True}, "explore with --dtype bfloat16, and pass fp16=False"),
-        ({"bf16": True}, "cannot follow bf16=True"),
-        ({"bf16_full_eval": True}, "pass bf16_full_eval=False"),
-        ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
-        ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
-        ({"torch_compile": True}, "pass torch_compile=False"),
-        ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
-        ({"neftune_noise_alpha": 5.0}, "hooks the model's embedding"),
-        ({"label_smoothing_factor": 0.1}, "build it into the model"),
-        ({"auto_find_batch_size": True}, "the plan is for one batch size"),
-        ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
-        ({"save_on_each_node": True}, "use a folder that all nodes share"),
-        ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
-        ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
-        ({"split_batches": True}, "leave split_batches out"),
-        ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
-        ({"its_model_init": jobs.build}, "pass it as model"),
-        ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear does not have"),
-        ({"model": nn.DataParallel(jobs.build())}, "DataParallel wraps the model"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"fp16": True}, "explore with --dtype bfloat16, and pass fp16=False"),
+    ({"bf16": True}, "cannot follow bf16=True"),
+    ({"bf16_full_eval": True}, "pass bf16_full_eval=False"),
+    ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
+    ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
+    ({"torch_compile": True}, "pass torch_compile=False"),
+    ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
+    ({"neftune_noise_alpha": 5.0}, "hooks the model's embedding"),
+    ({"label_smoothing_factor": 0.1}, "build it into the model"),
+    ({"auto_find_batch_size": True}, "the plan is for one batch size"),
+    ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
+    ({"save_on_each_node": True}, "use a folder that all nodes share"),
+    ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
+    ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
+    ({"split_batches": True}, "leave split_batches out"),
+    ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
+    ({"its_model_init": jobs.build}, "pass it as model"),
+    ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear does not have"),
+    ({"model": nn.DataParallel(jobs.build())}, "DataParallel wraps the model"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")  # fmt: skip
 def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 

@@ -39,21 +39,17 @@ def refused(folder: Path, plan: str = "not read", **more: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"bf16": None}, "explore with --dtype bfloat16, and pass bf16=False"),
-        ({"gradient_checkpointing": True}, "recomputed, and pass gradient_checkpointing=False"),
-        ({"padding_free": True}, "cannot follow padding_free=True: it joins the rows"),
-        ({"packing": True}, "cannot follow packing=True: it joins the rows that the plan divides; pass"),
-        ({"activation_offloading": True}, "kept for the backward pass"),
-        ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
-        ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
-        ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
-        ({"its_compute_metrics": print}, "the loss, without logits"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"bf16": None}, "explore with --dtype bfloat16, and pass bf16=False"),
+    ({"gradient_checkpointing": True}, "recomputed, and pass gradient_checkpointing=False"),
+    ({"padding_free": True}, "cannot follow padding_free=True: it joins the rows"),
+    ({"packing": True}, "cannot follow packing=True: it joins the rows that the plan divides; pass"),
+    ({"activation_offloading": True}, "kept for the backward pass"),
+    ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
+    ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
+    ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
+    ({"its_compute_metrics": print}, "the loss, without logits"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")  # fmt: skip
 def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 

@@ -46,17 +46,14 @@ def levels(*sizes: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize(
-    ("sizes", "places", "most", "meshes"),
-    [
-        ((2, 4), 2, 2, [((2, 4), ("level1",)), ((2, 2, 2), ("level10", "level11"))]),
-        ((2, 4), 2, 1, [((2, 4), ("level1",))]),
-        # Places lie within nodes or cover them, and one of a single device has no axis.
-        ((4, 2), 2, 2, [((2, 4), ("level0_level1",)), ((2, 2, 2), ("level0", "level1"))]),
-        ((4, 2), 4, 2, [((4, 2), ("level1",))]),
-        ((2, 4), 8, 2, [((8,), ())]),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "places", "most", "meshes"), [
+    ((2, 4), 2, 2, [((2, 4), ("level1",)), ((2, 2, 2), ("level10", "level11"))]),
+    ((2, 4), 2, 1, [((2, 4), ("level1",))]),
+    # Places lie within nodes or cover them, and one of a single device has no axis.
+    ((4, 2), 2, 2, [((2, 4), ("level0_level1",)), ((2, 2, 2), ("level0", "level1"))]),
+    ((4, 2), 4, 2, [((4, 2), ("level1",))]),
+    ((2, 4), 8, 2, [((8,), ())]),
+])  # fmt: skip
 def test_the_pipeline_is_the_first_axis(sizes, places, most, meshes):
     found = job_meshes(levels(*sizes), places, most)
     assert [(m.shape, m.names) for m in found] == [(shape, ("stage", *names)) for shape, names in meshes]
@@ -71,34 +68,28 @@ def test_kinds_of_places_follow_the_ranks():
     assert kinds_at(alternating, 2) == ((fast, slow), (fast, slow))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "degrees"),
-    [
-        ((1,), ()),
-        ((2,), (2,)),
-        ((6,), (2, 3, 6)),
-        ((2, 4), (2, 4, 8)),
-        # Halves are a node and a half. Quarters are three devices of four, the second of them in two nodes.
-        ((3, 4), (3, 6, 12)),
-        # Thirds are two nodes, where a rack has three.
-        ((2, 3, 4), (2, 6, 12, 24)),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "degrees"), [
+    ((1,), ()),
+    ((2,), (2,)),
+    ((6,), (2, 3, 6)),
+    ((2, 4), (2, 4, 8)),
+    # Halves are a node and a half. Quarters are three devices of four, the second of them in two nodes.
+    ((3, 4), (3, 6, 12)),
+    # Thirds are two nodes, where a rack has three.
+    ((2, 3, 4), (2, 6, 12, 24)),
+])  # fmt: skip
 def test_degrees_are_those_of_equal_parts_of_whole_links(sizes, degrees):
     assert degrees_of(levels(*sizes)) == degrees
 
 
-@pytest.mark.parametrize(
-    ("places", "says"),
-    [
-        (1, "12 devices cannot be divided into 1 equal parts of a pipeline; give a divisor .* at least 2"),
-        (0, "12 devices cannot be divided into 0 equal parts"),
-        (5, "12 devices cannot be divided into 5 equal parts"),
-        (24, "12 devices cannot be divided into 24 equal parts"),
-        (2, "6 devices do not fill whole levels"),
-        (4, "4 equal parts of cluster 'toy' would lie across its links: each has 3 of the 4 of a level"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("places", "says"), [
+    (1, "12 devices cannot be divided into 1 equal parts of a pipeline; give a divisor .* at least 2"),
+    (0, "12 devices cannot be divided into 0 equal parts"),
+    (5, "12 devices cannot be divided into 5 equal parts"),
+    (24, "12 devices cannot be divided into 24 equal parts"),
+    (2, "6 devices do not fill whole levels"),
+    (4, "4 equal parts of cluster 'toy' would lie across its links: each has 3 of the 4 of a level"),
+])  # fmt: skip
 def test_other_numbers_of_places_are_refused(places, says):
     with pytest.raises(ClusterError, match=says):
         job_meshes(levels(3, 4), places, 2)
@@ -143,25 +134,22 @@ def prices(
 NEAR_S, FAR_S = 1e-6 + 10e-6, 10e-6 + 100e-6
 
 
-@pytest.mark.parametrize(
-    ("nodes", "per_node", "cards", "shape", "between", "seconds"),
-    [
-        # Four places of two ranks on two nodes of four: 0 and 1 share a node, 2 and 3 the other.
-        (2, 4, 2, (4, 2), (0, 1), NEAR_S),
-        (2, 4, 2, (4, 2), (2, 3), NEAR_S),
-        (2, 4, 2, (4, 2), (1, 2), FAR_S),
-        # Of the node's four ranks those of place 1 send over its one card, those of place 0 do not.
-        (2, 4, 1, (4, 2), (1, 2), 10e-6 + 2 * 100e-6),
-        (2, 4, 1, (2, 4), (0, 1), 10e-6 + 4 * 100e-6),  # all four ranks of a node through its one card
-        (2, 4, 2, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),
-        (2, 4, 4, (2, 4), (0, 1), FAR_S),
-        (2, 4, 8, (2, 4), (0, 1), FAR_S),  # a rank drives one card
-        (2, 4, 1, (2, 2, 2), (0, 1), 10e-6 + 4 * 100e-6),  # however the place's mesh is folded
-        (4, 2, 1, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),  # a place of two nodes has two cards
-        (2, 1, 1, (2,), (0, 1), FAR_S),
-        (1, 8, 1, (2, 4), (0, 1), NEAR_S),  # a switch: every rank has its own link
-    ],
-)
+@pytest.mark.parametrize(("nodes", "per_node", "cards", "shape", "between", "seconds"), [
+    # Four places of two ranks on two nodes of four: 0 and 1 share a node, 2 and 3 the other.
+    (2, 4, 2, (4, 2), (0, 1), NEAR_S),
+    (2, 4, 2, (4, 2), (2, 3), NEAR_S),
+    (2, 4, 2, (4, 2), (1, 2), FAR_S),
+    # Of the node's four ranks those of place 1 send over its one card, those of place 0 do not.
+    (2, 4, 1, (4, 2), (1, 2), 10e-6 + 2 * 100e-6),
+    (2, 4, 1, (2, 4), (0, 1), 10e-6 + 4 * 100e-6),  # all four ranks of a node through its one card
+    (2, 4, 2, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),
+    (2, 4, 4, (2, 4), (0, 1), FAR_S),
+    (2, 4, 8, (2, 4), (0, 1), FAR_S),  # a rank drives one card
+    (2, 4, 1, (2, 2, 2), (0, 1), 10e-6 + 4 * 100e-6),  # however the place's mesh is folded
+    (4, 2, 1, (2, 4), (0, 1), 10e-6 + 2 * 100e-6),  # a place of two nodes has two cards
+    (2, 1, 1, (2,), (0, 1), FAR_S),
+    (1, 8, 1, (2, 4), (0, 1), NEAR_S),  # a switch: every rank has its own link
+])  # fmt: skip
 def test_a_message_takes_the_link_and_its_part_of_the_cards(nodes, per_node, cards, shape, between, seconds):
     found, (one, other) = prices(make_cluster(nodes, per_node, cards), shape), between
     assert found.message_s(one, other, MB) == found.message_s(other, one, MB) == pytest.approx(seconds)

@@ -376,17 +376,14 @@ def test_sends_are_counted():
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "mesh", "schedule"),
-    [
-        ("tests.costs.models:four", (4, 2, 2), "1f1b"),
-        ("tests.pipeline.models:skip", (2, 4), "gpipe"),
-        ("tests.pipeline.models:tables", (2, 2), "gpipe"),
-        ("tests.pipeline.models:tied", (4, 2, 2), "interleaved_1f1b"),
-        ("tests.costs.models:four", (4, 2), "zbv"),
-        ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "schedule"), [
+    ("tests.costs.models:four", (4, 2, 2), "1f1b"),
+    ("tests.pipeline.models:skip", (2, 4), "gpipe"),
+    ("tests.pipeline.models:tables", (2, 2), "gpipe"),
+    ("tests.pipeline.models:tied", (4, 2, 2), "interleaved_1f1b"),
+    ("tests.costs.models:four", (4, 2), "zbv"),
+    ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
+])  # fmt: skip
 def test_ranks_issue_what_is_predicted(name, mesh, schedule):
     found, issued = of_fake_ranks(name, drawn(mesh, schedule, 1))
     assert issued.ranks_checked == list(range(found.strategy.devices))
@@ -437,28 +434,22 @@ def test_ranks_keep_what_is_predicted(build, schedule):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(
-    ("name", "cut", "near"),
-    [
-        ("tests.costs.models:three", 1, 0.0),
-        # Two tensors arrive whose gradients lie in one storage, which are counted twice.
-        ("tests.execute.models:transformer", 10, 0.025),
-    ],
-)
+@pytest.mark.parametrize(("name", "cut", "near"), [
+    ("tests.costs.models:three", 1, 0.0),
+    # Two tensors arrive whose gradients lie in one storage, which are counted twice.
+    ("tests.execute.models:transformer", 10, 0.025),
+])  # fmt: skip
 def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(name, cut, near, schedule):
     # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
     check_memory(*of_fake_ranks(name, along((cut,), (4, 2), schedule), "sgd"), rel=near, abs=96)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "schedule", "seed"),
-    [
-        ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
-        pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
-        ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "schedule", "seed"), [
+    ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
+    pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
+    ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
+])  # fmt: skip
 def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name, schedule, seed):
     found, issued = of_fake_ranks(name, drawn((4, 2, 2), schedule, seed, 0.0))
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
@@ -470,32 +461,26 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name
 
 @pytest.mark.slow
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "schedule", "seed", "near"),
-    [
-        # Groups whose gradients wait in one storage, in an order that is not that of forward.
-        ("zoo:llama-tiny", "zero_bubble", 1, 0.015),
-        # A gradient that an operator shares between its reads, and another reader's is added to.
-        ("tests.simulate.held_out:convnext", "zero_bubble", 0, 0.015),
-        # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
-        ("tests.pipeline.models:deep", "zbv", 2, 0.04),
-        # Gradients of two tensors that come from the second in one storage, which are counted twice.
-        ("tests.pipeline.models:deep", "zbv", 4, 0.06),
-    ],
-)
+@pytest.mark.parametrize(("name", "schedule", "seed", "near"), [
+    # Groups whose gradients wait in one storage, in an order that is not that of forward.
+    ("zoo:llama-tiny", "zero_bubble", 1, 0.015),
+    # A gradient that an operator shares between its reads, and another reader's is added to.
+    ("tests.simulate.held_out:convnext", "zero_bubble", 0, 0.015),
+    # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
+    ("tests.pipeline.models:deep", "zbv", 2, 0.04),
+    # Gradients of two tensors that come from the second in one storage, which are counted twice.
+    ("tests.pipeline.models:deep", "zbv", 4, 0.06),
+])  # fmt: skip
 def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(name, schedule, seed, near):
     check_memory(*of_fake_ranks(name, drawn((4, 2), schedule, seed, 0.3)), rel=near)
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        *itertools.product(["frozen", "adapted", "frozen_but_the_last"], SCHEDULES),
-        *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "schedule"), [
+    *itertools.product(["frozen", "adapted", "frozen_but_the_last"], SCHEDULES),
+    *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
+])  # fmt: skip
 def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name, schedule):
     for seed in range(2):
         found, issued = of_fake_ranks(f"tests.pipeline.models:{name}", drawn((4, 2), schedule, seed, 0.3))

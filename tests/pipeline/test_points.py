@@ -62,15 +62,12 @@ def plan(graph):
 # -- there and back -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "cuts", "sizes", "schedule", "again"),
-    [
-        (four, (2,), (4, 2, 2), "1f1b", ()),
-        (four, (1, 2, 3), (4, 2), "zbv", ()),
-        (tables, (6,), (2, 2, 2, 2), "gpipe", ("softmax",)),
-        (tied, (1, 2), (4, 3, 2), "1f1b", ()),
-    ],
-)
+@pytest.mark.parametrize(("build", "cuts", "sizes", "schedule", "again"), [
+    (four, (2,), (4, 2, 2), "1f1b", ()),
+    (four, (1, 2, 3), (4, 2), "zbv", ()),
+    (tables, (6,), (2, 2, 2, 2), "gpipe", ("softmax",)),
+    (tied, (1, 2), (4, 3, 2), "1f1b", ()),
+])  # fmt: skip
 def test_a_plan_gives_back_its_pipeline(build, cuts, sizes, schedule, again, tmp_path):
     graph = problem(build).graph
     strategy = split_along_the_batch(graph, cuts, sizes, schedule, frozenset(again))
@@ -130,65 +127,53 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda d: d.update(schema="tensoropt.plan/9"), "its schema is 'tensoropt.plan/9'"),
-        (lambda d: d.update(stages=3), "stages"),
-        (lambda d: d["stages"]["stages"][1].pop("groups"), "stages.stages.1.groups"),
-        (lambda d: d["stages"]["stages"][0].update(mesh=[4]), "stages.stages.0.mesh"),
-        (lambda d: d["stages"].update(peak_bytes="much"), "stages.peak_bytes"),
-        (lambda d: d["stages"].update(places=2), "stages.places"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda d: d.update(schema="tensoropt.plan/9"), "its schema is 'tensoropt.plan/9'"),
+    (lambda d: d.update(stages=3), "stages"),
+    (lambda d: d["stages"]["stages"][1].pop("groups"), "stages.stages.1.groups"),
+    (lambda d: d["stages"]["stages"][0].update(mesh=[4]), "stages.stages.0.mesh"),
+    (lambda d: d["stages"].update(peak_bytes="much"), "stages.peak_bytes"),
+    (lambda d: d["stages"].update(places=2), "stages.places"),
+])  # fmt: skip
 def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=rf"plan\.json is not a plan: {named.replace('.', '[.]')}"):
         load_plan(edited(plan, tmp_path, change))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
-        (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
-        (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
-        (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
-        (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
-        (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
-        (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
+    (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
+    (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
+    (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
+    (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
+    (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
+    (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
+])  # fmt: skip
 def test_what_describes_no_pipeline_is_refused(plan, graph, tmp_path, change, says):
     loaded = load_plan(edited(plan, tmp_path, change))
     with pytest.raises(PlanError, match=says):
         pipelined_strategy(loaded, graph)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
-        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
-        (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 distinct axis names"),
-        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
-        (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis of size below 1"),
-        (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis of size below 1"),
-        (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, but its cluster .* has 4"),
-        (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
+    (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
+    (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 distinct axis names"),
+    (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
+    (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis of size below 1"),
+    (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis of size below 1"),
+    (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, but its cluster .* has 4"),
+    (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
+])  # fmt: skip
 def test_what_contradicts_itself_is_refused_without_a_model(plan, tmp_path, change, says):
     with pytest.raises(PlanError, match=says):
         load_plan(edited(plan, tmp_path, change))
 
 
-@pytest.mark.parametrize(
-    ("shape", "says"),
-    [
-        ([3, 2], "2 stages do not divide over 3"),
-        ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "says"), [
+    ([3, 2], "2 stages do not divide over 3"),
+    ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
+])  # fmt: skip
 def test_a_mesh_that_its_stages_do_not_fit_is_refused(plan, graph, tmp_path, shape, says):
     """On a cluster of as many devices, so that nothing else is wrong."""
 

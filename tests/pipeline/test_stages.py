@@ -122,14 +122,11 @@ def test_a_bare_stack_has_no_ends_that_count(blocks, stages):
         assert len(cutter.stages(dealt_cuts(cutter, stages))) == stages
 
 
-@pytest.mark.parametrize(
-    ("blocks", "places", "micro_batches", "count"),
-    [
-        # Llama 3's job: 126 blocks and both ends are 8 for each of 16 places.
-        (126, 16, 16, 8), (126, 8, 8, 16),
-        (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("blocks", "places", "micro_batches", "count"), [
+    # Llama 3's job: 126 blocks and both ends are 8 for each of 16 places.
+    (126, 16, 16, 8), (126, 8, 8, 16),
+    (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
+])  # fmt: skip
 def test_stages_to_a_place(blocks, places, micro_batches, count):
     assert stages_to_a_place(blocks, places, micro_batches, 16) == count
 
@@ -327,16 +324,10 @@ def test_a_stage_makes_nothing_again_that_it_does_not_read():
 # -- where stages begin ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("layer_norm_2", "layer_norm_2"),
-        ("transformer.h.1", "layer_norm_2"),
-        ("transformer.h.1.mlp", "addmm_6"),
-        ("transformer.h.1.mlp.c_proj", "addmm_7"),
-        ("lm_head", "linear"),
-    ],
-)
+@pytest.mark.parametrize(("name", "group"), [
+    ("layer_norm_2", "layer_norm_2"), ("transformer.h.1", "layer_norm_2"),
+    ("transformer.h.1.mlp", "addmm_6"), ("transformer.h.1.mlp.c_proj", "addmm_7"), ("lm_head", "linear"),
+])  # fmt: skip
 def test_a_stage_begins_with_an_operator_or_a_module(name, group):
     found = cutter(gpt2)
     assert found.beginning(name) == found.place[group]
@@ -454,19 +445,16 @@ def test_any_cuts_give_stages_that_are_the_whole_model(data):
 # -- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "cuts", "says"),
-    [
-        (four, (2, 2), "the stage that begins with linear_2 is empty; give cuts in order, each once"),
-        (four, (3, 1), "the stage that begins with linear_3 is empty; give cuts in order, each once"),
-        (four, (0,), "the stage that begins with linear is empty"),
-        (four, (5,), "begins with mse_loss is empty"),
-        (four, (4,), "a stage cannot begin with mse_loss: every stage has parameters and needs something of "
-                     "the one before it, with a gradient if something before is trained; move its cut"),
-        (tables, (1,), "the stage that begins with softmax has no parameters; move its cut"),
-        (tables, (4, 5), "the stage that begins with mul has no parameters; move its cut"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("build", "cuts", "says"), [
+    (four, (2, 2), "the stage that begins with linear_2 is empty; give cuts in order, each once"),
+    (four, (3, 1), "the stage that begins with linear_3 is empty; give cuts in order, each once"),
+    (four, (0,), "the stage that begins with linear is empty"),
+    (four, (5,), "begins with mse_loss is empty"),
+    (four, (4,), "a stage cannot begin with mse_loss: every stage has parameters and needs something of "
+                 "the one before it, with a gradient if something before is trained; move its cut"),
+    (tables, (1,), "the stage that begins with softmax has no parameters; move its cut"),
+    (tables, (4, 5), "the stage that begins with mul has no parameters; move its cut"),
+])  # fmt: skip
 def test_cuts_that_cannot_be_are_refused(build, cuts, says):
     with pytest.raises(PlanError, match=says):
         cutter(build).stages(cuts)

@@ -72,14 +72,11 @@ def torch_order(cls: type, place: int, places: int, per_place: int, micro_batche
 
 
 @pytest.mark.parametrize(("places", "micro_batches"), CASES)
-@pytest.mark.parametrize(
-    ("name", "cls"),
-    [
-        ("interleaved_1f1b", theirs.ScheduleInterleaved1F1B),
-        ("zero_bubble", theirs.ScheduleInterleavedZeroBubble),
-        ("zbv", theirs.ScheduleZBVZeroBubble),
-    ],
-)
+@pytest.mark.parametrize(("name", "cls"), [
+    ("interleaved_1f1b", theirs.ScheduleInterleaved1F1B),
+    ("zero_bubble", theirs.ScheduleInterleavedZeroBubble),
+    ("zbv", theirs.ScheduleZBVZeroBubble),
+])  # fmt: skip
 def test_several_stages_to_a_place_come_in_torchs_order(name, cls, places, micro_batches):
     for per_place in (2,) if name == "zbv" else (1, 2, 3):
         try:
@@ -161,17 +158,14 @@ def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places, micro_bat
         assert in_flight(own, place) == micro_batches
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("1f1b", 4, 1, 2), "more micro-batches"),
-        (("1f1b", 4, 2, 8), "one stage on the same devices"),
-        (("zbv", 4, 3, 8), "two stages on the same devices"),
-        (("gpipe", 1, 1, 8), "two groups or more"),
-        (("interleaved_1f1b", 2, 2, 5), "multiple of 2"),
-        (("dualpipe", 2, 2, 4), "there are gpipe"),
-    ],
-)
+@pytest.mark.parametrize(("given", "words"), [
+    (("1f1b", 4, 1, 2), "more micro-batches"),
+    (("1f1b", 4, 2, 8), "one stage on the same devices"),
+    (("zbv", 4, 3, 8), "two stages on the same devices"),
+    (("gpipe", 1, 1, 8), "two groups or more"),
+    (("interleaved_1f1b", 2, 2, 5), "multiple of 2"),
+    (("dualpipe", 2, 2, 4), "there are gpipe"),
+])  # fmt: skip
 def test_what_is_not_run_is_refused(given, words):
     with pytest.raises(PlanError, match=words):
         check_schedule(*given)
@@ -225,12 +219,9 @@ def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
     assert behind_the_first(cutter_of(how)) is None
 
 
-@pytest.mark.parametrize(
-    ("how", "parameter"),
-    [
-        ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "last_weight"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("how", "parameter"), [
+    ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "last_weight"),
+])  # fmt: skip
 def test_several_ways_are_not(how, parameter):
     unfit = behind_the_first(cutter_of(how))
     assert unfit is not None
@@ -283,15 +274,12 @@ def test_ranks_follow_one_another_place_by_place():
     assert [part.departing for part in found.parts] == [("relu_1",), ()]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "places", "at"),
-    [
-        ("1f1b", [0, 1, 2, 3], [(0,), (1,), (2,), (3,)]),
-        ("interleaved_1f1b", [0, 1, 0, 1], [(0, 2), (1, 3)]),
-        ("zero_bubble", [0, 1, 0, 1], [(0, 2), (1, 3)]),
-        ("zbv", [0, 1, 1, 0], [(0, 3), (1, 2)]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "places", "at"), [
+    ("1f1b", [0, 1, 2, 3], [(0,), (1,), (2,), (3,)]),
+    ("interleaved_1f1b", [0, 1, 0, 1], [(0, 2), (1, 3)]),
+    ("zero_bubble", [0, 1, 0, 1], [(0, 2), (1, 3)]),
+    ("zbv", [0, 1, 1, 0], [(0, 3), (1, 2)]),
+])  # fmt: skip
 def test_several_stages_lie_at_a_place(schedule, places, at):
     found = split_along_the_batch(problem(four).graph, (1, 2, 3), (4, len(at)), schedule)
     assert [found.place_of(stage) for stage in range(4)] == places
@@ -471,26 +459,23 @@ def test_data_give_the_strategy_back(build, mesh, schedule, rng):
     assert (again.mesh, again.tied, again.devices) == (strategy.mesh, strategy.tied, strategy.devices)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda d: d.pop("begins"), "does not say with which operators its stages begin"),
-        (lambda d: d.update(begins=[]), "does not say with which operators its stages begin"),
-        (lambda d: d.update(stages=3), "does not say with which operators its stages begin"),
-        (lambda d: d["stages"].pop(), "does not say with which operators its stages begin"),
-        (lambda d: d.update(begins=["linear_9"]), "no operator or module called linear_9"),
-        (lambda d: d.update(begins=[7]), "no operator or module called 7"),
-        (lambda d: d.update(begins=["mse_loss"]), "a stage cannot begin with mse_loss"),
-        (lambda d: d.update(begins=["linear_3"]), "linear_2"),
-        (lambda d: d.update(again=["relu"]), "relu depends on parameters"),
-        (lambda d: d.update(places=3), "2 stages do not divide over 3 parts"),
-        (lambda d: d.update(places=0), "two groups or more, not 0"),
-        (lambda d: d.pop("schedule"), "no pipeline schedule called None"),
-        (lambda d: d["stages"][0]["groups"].pop("linear"), "linear"),
-        (lambda d: d["stages"][1]["groups"].update(linear_2=["sideways"]), "linear_2.*sideways"),
-        (lambda d: d["stages"][1].pop("mesh"), "mesh"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda d: d.pop("begins"), "does not say with which operators its stages begin"),
+    (lambda d: d.update(begins=[]), "does not say with which operators its stages begin"),
+    (lambda d: d.update(stages=3), "does not say with which operators its stages begin"),
+    (lambda d: d["stages"].pop(), "does not say with which operators its stages begin"),
+    (lambda d: d.update(begins=["linear_9"]), "no operator or module called linear_9"),
+    (lambda d: d.update(begins=[7]), "no operator or module called 7"),
+    (lambda d: d.update(begins=["mse_loss"]), "a stage cannot begin with mse_loss"),
+    (lambda d: d.update(begins=["linear_3"]), "linear_2"),
+    (lambda d: d.update(again=["relu"]), "relu depends on parameters"),
+    (lambda d: d.update(places=3), "2 stages do not divide over 3 parts"),
+    (lambda d: d.update(places=0), "two groups or more, not 0"),
+    (lambda d: d.pop("schedule"), "no pipeline schedule called None"),
+    (lambda d: d["stages"][0]["groups"].pop("linear"), "linear"),
+    (lambda d: d["stages"][1]["groups"].update(linear_2=["sideways"]), "linear_2.*sideways"),
+    (lambda d: d["stages"][1].pop("mesh"), "mesh"),
+])  # fmt: skip
 def test_data_that_describe_no_pipeline_of_the_model(change, says):
     strategy = split_along_the_batch(problem(four).graph, (2,), (2, 2))
     with pytest.raises(PlanError, match=says):

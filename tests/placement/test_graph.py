@@ -170,15 +170,12 @@ def test_other_cuts_of_a_batch_norm_run_as_before(groups, change):
     assert {label for label, _ in split_choices(groups, norm, 2)} == {"channels"}
 
 
-@pytest.mark.parametrize(
-    ("splits", "words"),
-    [
-        ({"nothing": ("rows", 2)}, "no group of this name"),
-        ({"linear": ("rows", 3)}, "it can be split along"),
-        ({"linear": ("nowhere", 2)}, "along nowhere into 2"),
-        ({"linear": ("out_features", 1)}, "into 1"),
-    ],
-)
+@pytest.mark.parametrize(("splits", "words"), [
+    ({"nothing": ("rows", 2)}, "no group of this name"),
+    ({"linear": ("rows", 3)}, "it can be split along"),
+    ({"linear": ("nowhere", 2)}, "along nowhere into 2"),
+    ({"linear": ("out_features", 1)}, "into 1"),
+])  # fmt: skip
 def test_impossible_splits_say_what_is_possible(groups, splits, words):
     with pytest.raises(TensorOptError, match=words):
         placed_graph(groups, splits)

@@ -74,16 +74,13 @@ def changed(plan: Plan, what: str) -> Plan:
     return plan.model_copy(update={"operators": operators, **more})
 
 
-@pytest.mark.parametrize(
-    ("what", "width", "says"),
-    [
-        ("", 16, "other shapes"),
-        ("an operator less", 16, "nothing of operator linear_1"),
-        ("an order", 8, "does not count"),
-        ("micro-batches", 8, "2 micro-batches cannot cut operators into pieces as well"),
-        ("no stages", 8, "places no operators on single devices"),
-    ],
-)
+@pytest.mark.parametrize(("what", "width", "says"), [
+    ("", 16, "other shapes"),
+    ("an operator less", 16, "nothing of operator linear_1"),
+    ("an order", 8, "does not count"),
+    ("micro-batches", 8, "2 micro-batches cannot cut operators into pieces as well"),
+    ("no stages", 8, "places no operators on single devices"),
+])  # fmt: skip
 def test_a_plan_that_does_not_fit_is_refused(graph, plan, what, width, says):
     groups = (graph if width == 8 else priced(width)).prices.graph
     with pytest.raises(PlanError, match=says):

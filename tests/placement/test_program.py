@@ -93,16 +93,10 @@ def program_of(strategy: PlacedStrategy, own: tuple[int, ...], evaluating: bool 
     return PlacedLowering(strategy, schedule_of(strategy).forward, own, evaluating).program()
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "seed"),
-    [
-        ("transformer", 1, 0),
-        ("transformer", 2, 1),
-        ("vgg_norm", 1, 2),
-        ("moving_average", 1, 3),
-        ("odd", 2, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "seed"), [
+    ("transformer", 1, 0), ("transformer", 2, 1), ("vgg_norm", 1, 2), ("moving_average", 1, 3),
+    ("odd", 2, 4),
+])  # fmt: skip
 @pytest.mark.parametrize("own", [(0,), (1,), (2,), (0, 1, 2)])
 def test_a_program_is_the_part_of_its_process(name, count, seed, own):
     strategy = placed(opened(name), seed, micro_batches=count)

@@ -165,20 +165,17 @@ def test_without_an_order_a_message_needs_no_place_in_it():
         assert max(simulated.peak_bytes) >= 10
 
 
-@pytest.mark.parametrize(
-    ("devices", "given", "most"),
-    [
-        # Two messages and their sum, before the backward that has only the sum.
-        ((0, 1, 2, 2), 0, 30),
-        # The share of a reader on the same device, the message, their sum.
-        ((0, 0, 1, 1), 0, 30),
-        # One message is the gradient.
-        ((0, 1, 1, 1), 0, 10),
-        # What the backward itself has alive comes later.
-        ((0, 1, 2, 2), 15, 30),
-        ((0, 1, 2, 2), 50, 60),
-    ],
-)
+@pytest.mark.parametrize(("devices", "given", "most"), [
+    # Two messages and their sum, before the backward that has only the sum.
+    ((0, 1, 2, 2), 0, 30),
+    # The share of a reader on the same device, the message, their sum.
+    ((0, 0, 1, 1), 0, 30),
+    # One message is the gradient.
+    ((0, 1, 1, 1), 0, 10),
+    # What the backward itself has alive comes later.
+    ((0, 1, 2, 2), 15, 30),
+    ((0, 1, 2, 2), 50, 60),
+])  # fmt: skip
 def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_them(devices, given, most):
     """Of a, which b and c read."""
     seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
@@ -236,14 +233,11 @@ def test_a_slower_device_uses_its_own_times():
     assert simulate_placement(slow, Placement.in_order([1] * 4, 2)).time_s == pytest.approx(12 + 8 + 0.5)
 
 
-@pytest.mark.parametrize(
-    ("placement", "words"),
-    [
-        (Placement((0, 0, 0, 0), ((0, 1, 2), ())), "every operator once"),
-        (Placement((0, 0, 0, 1), ((0, 1, 2, 3), ())), "every operator once"),
-        (Placement((0, 0, 0, 0), ((3, 2, 1, 0), ())), "wait for each other"),
-    ],
-)
+@pytest.mark.parametrize(("placement", "words"), [
+    (Placement((0, 0, 0, 0), ((0, 1, 2), ())), "every operator once"),
+    (Placement((0, 0, 0, 1), ((0, 1, 2, 3), ())), "every operator once"),
+    (Placement((0, 0, 0, 0), ((3, 2, 1, 0), ())), "wait for each other"),
+])  # fmt: skip
 def test_impossible_placements_are_refused(placement, words):
     with pytest.raises(PlanError, match=words):
         simulate_placement(diamond(), placement)

@@ -70,14 +70,11 @@ def raising() -> None:
     raise ValueError("no such thing")
 
 
-@pytest.mark.parametrize(
-    ("function", "reason", "allowed_s"),
-    [
-        (raising, "ValueError: no such thing", 60.0),
-        (lambda: os._exit(3), "died", 60.0),
-        (lambda: time.sleep(60), "did not end", 0.2),
-    ],
-)
+@pytest.mark.parametrize(("function", "reason", "allowed_s"), [
+    (raising, "ValueError: no such thing", 60.0),
+    (lambda: os._exit(3), "died", 60.0),
+    (lambda: time.sleep(60), "did not end", 0.2),
+])  # fmt: skip
 def test_a_fork_may_be_lost(function, reason, allowed_s):
     with pytest.raises(MeasurementError, match=reason):
         call_in_fork(function, allowed_s)

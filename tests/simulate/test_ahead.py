@@ -133,16 +133,13 @@ def test_two_blocks_are_there_at_a_time():
     assert ahead - at_use == W + W // 2
 
 
-@pytest.mark.parametrize(
-    ("each_s", "total_s"),
-    [
-        # Beside 0.4 s of a collective 0.32 s are computed: six of them cost 0.08 s each.
-        (0.4, 15.0 + 6 * 0.08),
-        # 1 s of computing takes 1.25 s, and what is left of the gather is waited for; backward passes the
-        # others within blocks of 2 s and more.
-        (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
-    ],
-)
+@pytest.mark.parametrize(("each_s", "total_s"), [
+    # Beside 0.4 s of a collective 0.32 s are computed: six of them cost 0.08 s each.
+    (0.4, 15.0 + 6 * 0.08),
+    # 1 s of computing takes 1.25 s, and what is left of the gather is waited for; backward passes the
+    # others within blocks of 2 s and more.
+    (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
+])  # fmt: skip
 def test_computing_is_slower_beside_a_collective(each_s, total_s):
     evaluated = evaluated_at(strategy(), Hand(), PerByte(each_s / W), replace(BESIDE, slower=0.25))
     total, compute, communication, exposed = figures(evaluated)

@@ -63,18 +63,15 @@ def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> St
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize(
-    ("each_s", "product_s", "slower", "exposed_s", "longer_s"),
-    [
-        (0.5, 0.8, 0.0, 0.0, 0.0),
-        (0.8, 0.5, 0.0, 0.3, 0.0),
-        # In 0.5 s of the collective 0.4 s of the product are computed.
-        (0.5, 0.8, 0.25, 0.0, 0.1),
-        # The product takes 0.625 s, all beside the collective.
-        (0.8, 0.5, 0.25, 0.175, 0.125),
-        (0.5, 0.0, 0.25, 0.5, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("each_s", "product_s", "slower", "exposed_s", "longer_s"), [
+    (0.5, 0.8, 0.0, 0.0, 0.0),
+    (0.8, 0.5, 0.0, 0.3, 0.0),
+    # In 0.5 s of the collective 0.4 s of the product are computed.
+    (0.5, 0.8, 0.25, 0.0, 0.1),
+    # The product takes 0.625 s, all beside the collective.
+    (0.8, 0.5, 0.25, 0.175, 0.125),
+    (0.5, 0.0, 0.25, 0.5, 0.0),
+])  # fmt: skip
 def test_a_reduction_is_hidden_behind_the_product(micro, each_s, product_s, slower, exposed_s, longer_s):
     """The gradient of what the pair reads takes ``each_s``, the reduction of its result a third of that."""
     assert len(columns_then_rows().reduced_beside) == 1

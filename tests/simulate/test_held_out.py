@@ -64,15 +64,11 @@ def test_a_plan_of_a_held_out_model(name):
 
 
 @pytest.mark.sweep(quick=1)
-@pytest.mark.parametrize(
-    ("name", "meshes", "count", "more"),
-    [
-        ("mlp", [(1, 2), (2, 2), (1, 2, 2)], 3, {}),
-        ("transformer", [(1, 2)], 3, {}),
-        ("transformer", [(1, 2)], 2, {"compute_dtype": "bfloat16"}),
-    ],
-    ids=["mlp", "transformer", "mixed"],
-)
+@pytest.mark.parametrize(("name", "meshes", "count", "more"), [
+    ("mlp", [(1, 2), (2, 2), (1, 2, 2)], 3, {}),
+    ("transformer", [(1, 2)], 3, {}),
+    ("transformer", [(1, 2)], 2, {"compute_dtype": "bfloat16"}),
+], ids=["mlp", "transformer", "mixed"])  # fmt: skip
 def test_the_peak_of_any_strategy_is_predicted(name, meshes, count, more):
     """SGD keeps nothing, so that the peak lies in forward or backward and not in the optimizer. Most are
     exact but for scalars; where several gradients wait to be moved, a few per cent are missed."""

@@ -186,17 +186,13 @@ def scattered_first(mesh) -> Strategy:
     return written(problem(two_layers).graph, mesh, ["none", *["d0"] * axes], stored)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "links", "queues"),
-    [
-        ((1, 2), {}, True),
-        ((1, 2, 2), {(0, 1): ("node",), (1,): ("node",)}, True),
-        ((1, 2, 2), {(0, 1): ("node", "gpu"), (1,): ("gpu",)}, True),
-        ((1, 2, 2), {(0, 1): ("node",), (1,): ("gpu",)}, False),
-        ((1, 2, 2), {}, True),
-    ],
-    ids=["one axis", "one level", "a shared level", "two levels", "a shared axis"],
-)
+@pytest.mark.parametrize(("mesh", "links", "queues"), [
+    ((1, 2), {}, True),
+    ((1, 2, 2), {(0, 1): ("node",), (1,): ("node",)}, True),
+    ((1, 2, 2), {(0, 1): ("node", "gpu"), (1,): ("gpu",)}, True),
+    ((1, 2, 2), {(0, 1): ("node",), (1,): ("gpu",)}, False),
+    ((1, 2, 2), {}, True),
+], ids=["one axis", "one level", "a shared level", "two levels", "a shared axis"])  # fmt: skip
 def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, mesh, links, queues):
     """The second layer's bucket takes 3 s, the first layer's backward beside it 2 s. Then the first layer's
     gradient is scattered, 9 s: on the same links a second later than on others. On two axes what it leaves is
@@ -374,17 +370,14 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     assert costs_of([]).shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("host_s", "micro", "bound"),
-    [
-        ((0.0, 0.0), 1, False),
-        ((0.5, 1.0), 1, False),
-        ((2.0, 0.5), 1, False),  # forward is slower on the host, and it has caught up when backward is over
-        ((2.0, 1.0), 1, False),  # alike
-        ((2.0, 3.0), 1, True),
-        ((2.0, 3.0), 2, True),
-    ],
-)
+@pytest.mark.parametrize(("host_s", "micro", "bound"), [
+    ((0.0, 0.0), 1, False),
+    ((0.5, 1.0), 1, False),
+    ((2.0, 0.5), 1, False),  # forward is slower on the host, and it has caught up when backward is over
+    ((2.0, 1.0), 1, False),  # alike
+    ((2.0, 3.0), 1, True),
+    ((2.0, 3.0), 2, True),
+])  # fmt: skip
 def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     """A group takes the device 1 + 2 s, and its gradients 0.08 s of an all-reduce in all, which no host
     issues here."""

@@ -49,18 +49,10 @@ def alive(step: Step, kind: str) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("build", "mode", "dtype"),
-    [
-        (gates, "train", "float32"),
-        (unrolled, "train", "bfloat16"),
-        (four, "train", "bfloat16"),
-        (three, "train", "float32"),
-        (gpt2, "train", "bfloat16"),
-        (llama_two, "inference", "float32"),
-    ],
-    ids=lambda x: getattr(x, "__name__", x),
-)
+@pytest.mark.parametrize(("build", "mode", "dtype"), [
+    (gates, "train", "float32"), (unrolled, "train", "bfloat16"), (four, "train", "bfloat16"),
+    (three, "train", "float32"), (gpt2, "train", "bfloat16"), (llama_two, "inference", "float32"),
+], ids=lambda x: getattr(x, "__name__", x))  # fmt: skip
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_steps_allocations_are_what_the_simulator_adds_up(build, mode, dtype, packs):
     for batch in batches(build, mode, dtype, packs):
@@ -106,19 +98,16 @@ def group(*reads: str) -> SimpleNamespace:
     return SimpleNamespace(operators=operators, reads=("x", "y"))
 
 
-@pytest.mark.parametrize(
-    ("reads", "starts", "first", "last"),
-    [
-        (("x",), (0,), {"x": 0}, {"x": 0}),
-        (("x", "."), (0, 1), {"x": 0}, {"x": 0}),
-        ((".", "x"), (0, 1), {"x": 1}, {"x": 1}),
-        (("x", ".", "x"), (0,), {"x": 0}, {"x": 0}),
-        (("x", ".", "x", "."), (0, 3), {"x": 0}, {"x": 0}),
-        (("x", ".", "y", "."), (0, 1, 2, 3), {"x": 0, "y": 2}, {"x": 0, "y": 2}),
-        (("x", "y", "x"), (0, 1, 2), {"x": 0, "y": 1}, {"x": 2, "y": 1}),
-        ((".", "z"), (0,), {}, {}),
-    ],
-)
+@pytest.mark.parametrize(("reads", "starts", "first", "last"), [
+    (("x",), (0,), {"x": 0}, {"x": 0}),
+    (("x", "."), (0, 1), {"x": 0}, {"x": 0}),
+    ((".", "x"), (0, 1), {"x": 1}, {"x": 1}),
+    (("x", ".", "x"), (0,), {"x": 0}, {"x": 0}),
+    (("x", ".", "x", "."), (0, 3), {"x": 0}, {"x": 0}),
+    (("x", ".", "y", "."), (0, 1, 2, 3), {"x": 0, "y": 2}, {"x": 0, "y": 2}),
+    (("x", "y", "x"), (0, 1, 2), {"x": 0, "y": 1}, {"x": 2, "y": 1}),
+    ((".", "z"), (0,), {}, {}),
+])  # fmt: skip
 def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_last(
     reads, starts, first, last
 ):
@@ -129,26 +118,23 @@ def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_l
     )
 
 
-@pytest.mark.parametrize(
-    ("phase", "kind", "words"),
-    [
-        ("forward", "read", "resharding x for g"),
-        ("again", "read", "again: resharding x for g"),
-        ("backward", "read", "resharding the gradient of x from g"),
-        ("forward", "gather", "parameters for forward g"),
-        ("again", "gather", "again: parameters for forward g"),
-        ("backward", "gather", "parameters for backward g"),
-        ("again", "compute", "again: forward g"),
-        ("backward", "inner", "inside backward g"),
-        ("forward", "hub", "materialising x"),
-        ("backward", "hub", "gradient of materialised x"),
-        ("forward", "output", "result x"),
-        ("backward", "output", "gradient of result x"),
-        ("backward", "parameters", "gradients of the parameters of g"),
-        ("reduction", "reduce", "reducing the gradients of g once"),
-        ("optimizer", "unshard", "unsharding the parameters of g"),
-        ("optimizer", "step", "optimizer"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "kind", "words"), [
+    ("forward", "read", "resharding x for g"),
+    ("again", "read", "again: resharding x for g"),
+    ("backward", "read", "resharding the gradient of x from g"),
+    ("forward", "gather", "parameters for forward g"),
+    ("again", "gather", "again: parameters for forward g"),
+    ("backward", "gather", "parameters for backward g"),
+    ("again", "compute", "again: forward g"),
+    ("backward", "inner", "inside backward g"),
+    ("forward", "hub", "materialising x"),
+    ("backward", "hub", "gradient of materialised x"),
+    ("forward", "output", "result x"),
+    ("backward", "output", "gradient of result x"),
+    ("backward", "parameters", "gradients of the parameters of g"),
+    ("reduction", "reduce", "reducing the gradients of g once"),
+    ("optimizer", "unshard", "unsharding the parameters of g"),
+    ("optimizer", "step", "optimizer"),
+])  # fmt: skip
 def test_a_moment_is_named_by_what_happens_in_it(phase, kind, words):
     assert Moment(phase, kind, "g", "x").words == words

@@ -83,17 +83,14 @@ def test_what_is_wrong_decides(change):
     assert not entry_of(executable(), PREDICTED, replace(RIGHT, **change))["ok"]
 
 
-@pytest.mark.parametrize(
-    ("expected", "tracked", "wrong"),
-    [
-        ((1e6,), [1_034_096, 900_000], []),
-        ((1e6,), [900_000, 1_034_097], ["rank 1 "]),
-        ((1e6,), [1_100_000, 1_100_000], ["rank 0 "]),
-        ((1e6, 2e6), [1_000_000, 1_000_000], []),
-        ((1e6, 2e5), [1_000_000, 1_000_000], ["rank 1 "]),
-        ((0.0,), [4096, 0], []),
-    ],
-)
+@pytest.mark.parametrize(("expected", "tracked", "wrong"), [
+    ((1e6,), [1_034_096, 900_000], []),
+    ((1e6,), [900_000, 1_034_097], ["rank 1 "]),
+    ((1e6,), [1_100_000, 1_100_000], ["rank 0 "]),
+    ((1e6, 2e6), [1_000_000, 1_000_000], []),
+    ((1e6, 2e5), [1_000_000, 1_000_000], ["rank 1 "]),
+    ((0.0,), [4096, 0], []),
+])  # fmt: skip
 def test_memory_above_its_prediction_decides(expected, tracked, wrong):
     """By 3 % and 4 KiB; each part of the devices has a prediction of its own."""
     places = expected if len(expected) > 1 else ()
@@ -173,20 +170,17 @@ def test_ranks_agree_on_what_they_share():
     assert disagreements({0: [THERE, BACK, REDUCE], 1: [REDUCE, BACK, THERE]}) == []
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "says"),
-    [
-        ([GATHER, REDUCE], [REDUCE, GATHER], "number 0 is all_gather of 64 bytes among ranks [0, 1] on rank "
-         "0, and all_reduce of 8 bytes among ranks [0, 1, 2, 3] on rank 1"),
-        ([REDUCE, GATHER], [REDUCE], "number 1 is all_gather of 64 bytes among ranks [0, 1] on rank 0, and "
-         "nothing on rank 1"),
-        ([], [REDUCE], "number 0 is nothing on rank 0, and all_reduce"),
-        ([REDUCE], [REDUCE._replace(bytes=4)], "all_reduce of 4 bytes"),
-        ([REDUCE], [REDUCE._replace(kind="broadcast")], "broadcast of 8 bytes"),
-        ([THERE], [], "send of 16 bytes from rank 0 to 1 on rank 0, and nothing"),
-        ([AROUND, AROUND], [AROUND], "number 1 is ring_send of 16 bytes from rank 0 to 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("first", "second", "says"), [
+    ([GATHER, REDUCE], [REDUCE, GATHER], "number 0 is all_gather of 64 bytes among ranks [0, 1] on rank "
+     "0, and all_reduce of 8 bytes among ranks [0, 1, 2, 3] on rank 1"),
+    ([REDUCE, GATHER], [REDUCE], "number 1 is all_gather of 64 bytes among ranks [0, 1] on rank 0, and "
+     "nothing on rank 1"),
+    ([], [REDUCE], "number 0 is nothing on rank 0, and all_reduce"),
+    ([REDUCE], [REDUCE._replace(bytes=4)], "all_reduce of 4 bytes"),
+    ([REDUCE], [REDUCE._replace(kind="broadcast")], "broadcast of 8 bytes"),
+    ([THERE], [], "send of 16 bytes from rank 0 to 1 on rank 0, and nothing"),
+    ([AROUND, AROUND], [AROUND], "number 1 is ring_send of 16 bytes from rank 0 to 1"),
+])  # fmt: skip
 def test_the_first_difference_is_named(first, second, says):
     (line,) = disagreements({0: first, 1: second})
     assert line.startswith("ranks 0 and 1 must issue their common collectives and messages in the same order")

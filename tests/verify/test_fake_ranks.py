@@ -38,17 +38,14 @@ SITUATIONS = Path(__file__).parents[1] / "situations"
 
 
 @pytest.mark.sweep(quick=1)
-@pytest.mark.parametrize(
-    ("name", "mesh", "recompute"),
-    [
-        ("mlp", (2, 8), "none"),
-        ("transformer_dropout", (1, 2, 4), "full"),
-        ("transformer_dropout", (2, 2, 4), "products"),
-        ("vgg_norm", (1, 8, 8), "none"),
-        ("transformer_dropout", (1, 4), "gathered inputs"),
-        ("transformer_dropout", (2, 2, 2), "gathered inputs"),
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "recompute"), [
+    ("mlp", (2, 8), "none"),
+    ("transformer_dropout", (1, 2, 4), "full"),
+    ("transformer_dropout", (2, 2, 4), "products"),
+    ("vgg_norm", (1, 8, 8), "none"),
+    ("transformer_dropout", (1, 4), "gathered inputs"),
+    ("transformer_dropout", (2, 2, 2), "gathered inputs"),
+])  # fmt: skip
 def test_predicted_is_issued(name, mesh, recompute):
     loaded = load_model(jobs.spec(name))
     strategy = jobs.strategy_of(loaded, mesh, 1)
@@ -113,16 +110,10 @@ def test_ranks_that_would_hang_are_named(monkeypatch, alike):
         assert not entry["ok"]
 
 
-@pytest.mark.parametrize(
-    ("mesh", "ranks"),
-    [
-        ((4, 2), (0, 1)),
-        ((1, 64), (0, 63)),
-        ((1, 2, 4), (0, 4, 7)),
-        ((2, 2, 2, 2), (0, 4, 6, 7)),
-        ((1, 1), (0,)),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "ranks"), [
+    ((4, 2), (0, 1)), ((1, 64), (0, 63)), ((1, 2, 4), (0, 4, 7)), ((2, 2, 2, 2), (0, 4, 6, 7)),
+    ((1, 1), (0,)),
+])  # fmt: skip
 def test_representatives_go_to_the_end_of_each_axis(mesh, ranks):
     strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), mesh, 1)
     assert strategy.representatives == ranks

@@ -40,17 +40,14 @@ def captured(name: str, dtype: str, settings: tuple[tuple[str, int], ...] = ()) 
 
 
 @pytest.mark.sweep(quick=3)
-@pytest.mark.parametrize(
-    ("name", "dtype", "count", "settings"),
-    [
-        ("mlp", "float32", 8, ()),
-        ("mlp", "bfloat16", 8, ODD),  # shards of which the last is smaller
-        ("lstm-lm-tiny", "float32", 3, ()),  # backward of one operator asks for several parameters
-        ("gpt2-tiny", "float32", 2, ()),  # a shared parameter, biases in front of what they are added to
-        ("gpt-mini", "bfloat16", 1, ()),  # parameters are cast at every use
-        ("lenet", "float32", 2, ()),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype", "count", "settings"), [
+    ("mlp", "float32", 8, ()),
+    ("mlp", "bfloat16", 8, ODD),  # shards of which the last is smaller
+    ("lstm-lm-tiny", "float32", 3, ()),  # backward of one operator asks for several parameters
+    ("gpt2-tiny", "float32", 2, ()),  # a shared parameter, biases in front of what they are added to
+    ("gpt-mini", "bfloat16", 1, ()),  # parameters are cast at every use
+    ("lenet", "float32", 2, ()),
+])  # fmt: skip
 def test_ranks_issue_what_was_predicted(name, dtype, count, settings):
     loaded, rng = captured(name, dtype, settings), random.Random(5)
     for number in range(count):
@@ -80,13 +77,10 @@ def assert_as_predicted(loaded: CapturedModel, mesh: tuple[int, ...], rng: rando
 @pytest.mark.slow
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "build",
-    [
-        "build_siamese_three", "build_target_without_gradient", "build_gradient_inside_no_grad",
-        "build_weight_read_twice_in_each_block", "build_fused_projections", "build_split_weights",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("build", [
+    "build_siamese_three", "build_target_without_gradient", "build_gradient_inside_no_grad",
+    "build_weight_read_twice_in_each_block", "build_fused_projections", "build_split_weights",
+])  # fmt: skip
 def test_parameters_with_several_readers_and_without_gradient(build, dtype):
     """Also what is gathered of parameters whose parts other groups keep, or of which some uses give no
     gradient."""

@@ -77,17 +77,14 @@ def peak_of(strategy: Strategy, optimizer: str = "adam") -> float:
 
 
 @pytest.mark.sweep(quick=4)
-@pytest.mark.parametrize(
-    ("name", "mesh", "count", "dtype"),
-    [
-        ("mlp", (4, 2), 3, "float32"), ("vgg_dropout", (2, 2), 3, "float32"),
-        ("transformer_dropout", (1, 2), 3, "float32"), ("transformer", (1, 2), 2, "bfloat16"),
-        ("transformer_unequal", (2, 2), 2, "float32"), ("mlp", (1, 2), 4, "float32"),
-        ("vgg_norm", (1, 2), 4, "float32"), ("gpt2_dropout", (2, 2), 1, "float32"),
-        ("bert_dropout", (1, 2), 1, "float32"), ("llama_small", (2, 2), 1, "float32"),
-        ("mlp", (2, 2), 2, "bfloat16"), ("vgg_norm", (1, 2), 2, "bfloat16"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mesh", "count", "dtype"), [
+    ("mlp", (4, 2), 3, "float32"), ("vgg_dropout", (2, 2), 3, "float32"),
+    ("transformer_dropout", (1, 2), 3, "float32"), ("transformer", (1, 2), 2, "bfloat16"),
+    ("transformer_unequal", (2, 2), 2, "float32"), ("mlp", (1, 2), 4, "float32"),
+    ("vgg_norm", (1, 2), 4, "float32"), ("gpt2_dropout", (2, 2), 1, "float32"),
+    ("bert_dropout", (1, 2), 1, "float32"), ("llama_small", (2, 2), 1, "float32"),
+    ("mlp", (2, 2), 2, "bfloat16"), ("vgg_norm", (1, 2), 2, "bfloat16"),
+])  # fmt: skip
 def test_two_ranks(ranks, name, mesh, count, dtype):
     """In mixed precision beside the unsplit model under the same policy; collectives in the types really
     sent."""
@@ -221,34 +218,28 @@ def test_wrong_results_are_noticed():
         assert not within_tolerance(replace(right, **{kind: math.nan}))
 
 
-@pytest.mark.parametrize(
-    ("single", "double", "rounding"),
-    [
-        (3e-1, 2e-10, True),  # amplified, and as much smaller as the unit of rounding is
-        (3e-1, 5e-11, True),
-        (2e-4, 2e-9, False),  # hardly smaller than it was: something else is off by 1e-9
-        (3e-1, 3e-1, False),
-        (math.inf, 1e-3, False),
-        (3e-1, math.nan, False),
-    ],
-)
+@pytest.mark.parametrize(("single", "double", "rounding"), [
+    (3e-1, 2e-10, True),  # amplified, and as much smaller as the unit of rounding is
+    (3e-1, 5e-11, True),
+    (2e-4, 2e-9, False),  # hardly smaller than it was: something else is off by 1e-9
+    (3e-1, 3e-1, False),
+    (math.inf, 1e-3, False),
+    (3e-1, math.nan, False),
+])  # fmt: skip
 def test_what_shrinks_with_precision_is_rounding(single, double, rounding):
     in_single, in_double = (Differences(0.0, 0.0, value, 0.0) for value in (single, double))
     assert is_rounding(in_single, in_double) is rounding
 
 
-@pytest.mark.parametrize(
-    ("split", "unsplit", "kinked", "precision", "near"),
-    [
-        (3e-6, 1e-6, 0, "float32", True),
-        (4e-3, 1e-6, 0, "float32", False),  # a cast to bfloat16 where nothing can cross a kink
-        (1.3e-2, 5.6e-6, 1, "float32", True),  # a ResNet's ReLU crossed
-        (0.1, 5.6e-6, 1, "float32", False),
-        (0.22, 4.3e-2, 1, "bfloat16", True),
-        (0.9, 4.3e-2, 1, "bfloat16", False),
-        (math.nan, 1e-6, 1, "float32", False),
-    ],
-)
+@pytest.mark.parametrize(("split", "unsplit", "kinked", "precision", "near"), [
+    (3e-6, 1e-6, 0, "float32", True),
+    (4e-3, 1e-6, 0, "float32", False),  # a cast to bfloat16 where nothing can cross a kink
+    (1.3e-2, 5.6e-6, 1, "float32", True),  # a ResNet's ReLU crossed
+    (0.1, 5.6e-6, 1, "float32", False),
+    (0.22, 4.3e-2, 1, "bfloat16", True),
+    (0.9, 4.3e-2, 1, "bfloat16", False),
+    (math.nan, 1e-6, 1, "float32", False),
+])  # fmt: skip
 def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near):
     assert near_enough(NarrowDistance(split, unsplit, bool(kinked)), precision) is near
 

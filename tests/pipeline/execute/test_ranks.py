@@ -67,15 +67,12 @@ def some(name: str, mesh: tuple[int, ...], schedule: str) -> list[PipelinedStrat
 
 # A layer that is used three times may not be twice at one place.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "schedule", "near"),
-    [
-        ("encoder_decoder_dropout", "gpipe", NEAR), ("encoder_decoder_dropout", "1f1b", NEAR),
-        ("thrice", "1f1b", NEAR), ("thrice", "gpipe", NEAR), ("deep", "interleaved_1f1b", NEAR),
-        *(("encoder_decoder", schedule, NEAR) for schedule in ("gpipe", "1f1b", "interleaved_1f1b")),
-        ("deep", "zero_bubble", APART), ("deep", "zbv", APART),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "schedule", "near"), [
+    ("encoder_decoder_dropout", "gpipe", NEAR), ("encoder_decoder_dropout", "1f1b", NEAR),
+    ("thrice", "1f1b", NEAR), ("thrice", "gpipe", NEAR), ("deep", "interleaved_1f1b", NEAR),
+    *(("encoder_decoder", schedule, NEAR) for schedule in ("gpipe", "1f1b", "interleaved_1f1b")),
+    ("deep", "zero_bubble", APART), ("deep", "zbv", APART),
+])  # fmt: skip
 def test_what_ranks_have_alive(ranks, name, schedule, near):
     check(ranks, name, some(name, (4, 2), schedule), near, numerics=False)
 
@@ -107,14 +104,11 @@ def frozen(
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "schedule", "count"),
-    [
-        *(("frozen", schedule, 2) for schedule in sorted(SCHEDULES)),
-        *((name, schedule, 1) for name in ("adapted", "frozen_but_the_last", "frozen_encoder")
-          for schedule in ("1f1b", "zero_bubble")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "schedule", "count"), [
+    *(("frozen", schedule, 2) for schedule in sorted(SCHEDULES)),
+    *((name, schedule, 1) for name in ("adapted", "frozen_but_the_last", "frozen_encoder")
+      for schedule in ("1f1b", "zero_bubble")),
+])  # fmt: skip
 def test_frozen_stages_on_two_ranks(ranks, name, schedule, count):
     check(ranks, name, frozen(name, (4, 2), schedule, count), FROZEN_NEAR)
 
@@ -174,14 +168,11 @@ def test_what_takes_backward_apart_is_right_or_refused(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "build",
-    [
-        "build_momentum_target", "build_detached_later", "build_target_without_gradient",
-        "build_siamese_three", "build_gradient_inside_no_grad", "build_split_weights",
-        "build_merged_adapters", "build_normed_weights", "build_fused_projections",
-        "build_weight_read_twice_in_each_block",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("build", [
+    "build_momentum_target", "build_detached_later", "build_target_without_gradient",
+    "build_siamese_three", "build_gradient_inside_no_grad", "build_split_weights",
+    "build_merged_adapters", "build_normed_weights", "build_fused_projections",
+    "build_weight_read_twice_in_each_block",
+])  # fmt: skip
 def test_all_schedules_are_right_or_refused(ranks, build):
     assert checked(ranks, build, 3)

@@ -47,13 +47,10 @@ IN_MICRO_BATCHES = ["mlp", "transformer_dropout", "vgg_dropout", "odd"]
 
 
 @pytest.mark.sweep(quick=12)
-@pytest.mark.parametrize(
-    ("name", "count", "seed"),
-    [
-        *((name, 1, seed) for name in MODELS for seed in range(4)),
-        *((name, count, seed) for name in IN_MICRO_BATCHES for count in (2, 4) for seed in range(2)),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "seed"), [
+    *((name, 1, seed) for name in MODELS for seed in range(4)),
+    *((name, count, seed) for name in IN_MICRO_BATCHES for count in (2, 4) for seed in range(2)),
+])  # fmt: skip
 def test_gradients_are_those_of_the_unsplit_model(name, count, seed):
     """Ignored targets lie unevenly among micro-batches, and each has the dropout of its samples."""
     loaded = opened(name)
@@ -345,13 +342,10 @@ def test_operators_in_pieces_are_refused():
         placed_graph(graph, {name: choices[0]}, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "says"),
-    [
-        ("vgg_norm", 2, r"2 micro-batches are refused: .* over the whole batch; use 1"),
-        ("mlp", 3, r"3 micro-batches do not divide the 16 samples of .*; use a divisor"),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "says"), [
+    ("vgg_norm", 2, r"2 micro-batches are refused: .* over the whole batch; use 1"),
+    ("mlp", 3, r"3 micro-batches do not divide the 16 samples of .*; use a divisor"),
+])  # fmt: skip
 def test_counts_that_a_model_cannot_have_are_refused(name, count, says):
     with pytest.raises(PlanError, match=says):
         placed_graph(opened(name).graph, None, count)

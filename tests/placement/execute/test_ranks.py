@@ -82,16 +82,13 @@ def check_on(pool: RankPool, spec: ModelSpec, pairs: list[tuple[PlacedStrategy, 
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("source", "counts"),
-    [
-        ("tests.execute.models:mlp", (None, None, None, 2, 4)),
-        ("tests.execute.models:vgg_norm", (None,) * 3),
-        ("tests.execute.models:transformer_dropout", (None,) * 3),
-        ("zoo:gpt2-tiny", (2, 4)),
-        ("zoo:transformer-tiny", (2, 4)),
-    ],
-)
+@pytest.mark.parametrize(("source", "counts"), [
+    ("tests.execute.models:mlp", (None, None, None, 2, 4)),
+    ("tests.execute.models:vgg_norm", (None,) * 3),
+    ("tests.execute.models:transformer_dropout", (None,) * 3),
+    ("zoo:gpt2-tiny", (2, 4)),
+    ("zoo:transformer-tiny", (2, 4)),
+])  # fmt: skip
 def test_on_two_ranks(ranks, costs, source, counts):
     """The last is an encoder and a decoder."""
     spec = ModelSpec(source)
@@ -101,13 +98,10 @@ def test_on_two_ranks(ranks, costs, source, counts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        *((name, None) for name in ("mlp", "vgg_norm", "transformer_dropout")),
-        *((name, count) for name in ("mlp", "transformer_dropout", "vgg_dropout") for count in (2, 4)),
-    ],
-)
+@pytest.mark.parametrize(("name", "count"), [
+    *((name, None) for name in ("mlp", "vgg_norm", "transformer_dropout")),
+    *((name, count) for name in ("mlp", "transformer_dropout", "vgg_dropout") for count in (2, 4)),
+])  # fmt: skip
 def test_messages_and_memory_on_fake_ranks(costs, name, count):
     loaded = opened(name)
     for seed in range(3):
